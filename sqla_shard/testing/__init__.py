@@ -1,0 +1,65 @@
+"""Real servers and statement logs for the tests of sharded applications.
+
+Nothing of the package itself imports this folder.  A test run gets it as a
+pytest plugin (:mod:`sqla_shard.testing.plugin`, registered on installation);
+everything works without pytest, too::
+
+    from sqla_shard.testing import MariaDBFleet
+
+    with MariaDBFleet(servers=2, shards=16) as fleet:
+        fleet.create_databases()
+        document = fleet.topology_mapping()
+
+The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
+:func:`sqlite_topology` and :class:`StatementLog` need neither, which is why
+the names below are imported on use only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqla_shard.testing.documents import sqlite_topology
+    from sqla_shard.testing.external import ExternalServer
+    from sqla_shard.testing.fleet import MariaDBFleet
+    from sqla_shard.testing.mariadb import MariaDBServer
+    from sqla_shard.testing.querylog import LoggedCommand
+    from sqla_shard.testing.querylog import QueryLog
+    from sqla_shard.testing.statements import LoggedEvent
+    from sqla_shard.testing.statements import StatementLog
+
+__all__ = [
+    "ExternalServer",
+    "LoggedCommand",
+    "LoggedEvent",
+    "MariaDBFleet",
+    "MariaDBServer",
+    "QueryLog",
+    "StatementLog",
+    "sqlite_topology",
+]
+
+_HOMES = {
+    "ExternalServer": "external",
+    "LoggedCommand": "querylog",
+    "LoggedEvent": "statements",
+    "MariaDBFleet": "fleet",
+    "MariaDBServer": "mariadb",
+    "QueryLog": "querylog",
+    "StatementLog": "statements",
+    "sqlite_topology": "documents",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,129 @@
+"""The pytest plugin: one fleet of real MariaDB servers for a test run.
+
+Registered on installation.  It costs nothing until a test asks for::
+
+    def test_against_mariadb(mariadb_fleet):
+        document = mariadb_fleet.topology_mapping()
+
+``mariadb_fleet``
+    A :class:`~.fleet.MariaDBFleet` with 256 virtual shards, started when
+    the first test asks for it and stopped at the end of the run.  Its
+    databases exist; tests that need clean ones name their own, see
+    :meth:`~.fleet.MariaDBFleet.topology_mapping`.
+``mariadb_installed``
+    Nothing, for tests that start a :class:`~.mariadb.MariaDBServer` of
+    their own.
+
+Where MariaDB or PyMySQL is missing, a test with one of them is skipped, and
+the last lines of the run say how many were.  Where servers are promised it
+fails instead, since a run that tests nothing would look like a good one.
+
+Options: ``--shard-servers N``, the size of the fleet (4).  Under
+pytest-xdist each worker has a fleet of its own.
+
+Environment variables:
+
+``CI=true``, ``SQLA_SHARD_REQUIRE_SERVERS=1``
+    Servers are promised.
+``SQLA_SHARD_TEST_SERVERS``
+    Use these servers, see :mod:`.external`.
+``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_TEST_PASSWORD``
+    See :mod:`.binaries` and :mod:`.mariadb`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqla_shard.testing.binaries import find_binaries
+from sqla_shard.testing.binaries import MISSING
+
+if TYPE_CHECKING:
+    # Not at run time: every pytest run of every project of an environment
+    # with this package imports the plugin.
+    from sqla_shard.testing.fleet import MariaDBFleet
+
+__all__ = ["mariadb_fleet", "mariadb_installed"]
+
+_MARK = "sqla_shard: no servers: "
+_SHARDS = 256
+
+
+def _promised() -> bool:
+    return (
+        os.environ.get("CI") == "true"
+        or os.environ.get("SQLA_SHARD_REQUIRE_SERVERS") == "1"
+    )
+
+
+def _require(*, processes: bool) -> None:
+    """Skip or fail the test if there can be no servers.
+
+    :param processes: whether servers that others run will not do.
+    """
+    reason = None
+    if importlib.util.find_spec("pymysql") is None:
+        reason = (
+            "PyMySQL is not installed: run `pip install sqla-shard[testing]`"
+        )
+    elif processes or not os.environ.get("SQLA_SHARD_TEST_SERVERS"):
+        reason = None if find_binaries() else MISSING
+    if reason is None:
+        return
+    if _promised():
+        pytest.fail(_MARK + reason, pytrace=False)
+    pytest.skip(_MARK + reason)
+
+
+@pytest.fixture(scope="session")
+def mariadb_installed() -> None:
+    """Let a test run only where MariaDB can be started."""
+    _require(processes=True)
+
+
+@pytest.fixture(scope="session")
+def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
+    """Run real servers for the whole session, with 256 virtual shards."""
+    _require(processes=False)
+    from sqla_shard.testing.fleet import MariaDBFleet
+
+    servers = request.config.getoption("--shard-servers")
+    with MariaDBFleet(servers, _SHARDS, fast=True) as fleet:
+        fleet.create_databases()
+        yield fleet
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare our options."""
+    group = parser.getgroup("sqla_shard", "sharded databases")
+    group.addoption(
+        "--shard-servers",
+        type=int,
+        default=4,
+        metavar="N",
+        help="number of MariaDB servers of mariadb_fleet (default: 4)",
+    )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> None:
+    """Say how much was not tested, and why."""
+    reasons = [
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    ]
+    missing = [r.removeprefix(_MARK) for r in reasons if r.startswith(_MARK)]
+    if missing:
+        count = len(missing)
+        terminalreporter.write_line(
+            f"sqla_shard: {count} live test{'' if count == 1 else 's'} "
+            f"skipped for lack of servers. {missing[0]}",
+            yellow=True,
+        )
