@@ -1,0 +1,17 @@
+"""Column types: object ids, references and JSON blobs.
+
+``ids``       :class:`ShardedId` and :class:`ObjectRef`
+``binds``     parameters that differ by shard
+``tracking``  JSON containers that notice changes
+``blob``      :class:`JSONBlob`
+``times``     :class:`UTCTimestamp`
+"""
+
+from __future__ import annotations
+
+from sqla_shard.types.ids import full_id
+from sqla_shard.types.ids import IdType
+from sqla_shard.types.ids import ObjectRef
+from sqla_shard.types.ids import ShardedId
+
+__all__ = ["IdType", "ObjectRef", "ShardedId", "full_id"]

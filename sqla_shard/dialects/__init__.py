@@ -1,0 +1,28 @@
+"""Where MariaDB, MySQL and SQLite differ, and nowhere else.
+
+``base``    what is asked of a kind of server
+``mysql``   connections, errors and databases of MySQL and MariaDB
+``sqlite``  the same for SQLite files
+``sql``     constructs that the three spell differently
+"""
+
+from __future__ import annotations
+
+from sqla_shard.dialects.base import Backend
+from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.mysql import MySQL
+from sqla_shard.dialects.sqlite import SQLite
+
+__all__ = ["Backend", "Failure", "backend_for"]
+
+
+def backend_for(drivername: str, *, driver: str) -> Backend:
+    """Return the backend of a URL's scheme.
+
+    :param drivername: such as ``mysql``, ``mysql+pymysql`` or ``sqlite``;
+        the topology has checked that it is one of these.
+    :param driver: the driver for MySQL URLs that name none.
+    """
+    if drivername.partition("+")[0] == "sqlite":
+        return SQLite()
+    return MySQL(driver)

@@ -1,0 +1,79 @@
+"""What the rest of the package asks of a kind of server.
+
+One :class:`Backend` per kind answers; nothing outside this folder asks
+which kind it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+from typing import Protocol
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+__all__ = ["Backend", "Failure"]
+
+
+class Failure(Enum):
+    """What an error of the server says about the transaction."""
+
+    CONFLICT = "lost against another transaction, rolled back; repeat it"
+    LOST = "the connection is gone"
+    OTHER = "an error of the statement"
+
+
+class Backend(Protocol):
+    """Everything that differs by kind of server."""
+
+    def locate(self, url: URL, database: str) -> tuple[URL, str]:
+        """Return the URL of the engine of a database, and its schema.
+
+        :param url: the server's, with user and password filled in.
+        :param database: name of the virtual shard's database.
+        :returns: an URL equal for all databases that share a connection,
+            and the name that qualifies tables in a statement.
+        """
+        ...
+
+    def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
+        """Return a new engine; no connection is opened yet.
+
+        :param options: keyword arguments for
+            :func:`sqlalchemy.create_engine`.
+        """
+        ...
+
+    def abandon(self, dbapi_connection: Any) -> None:
+        """Give up a connection that a parent process is still using.
+
+        It must not say a word to the server, and nothing may be said
+        later, not even by a finalizer.
+        """
+        ...
+
+    def use(self, connection: Connection, cursor: Any, schema: str) -> None:
+        """Make ``schema`` the default for textual SQL on a cursor."""
+        ...
+
+    def lock(self, connection: Connection) -> None:
+        """Take the locks that SELECT .. FOR UPDATE would not take."""
+        ...
+
+    def create_database(self, connection: Connection, schema: str) -> None:
+        """Create the database of a virtual shard unless it is there."""
+        ...
+
+    def tables(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, set[str]]:
+        """Return the names of the tables of some databases, by database."""
+        ...
+
+    def classify(self, error: BaseException) -> Failure:
+        """Tell what a driver's error says about the transaction."""
+        ...

@@ -1,0 +1,170 @@
+"""MySQL and MariaDB, which share a protocol and most of everything.
+
+TLS: PyMySQL, given no ``ssl_*`` option, tries TLS with an unverified
+certificate and falls back to none.  Since 1.2 it builds a new context for
+that on every connect, which reads the system's CA bundle (20 to 45 ms) and
+then does not use it.  :func:`_connect` shares one such context per engine:
+the same behaviour without the cost.  Whoever wants TLS to be *required* and
+verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import bindparam
+from sqlalchemy import Connection
+from sqlalchemy import create_engine
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+
+from sqla_shard.dialects.base import Failure
+
+__all__ = ["MySQL"]
+
+# The virtual shard is named in every statement.  A default database would
+# let a statement without a name land in whichever was used last.
+_INIT = (
+    "SET SESSION time_zone = '+00:00', "
+    # Outside strict mode a value that is too long is cut off with a warning.
+    "sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), "
+    "'STRICT_TRANS_TABLES')"
+)
+_DEADLOCK = 1213
+_LOCK_WAIT_TIMEOUT = 1205
+_CONFLICTS = frozenset({_DEADLOCK, _LOCK_WAIT_TIMEOUT})
+_GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
+_KNOWN_DATABASE = "sqla_shard.database"
+
+
+class MySQL:
+    """Any driver of SQLAlchemy for MySQL and MariaDB.
+
+    :param driver: used where a URL names none, such as ``pymysql``.
+    """
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+
+    def locate(self, url: URL, database: str) -> tuple[URL, str]:
+        """Every database of a server shares one engine."""
+        kind, _, driver = url.drivername.partition("+")
+        url = url.set(drivername=f"{kind}+{driver or self._driver}")
+        return url._replace(database=None), database
+
+    def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
+        """Return an engine whose sessions are UTC, strict and utf8mb4."""
+        settings: dict[str, Any] = {
+            "paramstyle": "format",
+            "pool_recycle": 1800,
+            **options,
+        }
+        arguments = {"init_command": _INIT, "charset": "utf8mb4"}
+        arguments.update(settings.get("connect_args", {}))
+        settings["connect_args"] = arguments
+        engine = create_engine(url, **settings)
+        if engine.dialect.driver == "pymysql" and not any(
+            key.startswith("ssl") for key in {*url.query, *arguments}
+        ):
+            event.listen(engine, "do_connect", _PreferredTLS())
+        event.listen(engine, "checkin", _forget_database)
+        return engine
+
+    def abandon(self, dbapi_connection: Any) -> None:
+        """Close the child's copy of the socket without saying goodbye."""
+        force_close = getattr(dbapi_connection, "_force_close", None)
+        if force_close is not None:
+            force_close()
+        else:
+            _abandoned.append(dbapi_connection)
+
+    def use(self, connection: Connection, cursor: Any, schema: str) -> None:
+        """Send ``USE`` where the connection's default is another."""
+        if connection.info.get(_KNOWN_DATABASE) != schema:
+            preparer = connection.dialect.identifier_preparer
+            cursor.execute(f"USE {preparer.quote(schema)}")
+            connection.info[_KNOWN_DATABASE] = schema
+
+    def lock(self, connection: Connection) -> None:
+        """Do nothing: FOR UPDATE locks rows here."""
+
+    def create_database(self, connection: Connection, schema: str) -> None:
+        """Create it with utf8mb4 and binary order, as on SQLite."""
+        quoted = connection.dialect.identifier_preparer.quote(schema)
+        connection.exec_driver_sql(
+            f"CREATE DATABASE IF NOT EXISTS {quoted} "
+            "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        )
+
+    def tables(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, set[str]]:
+        """Ask information_schema once for all databases."""
+        found: dict[str, set[str]] = {name: set() for name in schemas}
+        rows = connection.execute(_TABLES, {"schemas": list(found)})
+        for schema, table in rows:
+            found[schema].add(table)
+        return found
+
+    def classify(self, error: BaseException) -> Failure:
+        """Read the server's error number, the driver's first argument."""
+        number = error.args[0] if error.args else None
+        if number in _CONFLICTS:
+            return Failure.CONFLICT
+        if number in _GONE:
+            return Failure.LOST
+        return Failure.OTHER
+
+
+_TABLES = text(
+    "SELECT table_schema, table_name FROM information_schema.tables "
+    "WHERE table_schema IN :schemas"
+).bindparams(bindparam("schemas", expanding=True))
+
+# Connections of unknown drivers that a child process inherited: kept until
+# it ends, because closing or collecting them would speak to the server.
+_abandoned: list[Any] = []
+
+
+def _forget_database(dbapi_connection: Any, record: Any) -> None:
+    # What the next user of the connection knows of it is only what that
+    # user asked for; the cost is one USE per checkout that runs text().
+    record.info.pop(_KNOWN_DATABASE, None)
+
+
+class _PreferredTLS:
+    """Connects as PyMySQL would, with one TLS context for all connects."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._class: type[Any] | None = None
+
+    def __call__(
+        self, dialect: Any, record: Any, cargs: Any, cparams: Any
+    ) -> Any:
+        with self._lock:
+            if self._class is None:
+                self._class = _with_shared_context(dialect.loaded_dbapi)
+        return self._class(*cargs, **cparams)
+
+
+def _with_shared_context(dbapi: Any) -> type[Any]:
+    base: type[Any] = dbapi.connections.Connection
+    original = getattr(base, "_create_ssl_ctx", None)
+    if original is None:
+        return base
+    shared: list[Any] = []
+
+    def create_ssl_ctx(self: Any, options: Any) -> Any:
+        if options:
+            return original(self, options)
+        if not shared:
+            shared.append(original(self, options))
+        return shared[0]
+
+    return type("Connection", (base,), {"_create_ssl_ctx": create_ssl_ctx})

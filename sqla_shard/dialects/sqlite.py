@@ -1,0 +1,102 @@
+"""SQLite: a server is a directory, a virtual shard is one file in it.
+
+For demos, tests and learning.  A file has one writer at a time and no row
+locks; so that read-modify-write is exact all the same, ``FOR UPDATE`` takes
+the write lock of the whole file here, that is of one virtual shard.  Reads
+outside such a lock see what was committed last, not a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy import create_engine
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy import inspect
+from sqlalchemy.engine import URL
+
+from sqla_shard.dialects.base import Failure
+
+__all__ = ["SQLite"]
+
+_BUSY = ("database is locked", "database table is locked")
+_abandoned: list[Any] = []
+
+
+class SQLite:
+    """SQLite files through the driver of the standard library."""
+
+    def locate(self, url: URL, database: str) -> tuple[URL, str]:
+        """Every database is a file and has an engine of its own."""
+        directory = url.database or "."
+        path = str(Path(directory) / f"{database}.sqlite")
+        return url.set(database=path), "main"
+
+    def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
+        """Return an engine that waits for other writers for 30 seconds."""
+        settings = dict(options)
+        # The driver would begin a transaction only at the first write and
+        # without taking the lock: two readers that both go on to write
+        # would then deadlock instead of waiting for one another.
+        arguments = {"isolation_level": "IMMEDIATE", "timeout": 30.0}
+        arguments.update(settings.get("connect_args", {}))
+        settings["connect_args"] = arguments
+        engine = create_engine(url, **settings)
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "do_connect", _make_directory)
+        event.listen(engine, "savepoint", _begin_before_savepoint)
+        return engine
+
+    def abandon(self, dbapi_connection: Any) -> None:
+        """Keep it: a child must not even close a parent's file."""
+        _abandoned.append(dbapi_connection)
+
+    def use(self, connection: Connection, cursor: Any, schema: str) -> None:
+        """Do nothing: a connection has one file."""
+
+    def lock(self, connection: Connection) -> None:
+        """Take the write lock of the file."""
+        dbapi_connection: Any = connection.connection.dbapi_connection
+        if not dbapi_connection.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def create_database(self, connection: Connection, schema: str) -> None:
+        """Do nothing: connecting has created the file."""
+
+    def tables(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, set[str]]:
+        """Read the file's own catalogue."""
+        names = set(inspect(connection).get_table_names())
+        return dict.fromkeys(schemas, names)
+
+    def classify(self, error: BaseException) -> Failure:
+        """Tell a lock that was not freed in time from other errors."""
+        if str(error).startswith(_BUSY):
+            return Failure.CONFLICT
+        return Failure.OTHER
+
+
+def _make_directory(
+    dialect: Any, record: Any, cargs: Any, cparams: Any
+) -> None:
+    Path(cargs[0]).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _prepare(dbapi_connection: Any, record: Any) -> None:
+    cursor = dbapi_connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_before_savepoint(connection: Connection, name: str) -> None:
+    # The driver does not begin a transaction for SAVEPOINT; its RELEASE
+    # would then be a COMMIT.
+    SQLite().lock(connection)

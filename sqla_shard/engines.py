@@ -1,0 +1,303 @@
+"""One engine and one pool for each physical server.
+
+An engine is opened on first use and serves every virtual shard of its
+server.  :class:`Engines` owns them all; :class:`Places` says, for one
+topology, which of them has a shard.
+
+Fork: a child process finds every pool empty and opens connections of its
+own.  Connections that were in use when the parent forked are given up in the
+child without a word to the server, since the parent goes on using them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy import make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import PoolResetState
+
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects import backend_for
+from sqla_shard.exc import ClusterClosedError
+from sqla_shard.ids import check_shard_id
+from sqla_shard.rendering import execute_everywhere
+from sqla_shard.rendering import Place
+from sqla_shard.rendering import render_event
+from sqla_shard.topology import fill
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Server
+from sqla_shard.topology import Topology
+
+__all__ = ["EngineStats", "Engines", "Places"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStats:
+    """The pool of one server at one moment.
+
+    :ivar server: host and port, or the file; never a password.
+    :ivar idle: open connections waiting in the pool.
+    :ivar busy: connections in use.
+    """
+
+    server: str
+    idle: int
+    busy: int
+
+
+class Engines:
+    """The engines of a process, by server.
+
+    :param driver: for ``mysql://`` URLs that name none.
+    :param options: keyword arguments for
+        :func:`sqlalchemy.create_engine`, such as ``pool_size``.
+    :param environ: values of the placeholders in URLs.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: str,
+        options: Mapping[str, Any],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._driver = driver
+        self._options = dict(options)
+        self._environ = environ
+        self._engines: dict[URL, Engine] = {}
+        self._backends: dict[URL, Backend] = {}
+        self._busy: dict[int, tuple[Backend, Any]] = {}
+        self._closed = False
+        self._start()
+        _registries.add(self)
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._returned = threading.Condition(threading.Lock())
+
+    def locate(
+        self, server: Server, database: str
+    ) -> tuple[Engine, str, Backend]:
+        """Return the engine of a server, its schema of a database, its kind.
+
+        :raises ClusterClosedError: after :meth:`close`.
+        """
+        url = make_url(server.primary)
+        url = url.set(
+            username=_filled(url.username, self._environ),
+            password=_filled(url.password, self._environ),
+        )
+        backend = backend_for(url.drivername, driver=self._driver)
+        url, schema = backend.locate(url, database)
+        with self._lock:
+            if self._closed:
+                raise ClusterClosedError(
+                    "the cluster is closed; open a new one with "
+                    "Cluster.from_file() or Cluster.from_topology()"
+                )
+            engine = self._engines.get(url)
+            if engine is None:
+                engine = backend.open(url, self._options)
+                self._listen(engine, backend)
+                self._engines[url] = engine
+                self._backends[url] = backend
+        return engine, schema, self._backends[url]
+
+    def _listen(self, engine: Engine, backend: Backend) -> None:
+        event.listen(
+            engine, "before_cursor_execute", render_event, retval=True
+        )
+        event.listen(engine, "do_execute", execute_everywhere)
+
+        def checkout(connection: Any, record: Any, fairy: Any) -> None:
+            if self._closed:
+                raise ClusterClosedError("the cluster is closed")
+            self._busy[id(record)] = backend, connection
+
+        def checkin(connection: Any, record: Any) -> None:
+            with self._returned:
+                self._busy.pop(id(record), None)
+                self._returned.notify_all()
+
+        event.listen(engine, "checkout", checkout)
+        event.listen(engine, "checkin", checkin)
+        event.listen(engine, "reset", _Reset())
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(list(self._engines.values()))
+
+    def stats(self) -> list[EngineStats]:
+        """Return the state of every pool that was opened."""
+        found = []
+        for url, engine in list(self._engines.items()):
+            pool: Any = engine.pool
+            found.append(
+                EngineStats(
+                    server=_name(url),
+                    idle=pool.checkedin(),
+                    busy=pool.checkedout(),
+                )
+            )
+        return sorted(found, key=lambda stats: stats.server)
+
+    def close(self, timeout: float) -> bool:
+        """Let nothing new begin, wait for what is in use, dispose all.
+
+        :param timeout: seconds to wait for connections to come back; those
+            that do not are closed when they do.
+        :returns: whether all came back in time.
+        """
+        self._closed = True
+        deadline = monotonic() + timeout
+        with self._returned:
+            while self._busy and (left := deadline - monotonic()) > 0:
+                self._returned.wait(left)
+            drained = not self._busy
+        with self._lock:
+            for engine in self._engines.values():
+                engine.dispose()
+        return drained
+
+    def after_fork(self) -> None:
+        """Forget, in a child process, the connections of the parent."""
+        busy = list(self._busy.values())
+        self._busy = {}
+        self._start()
+        for engine in self._engines.values():
+            engine.dispose(close=False)
+        for backend, connection in busy:
+            backend.abandon(connection)
+
+    def __repr__(self) -> str:
+        servers = ", ".join(sorted(_name(url) for url in self._engines))
+        return f"<Engines of {servers or 'no server yet'}>"
+
+
+class _Reset:
+    """Rolls back what comes back to the pool, but in its own process.
+
+    The pool's own reset would send ROLLBACK over a socket that the parent
+    process is using, from the finalizer of a session that a child
+    inherited.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def __call__(
+        self, connection: Any, record: Any, state: PoolResetState
+    ) -> None:
+        pass
+
+
+def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
+    return None if text is None else fill(text, environ)
+
+
+def _name(url: URL) -> str:
+    if url.host is None:
+        return str(url.database)
+    return f"{url.host}:{url.port or 3306}"
+
+
+class Places:
+    """Where the virtual shards of one topology are.
+
+    Finding a place costs a dictionary lookup once it was used; nothing is
+    built for shards that are not.
+    """
+
+    def __init__(self, topology: Topology, engines: Engines) -> None:
+        self.topology = topology
+        self.engines = engines
+        self._places: dict[tuple[str, int], Place] = {}
+        self._keyspaces: dict[tuple[str | None, str], Keyspace] = {}
+
+    def keyspace(self, name: str | None, kind: str) -> Keyspace:
+        """Return a keyspace by name, or the only one of its kind.
+
+        :raises UnknownKeyspaceError: when there is none, or several.
+        """
+        found = self._keyspaces.get((name, kind))
+        if found is None:
+            if name is None:
+                found = self.topology.sole(kind)  # type: ignore[arg-type]  # checked there
+            else:
+                found = self.topology.keyspace(name)
+            self._keyspaces[name, kind] = found
+        return found
+
+    def place(self, keyspace: Keyspace, shard_id: int) -> Place:
+        """Return where a virtual shard is.
+
+        :raises UnknownShardError: when the shard is not open.
+        """
+        key = keyspace.name, shard_id
+        place = self._places.get(key)
+        if place is None:
+            server = keyspace.server_for(check_shard_id(shard_id))
+            engine, schema, backend = self.engines.locate(
+                server, keyspace.database_for(shard_id)
+            )
+            place = self._places[key] = Place(
+                keyspace=keyspace.name,
+                shard_id=shard_id,
+                server=server.name,
+                schema=engine.dialect.identifier_preparer.quote(schema),
+                engine=engine,
+                backend=backend,
+            )
+        return place
+
+    def all_places(self, keyspace: Keyspace) -> list[Place]:
+        """Return the places of every open shard, in order."""
+        return [self.place(keyspace, i) for i in range(keyspace.shards)]
+
+    def warm(self, connections: int) -> None:
+        """Open connections to every server of the topology, in parallel.
+
+        :param connections: how many to each.
+        """
+        first: dict[int, Place] = {}
+        for keyspace in self.topology.keyspaces.values():
+            for server in keyspace.servers:
+                lowest = server.shards[0].first if server.shards else 0
+                place = self.place(keyspace, lowest)
+                first[id(place.engine)] = place
+        engines = [place.engine for place in first.values()]
+        if not engines:
+            return
+        with ThreadPoolExecutor(len(engines), "sqla-shard-warm") as executor:
+            list(executor.map(lambda e: _warm(e, connections), engines))
+
+
+def _warm(engine: Engine, count: int) -> None:
+    held = []
+    try:
+        for _ in range(count):
+            held.append(engine.connect())
+    finally:
+        for connection in held:
+            connection.close()
+
+
+_registries: weakref.WeakSet[Engines] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for registry in list(_registries):
+        registry.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,80 @@
+"""What the package knows of a table: its keyspace, and what finds a row.
+
+The facts are kept in ``Table.info``, so that a Core statement is routed like
+an ORM statement of the mapped class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Table
+
+from sqla_shard.types import IdType
+
+__all__ = ["Colocation", "TableSpec", "declare", "spec_of"]
+
+_INFO = "sqla_shard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colocation:
+    """The field that ties an object to the shard of its parent.
+
+    :ivar field: attribute that holds the parent's id.
+    :ivar type_ids: returns the type ids that the parent may have; empty
+        for any.  A callable, because a class may be named before it exists.
+    """
+
+    field: str
+    type_ids: Callable[[], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """Where the rows of a table live.
+
+    :ivar kind: kind of its keyspace.
+    :ivar keyspace: name of the keyspace; None for the only one of the kind.
+    :ivar id_index: position, in the primary key, of the id that names the
+        shard; None in a global keyspace.
+    :ivar type_id: type of its objects; None for other tables.
+    :ivar colocation: None for roots.
+    :ivar encode_row: turns a dictionary of attributes, given to a bulk
+        INSERT, into one of mapped columns.
+    """
+
+    kind: str
+    keyspace: str | None = None
+    id_index: int | None = None
+    type_id: int | None = None
+    colocation: Colocation | None = None
+    encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+
+def declare(table: Table, spec: TableSpec) -> None:
+    """Record the facts of a table."""
+    table.info[_INFO] = spec
+
+
+def spec_of(table: Any) -> TableSpec:
+    """Return the facts of a table.
+
+    A table that nothing was declared of is in an objects keyspace if its
+    primary key holds an id that routes, else in a global keyspace.
+    """
+    found: TableSpec | None = table.info.get(_INFO)
+    if found is None:
+        found = TableSpec(kind="global")
+        for index, column in enumerate(table.primary_key):
+            if isinstance(column.type, IdType) and column.type.routes:
+                found = TableSpec(
+                    kind="objects",
+                    id_index=index,
+                    type_id=column.type.type_id,
+                )
+                break
+        table.info[_INFO] = found
+    return found
