@@ -1,9 +1,10 @@
 """A process that outlives the test run for as long as it takes to clean up.
 
 Run by path, never imported.  It reads one JSON list for each line of its
-standard input: ``["add", pid, directory]`` or ``["remove", directory]``.
-The end of the input means that the test run is gone, however it ended: the
-servers that are still listed are killed and their directories removed.
+standard input: ``["add", pid, directory]``, with 0 for a server that is yet
+to start, or ``["remove", directory]``.  The end of the input means that the
+test run is gone, however it ended: the servers that are still listed are
+killed and their directories removed.
 
 ``prctl(PR_SET_PDEATHSIG)`` would need no process, but it fires when the
 *thread* that started the server ends, and it is forgotten when mariadbd
@@ -38,7 +39,7 @@ def _command_of(pid: int) -> str:
 
 def _clean_up(pid: int, directory: str) -> None:
     # The number may belong to somebody else by now.
-    if directory in _command_of(pid):
+    if pid and directory in _command_of(pid):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(directory, ignore_errors=True)
 

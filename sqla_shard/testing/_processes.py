@@ -118,6 +118,7 @@ class Guard:
         """Have a server killed and its directory removed, should we die.
 
         :param pid: the server; its command line must name the directory.
+            0 for one that is yet to start.
         :param directory: all its files.
         """
         self._send(["add", pid, str(directory)])

@@ -18,11 +18,7 @@ from dataclasses import dataclass
 
 __all__ = ["MISSING", "Binaries", "find_binaries"]
 
-MISSING = (
-    "MariaDB is not installed: run `make servers`, or `apt-get install "
-    "mariadb-server-core mariadb-client-core`, or set SQLA_SHARD_MARIADB to "
-    "the directory of an unpacked one"
-)
+MISSING = "MariaDB is not installed: apt-get install mariadb-server"
 """What to tell somebody whose machine has no MariaDB."""
 
 # Debian keeps mariadbd in /usr/sbin, which ordinary users lack in PATH: they

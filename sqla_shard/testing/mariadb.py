@@ -351,6 +351,9 @@ class MariaDBServer:
         self._account = account
         self.directory = datadir.make_directory(parent, account)
         self._owner = os.getpid()
+        # The guard first: at exit the order is reversed, and stop() needs
+        # it still there.
+        guard.add(0, self.directory)
         atexit.register(self.stop)
         if len(os.fsencode(self.socket)) > 107:
             raise exc.ServerProcessError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from pathlib import Path
 
@@ -37,12 +36,13 @@ def storage_options(fast: bool) -> list[str]:
     ]
 
 
-def _open_files() -> int:
-    # Who may not have more is warned on each start and gets less.
-    if os.geteuid() == 0:
-        return 65_535
+def _limits() -> tuple[int, int]:
+    """Return how many files, and how many tables, a server may have open."""
+    # mariadbd asks for two files for each table of its cache.  If that is
+    # more than it may have, it gets no more than the soft limit: 1,024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 65_535 if hard == resource.RLIM_INFINITY else min(hard, 65_535)
+    files = 65_535 if hard == resource.RLIM_INFINITY else min(hard, 65_535)
+    return files, max(400, min(16_384, (files - 1_000) // 2))
 
 
 def server_options(
@@ -60,6 +60,7 @@ def server_options(
     :param port: of 127.0.0.1.
     :param fast: whether a commit may be lost with the machine's power.
     """
+    files, tables = _limits()
     return [
         f"--datadir={directory / 'data'}",
         # A starting server removes all `#sql*` files of its tmpdir; those
@@ -84,10 +85,11 @@ def server_options(
         "--max-connections=500",
         # Thousands of virtual shards with a few tables each are open at
         # once; the defaults (2,000 and 400) reopen them all the time.
-        f"--open-files-limit={_open_files()}",
-        "--table-open-cache=16384",
+        f"--open-files-limit={files}",
+        f"--table-open-cache={tables}",
+        "--table-open-cache-instances=1",
+        f"--innodb-open-files={tables}",
         "--table-definition-cache=16384",
-        "--innodb-open-files=16384",
         # Only slow down the end and the start of a small server.
         "--innodb-buffer-pool-dump-at-shutdown=OFF",
         "--innodb-buffer-pool-load-at-startup=OFF",

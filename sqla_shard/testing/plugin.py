@@ -110,10 +110,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Around all others, so as to come after the list of what was skipped.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter,
-) -> None:
+) -> Iterator[None]:
     """Say how much was not tested, and why."""
+    yield
     reasons = [
         report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", ())

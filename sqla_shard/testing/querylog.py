@@ -1,8 +1,8 @@
 """What a server saw of the application: connections and statements.
 
-Taken from the server's general log, thus true whatever lies between: it
-shows how many connections were opened, pings and resets included, and each
-statement as it arrived.  Costs time; not for benchmarks.
+Taken from the server's general log, thus true whatever lies between: each
+connection that was opened and each statement as it arrived.  MariaDB logs
+neither pings nor resets.  Costs time; not for benchmarks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoggedCommand:
 
     :ivar connection_id: the server's number of the connection; the same as
         ``CONNECTION_ID()`` and PyMySQL's ``thread_id()``.
-    :ivar command: the kind: ``Connect``, ``Query``, ``Ping``, ``Quit``...
+    :ivar command: the kind: ``Connect``, ``Query``, ``Execute``, ``Quit``...
     :ivar text: the statement, or what else the message says.
     """
 

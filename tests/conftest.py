@@ -1,0 +1,64 @@
+"""The seed of the run, and how hard hypothesis tries."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+# Hypothesis chooses a profile of its own where CI is set, with one fixed
+# seed for all time; we want a new one each run, printed.
+hypothesis.settings.register_profile("default", max_examples=50, deadline=None)
+hypothesis.settings.register_profile(
+    "soak", max_examples=2000, deadline=None, print_blob=True
+)
+_PROFILE = "soak" if os.environ.get("SQLA_SHARD_SOAK") == "1" else "default"
+hypothesis.settings.load_profile(_PROFILE)
+
+_SEED = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
+def pytest_configure(config: pytest.Config) -> None:
+    seed = int(os.environ.get("SQLA_SHARD_SEED") or secrets.randbelow(10**9))
+    config.stash[_SEED] = seed
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return (
+        f"seed: {config.stash[_SEED]} (also of hypothesis, profile "
+        f"{_PROFILE!r}); repeat with SQLA_SHARD_SEED={config.stash[_SEED]}"
+    )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    # The header is far away by now, and not there at all with -q.
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"seed: {config.stash[_SEED]}")
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness that depends on the seed of the run and the test alone.
+
+    Not on the order of the tests: one that failed fails again by itself.
+    """
+    seed = request.config.stash[_SEED]
+    return random.Random(f"{seed} {request.node.nodeid}")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> Iterator[None]:
+    seed = request.config.stash[_SEED]
+    state = random.getstate()
+    random.seed(f"{seed} {request.node.nodeid}")
+    yield
+    random.setstate(state)

@@ -1,0 +1,118 @@
+"""The pytest plugin where there are no servers: skip, or fail if promised."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+    import pytest
+
+    def test_fleet(mariadb_fleet):
+        raise AssertionError("ran")
+
+    def test_fleet_again(mariadb_fleet):
+        raise AssertionError("ran")
+
+    def test_own(mariadb_installed):
+        raise AssertionError("ran")
+
+    def test_no_servers_needed():
+        pass
+
+    @pytest.mark.skip(reason="of another kind")
+    def test_skipped():
+        pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _without_mariadb(pytester, monkeypatch):
+    monkeypatch.setenv("SQLA_SHARD_MARIADB", str(pytester.path / "none"))
+    for name in (
+        "CI",
+        "PYTEST_ADDOPTS",
+        "SQLA_SHARD_REQUIRE_SERVERS",
+        "SQLA_SHARD_TEST_SERVERS",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(pytester, tests=TESTS):
+    pytester.makepyfile(tests)
+    return pytester.runpytest_subprocess("-rs", "-p", "no:cacheprovider")
+
+
+def test_skips_and_says_so_at_the_end(pytester):
+    result = run(pytester)
+    result.assert_outcomes(passed=1, skipped=4)
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED*MariaDB is not installed: apt-get install *",
+            "sqla_shard: 3 live tests skipped for lack of servers. *install*",
+            "*1 passed, 4 skipped*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CI", "true"), ("SQLA_SHARD_REQUIRE_SERVERS", "1")]
+)
+def test_fails_where_servers_are_promised(pytester, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    result = run(pytester)
+    result.assert_outcomes(passed=1, skipped=1, errors=3)
+    result.stdout.fnmatch_lines(["*MariaDB is not installed*"])
+    result.stdout.no_fnmatch_line("*for lack of servers*")
+
+
+@pytest.mark.parametrize("value", ["", "0", "false"])
+def test_a_variable_that_says_no_promises_nothing(
+    pytester, monkeypatch, value
+):
+    monkeypatch.setenv("CI", value)
+    monkeypatch.setenv("SQLA_SHARD_REQUIRE_SERVERS", value)
+    run(pytester).assert_outcomes(passed=1, skipped=4)
+
+
+def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
+    # Nobody listens on port 1: the fleet is tried, so it was not skipped.
+    monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", "mysql://a:b@127.0.0.1:1")
+    pytest.importorskip("pymysql")
+    result = run(pytester)
+    result.assert_outcomes(passed=1, skipped=2, errors=2)
+    result.stdout.fnmatch_lines(["*ServerProcessError*does not answer*"])
+
+
+def test_one_is_not_said_in_the_plural(pytester):
+    result = run(pytester, "def test_one(mariadb_installed): pass")
+    result.stdout.fnmatch_lines(["sqla_shard: 1 live test skipped for *"])
+
+
+def test_says_nothing_in_a_project_that_does_not_use_it(pytester):
+    result = run(pytester, "def test_one(): pass")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("sqla_shard: *")
+
+
+def test_importing_it_imports_no_driver_and_no_sqlalchemy():
+    # What the package itself imports is its own affair; the plugin adds
+    # nothing to it.
+    program = (
+        "import sys, pytest, sqla_shard\n"
+        "before = set(sys.modules)\n"
+        "import sqla_shard.testing.plugin\n"
+        "print(sorted(m for m in set(sys.modules) - before\n"
+        "             if m.startswith(('sqlalchemy', 'pymysql'))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
