@@ -1,0 +1,145 @@
+"""Database names: one for each virtual shard, written as a template.
+
+A template has one field for the number of the shard: ``"db{shard:05d}"``
+names ``db00000``, ``db00001`` and so on.  With a single field no two shards
+of a keyspace can have one name; two keyspaces can, which
+:func:`shared_name` finds without writing out the names of either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import Formatter
+
+from sqla_shard.topology.ranges import ShardRange
+
+__all__ = ["Template", "faults", "shared_name"]
+
+_SPEC = re.compile(r"(?:[0-9]{0,3}d)?")
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_SYSTEM = frozenset(["information_schema", "mysql", "performance_schema"])
+_SYSTEM |= {"sys"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A database name in its three parts.
+
+    :param prefix: what stands before the number.
+    :param spec: format of the number; None where there is no number.
+    :param suffix: what stands after it.
+    """
+
+    prefix: str
+    spec: str | None
+    suffix: str
+
+    @classmethod
+    def parse(cls, text: str, *, sharded: bool) -> Template | str:
+        """Return the template, or a message that says what is wrong.
+
+        :param text: such as ``"db{shard:05d}"``.
+        :param sharded: whether there must be a field, or must be none.
+        """
+        if not sharded:
+            return cls(prefix=text, spec=None, suffix="")
+        needs = (
+            f"{text!r} needs exactly one field {{shard}}, such as "
+            "'db{shard:05d}': each virtual shard is a database of its own"
+        )
+        try:
+            parts = list(Formatter().parse(text))
+        except ValueError as error:
+            return f"{needs} ({error})"
+        fields = [index for index, part in enumerate(parts) if part[1]]
+        # "{}" has the empty field name, no field at all has None.
+        if len(fields) != 1 or any(part[1] == "" for part in parts):
+            return needs
+        index = fields[0]
+        _, name, spec, conversion = parts[index]
+        if name != "shard" or conversion or not _SPEC.fullmatch(spec or ""):
+            # Attributes, conversions and nested fields are refused with
+            # everything else: a template is a name, not a program.
+            return (
+                f"{text!r} has a field other than {{shard}} or {{shard:05d}}"
+                "; write 'shard', and for the width at most three digits "
+                "and 'd'"
+            )
+        return cls(
+            prefix="".join(part[0] for part in parts[: index + 1]),
+            spec=spec or "",
+            suffix="".join(part[0] for part in parts[index + 1 :]),
+        )
+
+    def name(self, shard_id: int) -> str:
+        """Return the database name of a shard."""
+        if self.spec is None:
+            return self.prefix
+        return f"{self.prefix}{shard_id:{self.spec}}{self.suffix}"
+
+    def shard_of(self, name: str) -> int | None:
+        """Return the shard whose database this is, case aside, or None."""
+        if self.spec is None:
+            return 0 if name.lower() == self.prefix.lower() else None
+        end = len(name) - len(self.suffix)
+        digits = name[len(self.prefix) : max(end, 0)]
+        if not (digits.isascii() and digits.isdigit()):
+            return None
+        shard_id = int(digits)
+        same = self.name(shard_id).lower() == name.lower()
+        return shard_id if same else None
+
+    def may_meet(self, other: Template) -> bool:
+        """Whether the two can have a name in common at all."""
+        ours, theirs = self.prefix.lower(), other.prefix.lower()
+        starts = ours.startswith(theirs) or theirs.startswith(ours)
+        ours, theirs = self.suffix.lower(), other.suffix.lower()
+        return starts and (ours.endswith(theirs) or theirs.endswith(ours))
+
+
+def faults(text: str, template: Template, last: int) -> Iterator[str]:
+    """Yield a message for each way in which the names cannot be used.
+
+    :param text: the template as it was written.
+    :param template: the same, parsed.
+    :param last: the highest shard id, whose name is the longest.
+    """
+    # The first shows a field padded with blanks, the last one too long.
+    for shard_id in (0, last):
+        name = template.name(shard_id)
+        if not _NAME.fullmatch(name):
+            yield (
+                f"{text!r} gives the name {name!r}; use 1 to 64 letters, "
+                "digits and '_', and pad numbers with 0 as in {shard:05d}"
+            )
+            return
+    if template.spec is None and text.lower() in _SYSTEM:
+        yield f"{text!r} is a database of the server itself; use another name"
+
+
+def shared_name(
+    one: tuple[Template, Sequence[ShardRange]],
+    other: tuple[Template, Sequence[ShardRange]],
+) -> str | None:
+    """Return a database name that both have, or None.
+
+    Case does not count: with ``lower_case_table_names`` set, and in a file
+    system that ignores case, ``DB1`` is ``db1``.
+
+    :param one: a template, and the shards for which it is used.
+    :param other: likewise.
+    """
+    if not one[0].may_meet(other[0]):
+        return None
+    if sum(map(len, one[1])) > sum(map(len, other[1])):
+        one, other = other, one
+    for item in one[1]:
+        for shard_id in item:
+            name = one[0].name(shard_id)
+            match = other[0].shard_of(name)
+            if match is not None and any(match in held for held in other[1]):
+                return name
+    return None

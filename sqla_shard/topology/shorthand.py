@@ -1,0 +1,138 @@
+"""The short form of a topology: for each server, its range and its pair.
+
+Pinterest kept its map in this form, and it is enough to begin with::
+
+    {
+        "sharddb001": {
+            "range": (0, 511), "master": "MySQL001A", "slave": "MySQL001B"
+        },
+        "sharddb002": {
+            "range": (512, 1023), "master": "MySQL002A", "slave": "MySQL002B"
+        },
+    }
+
+It stands for one keyspace ``objects`` at epoch 0, with databases
+``db00000``, ``db00001`` and so on up to the highest shard named.  A server
+is a host, ``host:port``, or a whole URL.  Since the epoch cannot rise, a
+topology that changes while processes run needs the full form:
+``Topology.from_mapping(short).to_mapping()`` gives it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from sqla_shard.exc import Problem
+from sqla_shard.topology.parse import parse_ranges
+from sqla_shard.topology.parse import ServerDraft
+from sqla_shard.topology.tables import MISSING
+from sqla_shard.topology.tables import shown
+from sqla_shard.topology.tables import Table
+
+__all__ = ["DEFAULT_URL", "Places", "expand", "is_short"]
+
+DEFAULT_URL = "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@{host}"
+"""Makes a URL of a bare host, which has no user and no password."""
+
+_FULL = {"shards": "range", "primary": "master", "standby": "slave"}
+_HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
+_DATABASE = "db{shard:05d}"
+
+
+def is_short(document: object) -> bool:
+    """Whether a document has the short form.
+
+    :param document: any document.
+    """
+    return (
+        isinstance(document, Mapping)
+        and not document.keys() & {"epoch", "keyspaces"}
+        and any(
+            isinstance(entry, Mapping) and entry.keys() & set(_FULL.values())
+            for entry in document.values()
+        )
+    )
+
+
+class Places:
+    """Where in the short form a place of the full form comes from."""
+
+    def __init__(self) -> None:
+        self._origins: list[tuple[str, str]] = []
+
+    def add(self, full: str, short: str) -> None:
+        """Note that what is at ``full`` was written at ``short``."""
+        self._origins.append((full, short))
+
+    def restore(self, problem: Problem) -> Problem:
+        """Return the problem with the place that the author knows."""
+        for full, short in self._origins:
+            rest = problem.place.removeprefix(full)
+            if rest != problem.place and rest[:1] in ("", ".", "["):
+                return Problem(short + rest, problem.message)
+        return Problem("document", problem.message)
+
+
+def expand(
+    document: Mapping[object, object], *, url: str, problems: list[Problem]
+) -> tuple[dict[object, object], Places]:
+    """Return the full form of a document in the short form.
+
+    :param document: the short form.
+    :param url: template with ``{host}`` for servers given as a host.
+    :param problems: added to, with places in the short form.
+    """
+    if url.count("{host}") != 1:
+        problems.append(
+            Problem(
+                "url",
+                f"{shown(url)} needs {{host}} exactly once, such as "
+                f"{DEFAULT_URL!r}",
+            )
+        )
+    places = Places()
+    servers: list[object] = []
+    highest = 0
+    for name, entry in document.items():
+        base = f"keyspaces.objects.servers[{len(servers)}]"
+        if isinstance(entry, Mapping):
+            table = Table(entry, place=str(name), problems=problems)
+            for key, short in _FULL.items():
+                places.add(f"{base}.{key}", table.at(short))
+            places.add(f"{base}.name", table.place)
+            highest = max(highest, _highest(entry))
+            servers.append(_server(table, name, url))
+        else:
+            servers.append(entry)
+        places.add(base, str(name))
+    keyspace = {
+        "kind": "objects",
+        "shards": highest + 1,
+        "database": _DATABASE,
+        "servers": servers,
+    }
+    return {"epoch": 0, "keyspaces": {"objects": keyspace}}, places
+
+
+def _server(table: Table, name: object, url: str) -> dict[str, object]:
+    table.refuse_others(_FULL.values())
+    server = {"name": name}
+    for key, short in _FULL.items():
+        value = table.get(short)
+        if value is MISSING:
+            continue
+        if isinstance(value, str) and _HOST.fullmatch(value):
+            # Not by str.format, to which ${NAME} is a field of its own.
+            value = url.replace("{host}", value)
+        server[key] = value
+    return server
+
+
+def _highest(entry: Mapping[object, object]) -> int:
+    """Return the highest shard of a server; 0 if it names none."""
+    draft = ServerDraft(place="")
+    parse_ranges(
+        Table(entry, place="", problems=[]), "range", draft, is_required=False
+    )
+    return max((item.last for _, item in draft.ranges), default=0)
