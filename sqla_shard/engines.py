@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,9 @@ from sqla_shard.topology import Topology
 __all__ = ["EngineStats", "Engines", "Places"]
 
 
+_PROCESS = "sqla_shard.process"
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """The pool of one server at one moment.
@@ -63,6 +67,7 @@ class Engines:
     :param options: keyword arguments for
         :func:`sqlalchemy.create_engine`, such as ``pool_size``.
     :param environ: values of the placeholders in URLs.
+    :param on_open: called with each new engine, to add listeners.
     """
 
     def __init__(
@@ -71,9 +76,12 @@ class Engines:
         driver: str,
         options: Mapping[str, Any],
         environ: Mapping[str, str],
+        on_open: Callable[[Engine], None],
     ) -> None:
         self._driver = driver
-        self._options = dict(options)
+        # See _Reset for what takes its place.
+        self._options = {"pool_reset_on_return": None, **options}
+        self._on_open = on_open
         self._environ = environ
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
@@ -123,6 +131,7 @@ class Engines:
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
                 raise ClusterClosedError("the cluster is closed")
+            record.info[_PROCESS] = os.getpid()
             self._busy[id(record)] = backend, connection
 
         def checkin(connection: Any, record: Any) -> None:
@@ -132,10 +141,15 @@ class Engines:
 
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
-        event.listen(engine, "reset", _Reset())
+        event.listen(engine, "reset", _Reset(engine))
+        self._on_open(engine)
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._engines.values()))
+
+    def backends(self) -> set[Backend]:
+        """Return the kinds of the servers in use."""
+        return set(self._backends.values())
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
@@ -192,13 +206,16 @@ class _Reset:
     inherited.
     """
 
-    def __init__(self) -> None:
-        self._process = os.getpid()
+    def __init__(self, engine: Engine) -> None:
+        self._dialect = engine.dialect
 
     def __call__(
         self, connection: Any, record: Any, state: PoolResetState
     ) -> None:
-        pass
+        if state.transaction_was_reset or not state.asyncio_safe:
+            return
+        if record.info.get(_PROCESS) == os.getpid():
+            self._dialect.do_rollback(connection)
 
 
 def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
@@ -264,18 +281,19 @@ class Places:
         """Return the places of every open shard, in order."""
         return [self.place(keyspace, i) for i in range(keyspace.shards)]
 
+    def servers(self) -> Iterator[tuple[str, Place]]:
+        """Yield the servers by name, with the first shard of each."""
+        for keyspace in self.topology.keyspaces.values():
+            for server in keyspace.servers:
+                lowest = server.shards[0].first if server.shards else 0
+                yield server.name, self.place(keyspace, lowest)
+
     def warm(self, connections: int) -> None:
         """Open connections to every server of the topology, in parallel.
 
         :param connections: how many to each.
         """
-        first: dict[int, Place] = {}
-        for keyspace in self.topology.keyspaces.values():
-            for server in keyspace.servers:
-                lowest = server.shards[0].first if server.shards else 0
-                place = self.place(keyspace, lowest)
-                first[id(place.engine)] = place
-        engines = [place.engine for place in first.values()]
+        engines = {place.engine for _, place in self.servers()}
         if not engines:
             return
         with ThreadPoolExecutor(len(engines), "sqla-shard-warm") as executor:

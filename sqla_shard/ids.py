@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from sqla_shard.exc import DuplicateTypeError
 from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import WrongTypeError
 
 __all__ = [
     "LOCAL_BITS",
@@ -42,6 +43,7 @@ __all__ = [
     "ObjectId",
     "TypeRegistry",
     "check_shard_id",
+    "check_type",
     "pack",
     "unpack",
 ]
@@ -147,6 +149,28 @@ def _refused(value: Any) -> InvalidIdError:
     return InvalidIdError(
         f"{value!r} is not an object id: it is {why}", value=value
     )
+
+
+def check_type(object_id: Any, type_id: int | None, name: str) -> ObjectId:
+    """Return the parts of an id that must be one of a class.
+
+    :param type_id: of the class; None for any.
+    :param name: the class, or the column that holds such ids.
+    :raises InvalidIdError: when it is not an id.
+    :raises WrongTypeError: when it is an id of another class.
+    """
+    parts = unpack(object_id)
+    if type_id is not None and parts.type_id != type_id:
+        if parts.shard_id == parts.type_id == 0:
+            what = "a local id, not an object id"
+        else:
+            what = f"an id of type {parts.type_id}"
+        raise WrongTypeError(
+            f"{object_id} is {what}; {name} holds ids of type {type_id}",
+            value=object_id,
+            expected=(type_id,),
+        )
+    return parts
 
 
 class TypeRegistry:

@@ -171,21 +171,66 @@ def direct_ids(element: Any) -> Iterator[Any]:
 def walk(element: Any) -> Iterator[Any]:
     """Yield an expression and all its parts."""
     yield element
-    if not isinstance(element, FromClause):
-        for child in children(element):
-            yield from walk(child)
+    for child in children(element):
+        yield from walk(child)
 
 
 def children(element: Any) -> Any:
     """Return the parts of an expression; a table has none here."""
-    if isinstance(element, FromClause) and not isinstance(element, SelectBase):
+    # A function is a FROM element too, since some return tables.
+    if isinstance(element, FromClause) and not isinstance(
+        element, (SelectBase, FunctionElement)
+    ):
         return ()
     return element.get_children()
 
 
 #: Functions that look at one row; others may look at many.
 _ROW_FUNCTIONS = frozenset(
-    ["abs", "ascii", "ceil", "ceiling", "char_length", "coalesce", "concat", "current_timestamp", "date", "floor", "greatest", "hex", "ifnull", "instr", "json_contains", "json_extract", "json_length", "json_unquote", "json_value", "least", "left", "length", "localtime", "lower", "ltrim", "md5", "mod", "now", "nullif", "replace", "reverse", "right", "round", "rtrim", "sign", "sqrt", "substr", "substring", "trim", "unhex", "upper", "utc_timestamp"]
+    [
+        "abs",
+        "ascii",
+        "ceil",
+        "ceiling",
+        "char_length",
+        "coalesce",
+        "concat",
+        "current_timestamp",
+        "date",
+        "floor",
+        "greatest",
+        "hex",
+        "ifnull",
+        "instr",
+        "json_contains",
+        "json_extract",
+        "json_length",
+        "json_unquote",
+        "json_value",
+        "least",
+        "left",
+        "length",
+        "localtime",
+        "lower",
+        "ltrim",
+        "md5",
+        "mod",
+        "now",
+        "nullif",
+        "replace",
+        "reverse",
+        "right",
+        "round",
+        "rtrim",
+        "sign",
+        "sqrt",
+        "substr",
+        "substring",
+        "trim",
+        "unhex",
+        "upper",
+        "utc_timestamp",
+    ]
 )
 
 

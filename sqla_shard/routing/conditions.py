@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqla_shard.exc import WrongTypeError
-from sqla_shard.ids import unpack
+from sqla_shard.ids import check_type
 from sqla_shard.types import IdType
 from sqla_shard.types.binds import Slotted
 
@@ -51,18 +50,7 @@ class Condition:
 
 
 def _shard(value: Any, kind: IdType, name: str) -> int:
-    parts = unpack(value)
-    if kind.type_id is not None and parts.type_id != kind.type_id:
-        if parts.shard_id == parts.type_id == 0:
-            what = "a local id, not an object id"
-        else:
-            what = f"an id of type {parts.type_id}"
-        raise WrongTypeError(
-            f"{value} is {what}; {name} holds ids of type {kind.type_id}",
-            value=value,
-            expected=(kind.type_id,),
-        )
-    return parts.shard_id
+    return check_type(value, kind.type_id, name).shard_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.selectable import CompoundSelect
 from sqlalchemy.sql.selectable import Select
@@ -27,7 +29,6 @@ from sqla_shard.routing.clauses import multi_shard_limits
 from sqla_shard.routing.conditions import AllOf
 from sqla_shard.routing.conditions import AnyOf
 from sqla_shard.routing.conditions import Condition
-from sqla_shard.routing.conditions import Equals
 from sqla_shard.routing.conditions import Within
 from sqla_shard.routing.reading import Leaf
 from sqla_shard.routing.reading import Problem
@@ -143,15 +144,16 @@ def _shards(shape: _Shape, value: Any, keeps_order: bool) -> tuple[int, ...]:
         )
     union: frozenset[int] = frozenset()
     for group in shape.groups:
-        found = group.condition and group.condition.shards(value)
+        condition = group.condition
+        found = None if condition is None else condition.shards(value)
         if found is None:
             raise _no_shard_key(group, shape)
         union |= found
-    for condition in shape.assigned:
-        target = condition.shards(value)
+    for assigned in shape.assigned:
+        target = assigned.shards(value)
         if target and target != union:
             raise UnsupportedStatementError(
-                f"{condition} would move rows of shard "
+                f"{assigned} would move rows of shard "
                 f"{sorted(union)} to shard {sorted(target)}: an object "
                 "never leaves its shard. Insert a copy there instead",
                 construct="SET",
@@ -255,9 +257,6 @@ def _shape_of(statement: Any) -> tuple[Any, _Shape]:
 
 
 def _binds_of(statement: Any) -> list[Any]:
-    from sqlalchemy.sql import visitors
-    from sqlalchemy.sql.elements import BindParameter
-
     return [
         element
         for element in visitors.iterate(statement)
@@ -332,5 +331,4 @@ def _lists(condition: Condition) -> list[Within]:
         return [condition] if condition.item is None else []
     if isinstance(condition, (AllOf, AnyOf)):
         return [found for part in condition.parts for found in _lists(part)]
-    assert isinstance(condition, Equals)
     return []

@@ -24,11 +24,14 @@ class Colocation:
     """The field that ties an object to the shard of its parent.
 
     :ivar field: attribute that holds the parent's id.
+    :ivar read: returns its value for an object, None where it is not set
+        or not loaded; it never loads.
     :ivar type_ids: returns the type ids that the parent may have; empty
         for any.  A callable, because a class may be named before it exists.
     """
 
     field: str
+    read: Callable[[Any], Any]
     type_ids: Callable[[], tuple[int, ...]]
 
 
@@ -44,6 +47,9 @@ class TableSpec:
     :ivar colocation: None for roots.
     :ivar encode_row: turns a dictionary of attributes, given to a bulk
         INSERT, into one of mapped columns.
+    :ivar criterion: returns, for the class, the condition that every read
+        includes unless asked otherwise.
+    :ivar is_shown: tells whether an object meets that condition.
     """
 
     kind: str
@@ -52,6 +58,8 @@ class TableSpec:
     type_id: int | None = None
     colocation: Colocation | None = None
     encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    criterion: Callable[[Any], Any] | None = None
+    is_shown: Callable[[Any], bool] | None = None
 
 
 def declare(table: Table, spec: TableSpec) -> None:

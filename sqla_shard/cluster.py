@@ -1,0 +1,286 @@
+"""The front door: a topology, its engines, and sessions over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from typing import TypeVar
+
+from sqlalchemy import MetaData
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard import retrying
+from sqla_shard.creating import create_all
+from sqla_shard.engines import Engines
+from sqla_shard.engines import EngineStats
+from sqla_shard.engines import Places
+from sqla_shard.explaining import explain
+from sqla_shard.explaining import Explanation
+from sqla_shard.session import CrossShard
+from sqla_shard.session import PlacementPolicy
+from sqla_shard.session import RandomPlacement
+from sqla_shard.session import ShardSession
+from sqla_shard.session.transactions import watch
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import FileSource
+from sqla_shard.topology import Topology
+
+__all__ = ["Cluster"]
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """A sharded database, as an application sees it.
+
+    ::
+
+        cluster = Cluster.from_file("topology.toml")
+        with cluster.begin() as session:
+            session.add(User(name="maker"))
+
+    Making one opens nothing: a server is connected to when a session first
+    needs it.  One cluster serves all threads of a process; after a fork the
+    child opens connections of its own.
+
+    :param topology: where the shards are.
+    :param driver: for ``mysql://`` URLs that name none.
+    :param placement: chooses the shard of new roots.
+    :param engine_options: for :func:`sqlalchemy.create_engine`, such as
+        ``pool_size``; they hold for each server.
+    :param session_options: for every session, such as
+        ``expire_on_commit``.
+    :param environ: values of the placeholders in URLs; the environment
+        variables by default.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        driver: str = "pymysql",
+        placement: PlacementPolicy | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        session_options: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.placement = placement or RandomPlacement()
+        self._engines = Engines(
+            driver=driver,
+            options=engine_options or {},
+            environ=os.environ if environ is None else environ,
+            on_open=watch,
+        )
+        self.places = Places(topology, self._engines)
+        self._session_options = dict(session_options or {})
+
+    @classmethod
+    def from_topology(
+        cls,
+        topology: Topology | Mapping[str, Any],
+        *,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Cluster:
+        """Return the cluster of a topology.
+
+        :param topology: a :class:`~sqla_shard.topology.Topology`, or a
+            mapping in the form of a topology file.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyError: when a mapping is not a valid topology.
+        """
+        if not isinstance(topology, Topology):
+            topology = Topology.from_mapping(
+                topology, placeholders=placeholders, environ=environ
+            )
+        return cls(topology, environ=environ, **kwargs)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Cluster:
+        """Return the cluster of a topology file, TOML or JSON.
+
+        :param path: the file.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyError: when it cannot be read or is not valid.
+        """
+        source = FileSource(
+            Path(path), placeholders=placeholders, environ=environ
+        )
+        return cls(source.load(), environ=environ, **kwargs)
+
+    @property
+    def topology(self) -> Topology:
+        """Where the shards are."""
+        return self.places.topology
+
+    # -- sessions
+
+    def session(self, **kwargs: Any) -> ShardSession:
+        """Return a new session; use it as a context manager.
+
+        :param kwargs: ``shard_id``, ``cross_shard``, or as for
+            :class:`sqlalchemy.orm.Session`.
+        """
+        return ShardSession(
+            cluster=self, **{**self._session_options, **kwargs}
+        )
+
+    def begin(
+        self, *, cross_shard: CrossShard = None, **kwargs: Any
+    ) -> _Begun:
+        """Return a context manager: a session, committed at the end.
+
+        An exception rolls back; the session is closed either way.
+
+        :param cross_shard: ``"unordered"`` lets the transaction write
+            several shards.
+        """
+        return _Begun(self.session(cross_shard=cross_shard, **kwargs))
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        *args: Any,
+        attempts: int = 10,
+        timeout: float = 30.0,
+        **kwargs: Any,
+    ) -> T:
+        """Run ``fn(session, *args, **kwargs)`` in a transaction.
+
+        It is repeated, with a new session, when that is safe: after a
+        deadlock, a lock wait timeout, a stale object, or a connection lost
+        before COMMIT was sent.  So ``fn`` should do nothing that cannot be
+        repeated, and return no object that needs the session.
+
+        :param attempts: how often at most.
+        :param timeout: seconds after which no further attempt begins.
+        :returns: what ``fn`` returns.
+        :raises RetriesExhaustedError: when that was not enough.
+        :raises CommitUnknownError: when the outcome of COMMIT is unknown;
+            it is not repeated.
+        """
+
+        def attempt() -> T:
+            with self.begin() as session:
+                return fn(session, *args, **kwargs)
+
+        return retrying.repeat(
+            attempt,
+            self._engines.backends,
+            attempts=attempts,
+            timeout=timeout,
+        )
+
+    # -- looking
+
+    def explain(self, what: Any, parameters: Any = None) -> Explanation:
+        """Tell where an id or a statement goes, and why; runs nothing.
+
+        :param what: an object id, or a SELECT, UPDATE or DELETE.
+        :param parameters: of the statement, if it has any.
+        :returns: data; ``str()`` of it is for reading.
+        :raises InvalidIdError: when it is neither.
+        """
+        return explain(what, parameters, self.places)
+
+    def stats(self) -> list[EngineStats]:
+        """Return the state of the pool of every server in use."""
+        return self._engines.stats()
+
+    def health(self) -> dict[str, str | None]:
+        """Ask every server for a sign of life.
+
+        :returns: for each server None, or what is wrong with it.
+        """
+        found: dict[str, str | None] = {}
+        for name, place in self.places.servers():
+            try:
+                with place.engine.connect() as connection:
+                    connection.execute(text("SELECT 1"))
+                found[name] = None
+            except SQLAlchemyError as error:
+                found[name] = f"{type(error).__name__}: {error}"
+        return found
+
+    # -- the servers
+
+    def create_all(
+        self, metadata: MetaData, *, keyspace: str | None = None
+    ) -> None:
+        """Create the missing tables of every virtual shard.
+
+        For development and tests; databases are created too.
+
+        :param keyspace: create only the tables of this keyspace.
+        """
+        create_all(metadata, self.places, keyspace)
+
+    def warm(self, connections: int = 1) -> None:
+        """Open connections to every server now, in parallel.
+
+        :param connections: how many to each.
+        """
+        self.places.warm(connections)
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Let running transactions end, then close every connection.
+
+        New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`.
+
+        :param timeout: seconds to wait for running transactions.
+        :returns: whether all ended in time.
+        """
+        return self._engines.close(timeout)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        spaces = ", ".join(
+            f"{keyspace.name} ({keyspace.shards} shards)"
+            for keyspace in self.topology.keyspaces.values()
+        )
+        return f"<Cluster epoch {self.topology.epoch}: {spaces}>"
+
+
+class _Begun:
+    """A session and its transaction, as one context manager."""
+
+    def __init__(self, session: ShardSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> ShardSession:
+        self._session.begin()
+        return self._session
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._session.commit()
+        finally:
+            # Without a commit, or after a failed one, this rolls back.
+            self._session.close()

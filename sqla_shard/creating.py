@@ -1,0 +1,90 @@
+"""Databases and tables of every virtual shard, for development and tests.
+
+In production the tables of thousands of databases are changed by alembic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import MetaData
+from sqlalchemy import Table
+
+from sqla_shard.engines import Places
+from sqla_shard.rendering import OPTION
+from sqla_shard.rendering import Place
+from sqla_shard.rendering import Plan
+from sqla_shard.rendering import TRANSLATE
+from sqla_shard.routing import spec_of
+from sqla_shard.topology import Keyspace
+
+__all__ = ["create_all"]
+
+_PARALLEL = 8
+
+
+def create_all(
+    metadata: MetaData, places: Places, keyspace: str | None = None
+) -> None:
+    """Create what is missing of every table on every shard.
+
+    Servers are worked on at the same time.  Tables that exist are left as
+    they are.
+
+    :param keyspace: create only the tables of this keyspace.
+    :raises UnknownKeyspaceError: when a table's keyspace is not in the
+        topology.
+    """
+    tables: dict[str, tuple[Keyspace, list[Table]]] = {}
+    for table in metadata.sorted_tables:
+        spec = spec_of(table)
+        found = places.keyspace(spec.keyspace, spec.kind)
+        if keyspace in (None, found.name):
+            tables.setdefault(found.name, (found, []))[1].append(table)
+    work: dict[Engine, list[tuple[Place, Sequence[Table]]]] = {}
+    for space, wanted in tables.values():
+        for place in places.all_places(space):
+            work.setdefault(place.engine, []).append((place, wanted))
+    if not work:
+        return
+    with ThreadPoolExecutor(_PARALLEL, "sqla-shard-create") as executor:
+        for done in [executor.submit(_on_server, *w) for w in work.items()]:
+            done.result()
+
+
+def _on_server(
+    engine: Engine, work: Sequence[tuple[Place, Sequence[Table]]]
+) -> None:
+    with engine.connect() as connection:
+        existing = _existing(connection, [place for place, _ in work])
+        for place, tables in work:
+            here = existing[place.schema]
+            missing = [table for table in tables if table.name not in here]
+            _create(connection, place, missing)
+        connection.commit()
+
+
+def _existing(
+    connection: Connection, places: Iterable[Place]
+) -> dict[str, set[str]]:
+    by_schema = {place.schema: place for place in places}
+    for schema, place in by_schema.items():
+        place.backend.create_database(connection, schema)
+    backend = next(iter(by_schema.values())).backend
+    return backend.tables(connection, by_schema)
+
+
+def _create(
+    connection: Connection, place: Place, tables: Sequence[Table]
+) -> None:
+    if not tables:
+        return
+    on_shard = connection.execution_options(
+        **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+    )
+    metadata = tables[0].metadata
+    metadata.create_all(on_shard, tables=list(tables), checkfirst=False)

@@ -1,0 +1,28 @@
+"""The session and its parts.
+
+``placement``     the virtual shard of a new object
+``transactions``  what a transaction has written, and where
+``views``         a server's connection, seen from one shard
+``contract``      what the parts ask of the session
+``unit_of_work``  before a flush
+``loading``       get and get_many
+``inserting``     the shard of a row
+``statements``    between execute and the server
+``core``          :class:`ShardSession`
+"""
+
+from __future__ import annotations
+
+from sqla_shard.session.contract import INCLUDE_INACTIVE
+from sqla_shard.session.core import CrossShard
+from sqla_shard.session.core import ShardSession
+from sqla_shard.session.placement import PlacementPolicy
+from sqla_shard.session.placement import RandomPlacement
+
+__all__ = [
+    "INCLUDE_INACTIVE",
+    "CrossShard",
+    "PlacementPolicy",
+    "RandomPlacement",
+    "ShardSession",
+]

@@ -1,0 +1,402 @@
+"""The session: SQLAlchemy's own, that knows where objects live.
+
+:class:`ShardSession` is a :class:`~sqlalchemy.ext.horizontal_shard.\
+ShardedSession` whose choosers are derived from the bits of object ids.  It
+differs from it in what it costs and in what it refuses:
+
+* opening one costs the same whatever the number of shards;
+* it has one connection and one transaction per server, however many of the
+  server's shards it touches;
+* an identity key is the class and the whole id, without a shard token;
+* one ``execute`` is one ORM execution: the listener at the end of this module
+  adds the shards to it and lets it go on;
+* a statement whose shards cannot be told is refused, as is a second shard
+  written in one transaction.
+
+What is lost against a single database: no statement spans two keyspaces, no
+transaction two shards, and nothing is merged over shards beyond putting
+their rows one after another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+from typing import Literal
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy import event
+from sqlalchemy import inspect
+from sqlalchemy.ext.horizontal_shard import ShardedSession
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.orm import Session
+from sqlalchemy.orm import SessionTransaction
+
+from sqla_shard.engines import Places
+from sqla_shard.exc import ForkedSessionError
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.rendering import Place
+from sqla_shard.rendering import Plan
+from sqla_shard.routing import route
+from sqla_shard.routing import spec_of
+from sqla_shard.session.contract import Home
+from sqla_shard.session.loading import getter_of
+from sqla_shard.session.statements import prepare
+from sqla_shard.session.transactions import TransactionLog
+from sqla_shard.session.unit_of_work import place_objects
+from sqla_shard.session.unit_of_work import place_of
+from sqla_shard.session.views import ShardView
+
+__all__ = ["CrossShard", "ShardSession"]
+
+T = TypeVar("T")
+
+#: How a transaction may write several shards: not at all, or with one COMMIT
+#: after another in no particular order.
+CrossShard = Literal["unordered"] | None
+
+
+class ShardSession(ShardedSession):
+    """A session over the virtual shards of a cluster.
+
+    :param cluster: the cluster; ``cluster.session()`` gives it.
+    :param shard_id: the shard of this session's new roots; None lets the
+        placement policy choose.
+    :param cross_shard: ``"unordered"`` lets one transaction write several
+        shards, which are then committed one after another.
+    :param kwargs: as for :class:`sqlalchemy.orm.Session`.
+    """
+
+    def __init__(
+        self,
+        bind: None = None,
+        *,
+        cluster: Home,
+        shard_id: int | None = None,
+        cross_shard: CrossShard = None,
+        **kwargs: Any,
+    ) -> None:
+        # ShardedSession's own constructor adds a listener to each session
+        # and copies a dictionary of all shards into it.
+        Session.__init__(self, bind, **kwargs)
+        self.cluster = cluster
+        self.root_shard_id = shard_id
+        self._cross_shard: CrossShard = _checked(cross_shard)
+        self._process = os.getpid()
+        self._reset_transaction()
+        #: Set while SQLAlchemy's bulk INSERT and UPDATE run on one shard.
+        self.bulk: Place | None = None
+        self.shows_hidden = False
+
+    # -- the transaction
+
+    def _reset_transaction(self) -> None:
+        self._places: Places | None = None
+        self._views: dict[Place, tuple[Connection, ShardView]] = {}
+        self._log: TransactionLog | None = None
+        self._snapshots: list[tuple[SessionTransaction, Any]] = []
+        #: Shards of objects that are not flushed yet.
+        self.placed: dict[Any, Place] = {}
+        self._begun_cross_shard: CrossShard = None
+
+    @property
+    def places(self) -> Places:
+        """Where the shards are, unchanged until the transaction ends."""
+        if self._places is None:
+            self._places = self.cluster.places
+        return self._places
+
+    @property
+    def log(self) -> TransactionLog:
+        """What the transaction has written."""
+        if self._log is None:
+            allowed = self._begun_cross_shard or self._cross_shard
+            self._log = TransactionLog(cross_shard=allowed is not None)
+        return self._log
+
+    def begin(
+        self, nested: bool = False, *, cross_shard: CrossShard = None
+    ) -> SessionTransaction:
+        """Begin a transaction; see :meth:`sqlalchemy.orm.Session.begin`.
+
+        :param cross_shard: ``"unordered"`` lets this transaction write
+            several shards.
+        """
+        transaction = super().begin(nested)
+        self._begun_cross_shard = _checked(cross_shard)
+        return transaction
+
+    def check_process(self) -> None:
+        """Refuse a transaction that the parent process has begun.
+
+        :raises ForkedSessionError: in a child process.
+        """
+        process = os.getpid()
+        if process != self._process:
+            if self._views or self.in_transaction():
+                raise ForkedSessionError(
+                    f"process {process} uses a session whose transaction "
+                    f"process {self._process} has begun; open a session of "
+                    "its own in each process"
+                )
+            self._process = process
+
+    # -- SQLAlchemy's hooks
+
+    # Not upstream's, which asks identity_chooser for tokens to try.
+    _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # same call, other defaults
+
+    def shard_chooser(  # type: ignore[override]  # an attribute there
+        self, mapper: Any, instance: Any, clause: Any = None, **kw: Any
+    ) -> int:
+        """Return the shard of an object, chosen now if it is new."""
+        return place_of(self, mapper, instance).shard_id
+
+    def identity_chooser(  # type: ignore[override]  # an attribute there
+        self, mapper: Mapper[Any], primary_key: Sequence[Any], **kw: Any
+    ) -> list[int]:
+        """Return the one shard that a primary key names."""
+        return [getter_of(mapper).place(self.places, primary_key).shard_id]
+
+    def execute_chooser(self, context: ORMExecuteState) -> list[int]:
+        """Return the shards of a statement; see :mod:`.routing`."""
+        found = route(context.statement, context.parameters, self.places)
+        return list(found.shards)
+
+    def get_bind(  # type: ignore[override]  # takes a place as well
+        self,
+        mapper: Any = None,
+        *,
+        place: Place | None = None,
+        shard_id: int | None = None,
+        instance: Any = None,
+        clause: Any = None,
+        **kw: Any,
+    ) -> Any:
+        """Return the engine of the server of a shard.
+
+        :raises NoShardKeyError: when nothing tells the shard.
+        """
+        if place is None:
+            place = self.bulk
+        if place is None:
+            place = self.place_for(mapper, shard_id, instance, clause)
+        return place.engine
+
+    def place_for(
+        self,
+        mapper: Any = None,
+        shard_id: int | None = None,
+        instance: Any = None,
+        clause: Any = None,
+    ) -> Place:
+        """Return the place of an object, or of a shard of a class.
+
+        :raises NoShardKeyError: when nothing tells the shard.
+        """
+        places = self.places
+        if instance is not None:
+            return place_of(self, mapper or inspect(instance).mapper, instance)
+        table = None
+        if mapper is not None:
+            table = inspect(mapper).local_table
+        elif clause is not None:
+            table = getattr(clause, "table", None)
+        if table is None and shard_id is None:
+            spec = None
+            keyspace = places.keyspace(None, "global")
+        elif table is None:
+            keyspace = places.keyspace(None, "objects")
+        else:
+            spec = spec_of(table)
+            keyspace = places.keyspace(spec.keyspace, spec.kind)
+        if keyspace.kind == "global":
+            return places.place(keyspace, 0)
+        if shard_id is None:
+            raise NoShardKeyError(
+                f"the shard of {table} cannot be told; say "
+                'bind_arguments={"shard_id": n}',
+                tables=(str(table),),
+            )
+        return places.place(keyspace, shard_id)
+
+    @property
+    def connection_callable(self) -> Any:  # type: ignore[override]  # a method there
+        """The unit of work asks it for the connection of each object."""
+        # SQLAlchemy's bulk operations refuse to run on sessions that have
+        # one; they are given rows of one shard at a time.
+        return None if self.bulk is not None else self._connection_of
+
+    def _connection_of(
+        self, mapper: Any = None, instance: Any = None, **kw: Any
+    ) -> Connection:
+        return self.view(place_of(self, mapper, instance))
+
+    def view(self, place: Place) -> ShardView:
+        """Return the session's connection to a server, seen from a shard."""
+        root = self.root_connection(place)
+        known = self._views.get(place)
+        # The unit of work batches rows of one and the same connection.
+        if known is None or known[0] is not root:
+            plan = Plan((place,), wrote=self.log.wrote)
+            known = self._views[place] = root, ShardView(root, place, plan)
+        return known[1]
+
+    def root_connection(self, place: Place) -> Connection:
+        """Return the session's connection to the server of a shard."""
+        return Session.connection(self, bind_arguments={"bind": place.engine})
+
+    def connection(
+        self,
+        bind_arguments: Any = None,
+        execution_options: Any = None,
+    ) -> Connection:
+        """Return the connection to one shard; see ``Session.connection``.
+
+        :param bind_arguments: ``{"shard_id": n}``, ``{"mapper": Class}``
+            with it for several keyspaces, or nothing for the global one.
+        :raises NoShardKeyError: when nothing tells the shard.
+        """
+        self.check_process()
+        given = dict(bind_arguments or {})
+        place = given.pop("place", None) or self.place_for(**given)
+        if execution_options:
+            Session.connection(
+                self,
+                bind_arguments={"bind": place.engine},
+                execution_options=execution_options,
+            )
+        return self.view(place)
+
+    # -- reading by id
+
+    def get(self, entity: Any, ident: Any, **kwargs: Any) -> Any:
+        """Return the object of an id; see :meth:`sqlalchemy.orm.Session.get`.
+
+        :param ident: the id, for an object class.
+        :returns: None where there is no row, or where it is inactive and
+            ``execution_options={"include_inactive": True}`` is not given.
+        :raises InvalidIdError: when it is not an id.
+        :raises WrongTypeError: when it is an id of another class.
+        :raises UnknownShardError: when its shard is not open.
+        """
+        getter = getter_of(entity)
+        if not getter.by_id:
+            return super().get(entity, ident, **kwargs)
+        hidden = getter.includes_hidden(self, kwargs)
+        if kwargs or type(ident) is not int:
+            return getter.get_with(self, ident, hidden, kwargs, super().get)
+        return getter.get(self, ident, hidden)
+
+    def get_many(
+        self,
+        entity: type[T],
+        ids: Iterable[int],
+        *,
+        options: Sequence[Any] = (),
+        execution_options: Any = None,
+    ) -> list[T | None]:
+        """Return the objects of several ids, on whatever shards.
+
+        :param ids: each may stand more than once.
+        :param options: loader options, as for ``select().options()``.
+        :returns: a list in the order asked, None where there is no row.
+        :raises InvalidIdError: when one is not an id.
+        :raises WrongTypeError: when one is an id of another class.
+        """
+        getter = getter_of(entity)
+        if not getter.by_id:
+            raise UnsupportedStatementError(
+                f"get_many() takes object classes; {entity!r} is not one: "
+                "use select() with in_()",
+                construct="get_many()",
+            )
+        found: list[T | None] = getter.get_many(
+            self, list(ids), options, execution_options or {}
+        )
+        return found
+
+    def merge(self, instance: T, **kwargs: Any) -> T:
+        """Merge an object; see :meth:`sqlalchemy.orm.Session.merge`."""
+        # An inactive row is there all the same: taken for missing, it
+        # would be inserted a second time.
+        before, self.shows_hidden = self.shows_hidden, True
+        try:
+            return super().merge(instance, **kwargs)
+        finally:
+            self.shows_hidden = before
+
+    # -- what cannot be done
+
+    def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedStatementError(
+            "the legacy bulk methods cannot write to several shards; use "
+            "session.execute(insert(Class), rows) or session.add_all()",
+            construct="bulk_*()",
+        )
+
+    bulk_save_objects = _refuse_bulk
+    bulk_insert_mappings = _refuse_bulk
+    bulk_update_mappings = _refuse_bulk
+
+
+def _checked(cross_shard: CrossShard) -> CrossShard:
+    if cross_shard not in (None, "unordered"):
+        raise ValueError(
+            f'cross_shard must be None or "unordered", not {cross_shard!r}'
+        )
+    return cross_shard
+
+
+def _before_flush(session: ShardSession, context: Any, objects: Any) -> None:
+    session.check_process()
+    place_objects(session)
+
+
+def _after_begin(
+    session: ShardSession,
+    transaction: SessionTransaction,
+    connection: Connection,
+) -> None:
+    session.log.begun(connection)
+
+
+def _after_create(
+    session: ShardSession, transaction: SessionTransaction
+) -> None:
+    if transaction.nested:
+        session._snapshots.append((transaction, session.log.snapshot()))
+
+
+def _after_rollback(
+    session: ShardSession, previous: SessionTransaction
+) -> None:
+    for index, (transaction, snapshot) in enumerate(session._snapshots):
+        if transaction is previous:
+            session.log.restore(snapshot)
+            del session._snapshots[index:]
+            break
+    session.placed.clear()
+
+
+def _after_end(session: ShardSession, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        session._reset_transaction()
+
+
+_LISTENERS: dict[str, Any] = {
+    "do_orm_execute": prepare,
+    "before_flush": _before_flush,
+    "after_begin": _after_begin,
+    "after_transaction_create": _after_create,
+    "after_soft_rollback": _after_rollback,
+    "after_transaction_end": _after_end,
+}
+
+for _name, _listener in _LISTENERS.items():
+    event.listen(ShardSession, _name, _listener)

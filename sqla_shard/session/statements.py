@@ -1,0 +1,215 @@
+"""What happens to a statement between ``execute`` and the server.
+
+:func:`prepare` listens to ``do_orm_execute``.  It decides on the shards and
+edits the execution in place, so that SQLAlchemy goes on with it as with any
+other; only an INSERT of several rows, or an UPDATE or DELETE on several
+shards, is taken apart into one execution per shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Result
+from sqlalchemy import Table
+from sqlalchemy.ext.horizontal_shard import set_shard_id
+from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.dml import Delete
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.dml import Update
+
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.rendering import OPTION
+from sqla_shard.rendering import Place
+from sqla_shard.rendering import Plan
+from sqla_shard.rendering import TRANSLATE
+from sqla_shard.routing import Decision
+from sqla_shard.routing import keyspace_of
+from sqla_shard.routing import route
+from sqla_shard.session.contract import Scope
+from sqla_shard.session.inserting import group_rows
+from sqla_shard.session.inserting import rows_of
+from sqla_shard.session.inserting import updated_rows
+from sqla_shard.session.views import bound_to
+from sqla_shard.topology import Keyspace
+
+__all__ = ["prepare"]
+
+
+def prepare(context: ORMExecuteState) -> Result[Any] | None:
+    """Send a statement to its shards.
+
+    :raises RoutingError: when they cannot be told, or it is refused.
+    """
+    scope: Any = context.session
+    scope.check_process()
+    bind_arguments = context.bind_arguments
+    place = bind_arguments.get("place")
+    if place is not None:
+        _send(context, scope, (place,))
+        return None
+    statement: Any = context.statement
+    told = _told_shard(context)
+    if isinstance(statement, Insert):
+        return _insert(context, scope, told)
+    many = isinstance(context.parameters, list)
+    if isinstance(statement, Update) and many and context.is_orm_statement:
+        given: Any = context.parameters
+        rows = updated_rows(scope, statement, given)
+        return _by_shard(context, scope, rows)
+    if told is not None:
+        places: Sequence[Place] = (_told_place(context, scope, told),)
+    else:
+        places = _decided(context, scope)
+    if len(places) > 1 and isinstance(statement, (Update, Delete)):
+        return _each_shard(context, scope, places)
+    _send(context, scope, places)
+    return None
+
+
+def _told_shard(context: ORMExecuteState) -> int | None:
+    """Return the shard that the caller names, if any."""
+    shard_id: int | None = context.bind_arguments.get("shard_id")
+    if shard_id is None:
+        for option in context._non_compile_orm_options:
+            if isinstance(option, set_shard_id):
+                return int(option.shard_id)
+    return shard_id
+
+
+def _told_place(
+    context: ORMExecuteState, scope: Scope, shard_id: int
+) -> Place:
+    keyspace = _keyspace(context, scope, "objects")
+    return scope.places.place(keyspace, shard_id)
+
+
+def _keyspace(
+    context: ORMExecuteState, scope: Scope, default: str
+) -> Keyspace:
+    """Return the keyspace of a statement that names its shard."""
+    name = context.bind_arguments.get("keyspace")
+    if name is not None:
+        return scope.places.keyspace(name, "")
+    tables = tuple(_tables_of(context.statement))
+    if tables:
+        return keyspace_of(tables, scope.places)
+    return scope.places.keyspace(None, default)
+
+
+def _tables_of(statement: Any) -> Any:
+    for element in visitors.iterate(statement):
+        if isinstance(element, Table):
+            yield element
+
+
+def _decided(context: ORMExecuteState, scope: Scope) -> Sequence[Place]:
+    places = scope.places
+    name = context.bind_arguments.get("keyspace")
+    if name is not None:
+        return (places.place(places.keyspace(name, ""), 0),)
+    decision: Decision = route(
+        context.statement,
+        context.parameters,
+        places,
+        keeps_order=context.is_relationship_load,
+    )
+    context.parameters = decision.parameters
+    if decision.shards:
+        keyspace = decision.keyspace
+        return [places.place(keyspace, i) for i in decision.shards]
+    # No row can match.  One shard is asked all the same: it gives the
+    # empty answer its columns, and a count its zero.
+    first = scope.log.first
+    if first is not None and first[0].keyspace == decision.keyspace.name:
+        return (first[0],)
+    return (places.place(decision.keyspace, 0),)
+
+
+def _send(
+    context: ORMExecuteState, scope: Scope, places: Sequence[Place]
+) -> None:
+    """Let the execution go on, with its plan."""
+    context.bind_arguments["place"] = places[0]
+    connections = (
+        [scope.root_connection(place) for place in places]
+        if len(places) > 1
+        else ()
+    )
+    plan = Plan(places, connections, scope.log.wrote)
+    context.update_execution_options(
+        **{OPTION: plan, "schema_translate_map": TRANSLATE}
+    )
+
+
+def _each_shard(
+    context: ORMExecuteState, scope: Scope, places: Sequence[Place]
+) -> Result[Any]:
+    """Run an UPDATE or DELETE once on each shard."""
+    for place in places:
+        # Before the first one is sent: all or nothing.
+        table: Any = context.statement
+        scope.log.wrote(place, f"rows of {table.table.name}")
+    return _merged([_invoke(context, scope, place) for place in places])
+
+
+def _invoke(
+    context: ORMExecuteState, scope: Scope, place: Place
+) -> Result[Any]:
+    plan = Plan((place,), (), scope.log.wrote)
+    return context.invoke_statement(
+        bind_arguments={**context.bind_arguments, "place": place},
+        execution_options={OPTION: plan, "schema_translate_map": TRANSLATE},
+    )
+
+
+def _merged(parts: Sequence[Result[Any]]) -> Result[Any]:
+    first, *rest = parts
+    return first.merge(*rest) if rest else first  # type: ignore[arg-type]
+
+
+def _insert(
+    context: ORMExecuteState, scope: Scope, told: int | None
+) -> Result[Any]:
+    statement: Any = context.statement
+    keyspace = keyspace_of((statement.table,), scope.places)
+    if keyspace.kind == "global":
+        place = scope.places.place(keyspace, 0)
+        return _by_shard(context, scope, {place: context.parameters})
+    if keyspace.kind == "mod" and told is None:
+        raise NoShardKeyError(
+            f"the shard of a row of {statement.table.name!r} cannot be "
+            'told; say bind_arguments={"shard_id": n}',
+            tables=(statement.table.name,),
+        )
+    if told is not None:
+        place = scope.places.place(keyspace, told)
+        rows = rows_of(statement, context.parameters)
+        return _by_shard(context, scope, {place: rows})
+    return _by_shard(
+        context, scope, group_rows(scope, statement, context.parameters)
+    )
+
+
+def _by_shard(
+    context: ORMExecuteState, scope: Scope, rows: dict[Place, Any]
+) -> Result[Any]:
+    """Run an INSERT or bulk UPDATE with the rows of each shard."""
+    statement: Any = context.statement
+    for place in rows:
+        scope.log.wrote(place, f"rows of {statement.table.name}")
+    given: Any = context.parameters
+    results = []
+    for place, part in rows.items():
+        if isinstance(part, list):
+            context.parameters = part if isinstance(given, list) else part[0]
+        before, scope.bulk = scope.bulk, place
+        plan = Plan((place,), (), scope.log.wrote)
+        try:
+            with bound_to(scope.root_connection(place), place, plan):
+                results.append(_invoke(context, scope, place))
+        finally:
+            scope.bulk = before
+    return _merged(results)

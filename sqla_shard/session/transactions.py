@@ -1,0 +1,129 @@
+"""What one transaction of a session has done, on which servers.
+
+A session has one connection and one database transaction per server.  The
+servers commit one after another, so only what was written on *one* virtual
+shard is atomic.  :class:`TransactionLog` is told of every write before it is
+sent, refuses a second shard, and says after a failed COMMIT what is where.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
+
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import CrossShardWriteError
+from sqla_shard.exc import PartialCommitError
+from sqla_shard.rendering import Place
+
+__all__ = ["TransactionLog", "watch"]
+
+_LOG = "sqla_shard.transaction"
+
+
+class TransactionLog:
+    """The writes of one transaction.
+
+    :param cross_shard: whether a second shard may be written.
+    """
+
+    def __init__(self, *, cross_shard: bool) -> None:
+        self.cross_shard = cross_shard
+        self.first: tuple[Place, str] | None = None
+        self._written: dict[Engine, str] = {}
+        self._committed: list[Engine] = []
+        self._committing: Engine | None = None
+
+    def wrote(self, place: Place, what: str) -> None:
+        """Take note of a write before it is sent.
+
+        :param what: the object or table, for messages.
+        :raises CrossShardWriteError: when it would be a second shard.
+        """
+        if self.first is None:
+            self.first = place, what
+        elif not self.cross_shard:
+            there, that = self.first
+            if there.address != place.address:
+                raise CrossShardWriteError(
+                    first=(there.shard_id, _described(there, that)),
+                    second=(place.shard_id, _described(place, what)),
+                )
+        self._written[place.engine] = place.server
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return what :meth:`restore` needs after a savepoint."""
+        return self.first, dict(self._written)
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Forget what was rolled back with a savepoint."""
+        self.first, self._written = snapshot[0], dict(snapshot[1])
+
+    def begun(self, connection: Connection) -> None:
+        """Follow the transaction of one of the session's connections."""
+        connection.info[_LOG] = self
+
+    def committing(self, engine: Engine) -> None:
+        """Take note that COMMIT is about to be sent to a server."""
+        if self._committing is not None:
+            self._committed.append(self._committing)
+        self._committing = engine
+
+    def failed(self, context: ExceptionContext) -> Exception | None:
+        """Return the error that tells what a failed COMMIT has left."""
+        engine, self._committing = self._committing, None
+        if engine is None or engine is not context.engine:
+            return None
+        written = self._written
+        committed = [written[e] for e in self._committed if e in written]
+        unknown = context.is_disconnect and engine in written
+        server = written.get(engine) or engine.url.render_as_string()
+        if committed:
+            rest = [
+                name
+                for other, name in written.items()
+                if other is not engine and other not in self._committed
+            ]
+            return PartialCommitError(
+                committed=committed,
+                failed=server,
+                rolled_back=rest,
+                unknown=unknown,
+            )
+        return CommitUnknownError(server=server) if unknown else None
+
+
+def _described(place: Place, what: str) -> str:
+    return what if place.keyspace == "objects" else f"{what} ({place})"
+
+
+def watch(engine: Engine) -> None:
+    """Let the logs of an engine's transactions know of COMMIT."""
+    event.listen(engine, "commit", _committing)
+    event.listen(engine, "handle_error", _failed)
+    event.listen(engine, "checkin", _forget)
+
+
+def _committing(connection: Connection) -> None:
+    log: TransactionLog | None = connection.info.get(_LOG)
+    if log is not None:
+        log.committing(connection.engine)
+
+
+def _failed(context: ExceptionContext) -> Exception | None:
+    connection = context.connection
+    if context.statement is not None or connection is None:
+        return None
+    if connection.closed or connection.invalidated:
+        return None
+    log: TransactionLog | None = connection.info.get(_LOG)
+    return None if log is None else log.failed(context)
+
+
+def _forget(dbapi_connection: Any, record: Any) -> None:
+    # The next user of the connection is another transaction.
+    record.info.pop(_LOG, None)
