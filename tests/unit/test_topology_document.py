@@ -572,6 +572,14 @@ class TestCollisions:
         doc["keyspaces"] |= global_document(database="db00007")["keyspaces"]
         check(doc, "keyspaces.main.database", "'db00007' on a:3306")
 
+    def test_two_global_keyspaces(self) -> None:
+        doc = global_document()
+        twin = global_document(database="MAIN")["keyspaces"]["main"]
+        doc["keyspaces"]["twin"] = twin
+        check(doc, "keyspaces.twin.database", "'MAIN' names ", "on a:3306")
+        twin["database"] = "main2"
+        Topology.from_mapping(doc, environ=ENVIRON)
+
     def test_a_standby_has_the_databases_too(self) -> None:
         doc = servers(server("a", [0, 15], standby="mysql://b"))
         doc["keyspaces"] |= global_document(
