@@ -29,6 +29,8 @@ from typing import Any
 from urllib.parse import quote
 
 from sqla_shard.testing import datadir
+from sqla_shard.testing.accounts import PREFIXES
+from sqla_shard.testing.accounts import random_password
 from sqla_shard.testing.documents import databases
 from sqla_shard.testing.documents import divide
 from sqla_shard.testing.documents import MOD_DATABASE
@@ -38,8 +40,6 @@ from sqla_shard.testing.documents import topology_document
 from sqla_shard.testing.external import external_servers
 from sqla_shard.testing.external import ExternalServer
 from sqla_shard.testing.mariadb import MariaDBServer
-from sqla_shard.testing.mariadb import PREFIXES
-from sqla_shard.testing.mariadb import random_password
 from sqla_shard.testing.options import storage_options
 
 __all__ = ["MariaDBFleet", "sqlite_topology"]

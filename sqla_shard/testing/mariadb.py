@@ -31,8 +31,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -54,31 +52,19 @@ from sqla_shard.testing._processes import free_port
 from sqla_shard.testing._processes import guard
 from sqla_shard.testing._processes import tail
 from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing.accounts import check_prefixes
+from sqla_shard.testing.accounts import create_user
+from sqla_shard.testing.accounts import PREFIXES
+from sqla_shard.testing.accounts import random_password
 from sqla_shard.testing.options import server_options
 from sqla_shard.testing.options import storage_options
 from sqla_shard.testing.querylog import QueryLog
 
-__all__ = ["PREFIXES", "MariaDBServer", "random_password"]
+__all__ = ["MariaDBServer"]
 
-PREFIXES = ("db", "main", "lookup")
-"""What names of databases begin with, unless something else is agreed."""
-
-_SYSTEM_DATABASES = (
-    "information_schema",
-    "mysql",
-    "performance_schema",
-    "sys",
-)
 _START_ATTEMPTS = 3
 
 _server_ids = itertools.count(1)
-
-
-def random_password() -> str:
-    """Return ``SQLA_SHARD_TEST_PASSWORD`` if it is set, else a new one."""
-    return os.environ.get("SQLA_SHARD_TEST_PASSWORD") or (
-        secrets.token_urlsafe(18)
-    )
 
 
 class MariaDBServer:
@@ -128,7 +114,7 @@ class MariaDBServer:
             raise ValueError(f"server_id {server_id!r} is not 1 to 2**32 - 1")
         self.name = name
         self.password = random_password() if password is None else password
-        self.prefixes = _checked_prefixes(prefixes)
+        self.prefixes = check_prefixes(prefixes)
         self.fast = fast
         self.server_id = server_id
         self.gtid_domain_id = (
@@ -438,19 +424,16 @@ class MariaDBServer:
             return False
 
     def _create_user(self) -> None:
-        account = f"'{self.user}'@'{self.host}'"
         with self.root_connect() as connection, connection.cursor() as cursor:
             # Each server has its own users; in the binary log they would
             # collide with those of a server that replicates from this one.
             cursor.execute("SET SESSION sql_log_bin = 0")
-            cursor.execute(
-                f"CREATE USER {account} IDENTIFIED BY %s", (self.password,)
+            create_user(
+                cursor,
+                f"'{self.user}'@'{self.host}'",
+                password=self.password,
+                prefixes=self.prefixes,
             )
-            for prefix in self.prefixes:
-                pattern = re.sub(r"([\\_%])", r"\\\1", prefix) + "%"
-                cursor.execute(
-                    f"GRANT ALL PRIVILEGES ON `{pattern}`.* TO {account}"
-                )
 
     def _end(self, how: signal.Signals) -> None:
         process = self._process
@@ -470,20 +453,3 @@ class MariaDBServer:
         with contextlib.suppress(FileNotFoundError):
             # Left by SIGKILL; whoever connects should see that it is gone.
             self.socket.unlink()
-
-
-def _checked_prefixes(prefixes: Sequence[str]) -> tuple[str, ...]:
-    if not prefixes:
-        raise ValueError("prefixes: the application needs at least one")
-    for prefix in prefixes:
-        if not re.fullmatch(r"[A-Za-z0-9_$-]+", prefix):
-            raise ValueError(
-                f"prefixes: {prefix!r} must be letters, digits, _ $ or -"
-            )
-        for name in _SYSTEM_DATABASES:
-            if name.startswith(prefix.lower()):
-                raise ValueError(
-                    f"prefixes: {prefix!r} would give the application the "
-                    f"database {name!r}"
-                )
-    return tuple(prefixes)

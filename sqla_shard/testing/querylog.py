@@ -7,12 +7,14 @@ neither pings nor resets.  Costs time; not for benchmarks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from sqla_shard.testing.mariadb import MariaDBServer
+import pymysql
+from pymysql.cursors import Cursor
 
 __all__ = ["LoggedCommand", "QueryLog"]
 
@@ -34,6 +36,30 @@ class LoggedCommand:
     text: str
 
 
+class RootServer(Protocol):
+    """What the log needs of a server: :class:`~.mariadb.MariaDBServer`."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def user(self) -> str:
+        """The application user, whose messages are shown."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process to ask."""
+
+    def root_connect(self) -> pymysql.Connection[Cursor]:
+        """Connect as root, in autocommit mode."""
+
+    def root_execute(
+        self, sql: str, parameters: Sequence[object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement as root."""
+
+
 class QueryLog:
     """What the application sends to one server, while it is open.
 
@@ -43,7 +69,7 @@ class QueryLog:
     :param server: a running server.
     """
 
-    def __init__(self, server: MariaDBServer) -> None:
+    def __init__(self, server: RootServer) -> None:
         self._server = server
         self._open = False
         self._entries: tuple[LoggedCommand, ...] = ()
