@@ -23,8 +23,12 @@ help: ## show this list
 demo: $(VENV)/.package ## run the quickstart on SQLite; needs Python only
 	@$(BIN)/python -m examples.quickstart
 
-test: $(VENV)/.dev servers lint type docs ## check everything, on real MariaDB
-	@$(PYTEST) $(ARGS)
+test: $(VENV)/.dev servers ## check everything, on real MariaDB
+	@failed=; for check in lint type docs; do \
+	    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
+	done; \
+	$(PYTEST) $(ARGS) || failed="$$failed pytest"; \
+	[ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
