@@ -8,7 +8,7 @@
         ...
         fleet.servers[0].kill()
 
-Four servers start in about a second: their data directories are copies of
+Four servers start in a second or two: their data directories are copies of
 one, and they start side by side.  Where ``SQLA_SHARD_TEST_SERVERS`` is set
 (see :mod:`.external`) its servers are used and nothing is started.
 """
@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqla_shard.testing import datadir
+from sqla_shard.testing._processes import guard
 from sqla_shard.testing.accounts import PREFIXES
 from sqla_shard.testing.accounts import random_password
 from sqla_shard.testing.documents import databases
@@ -254,6 +255,7 @@ class MariaDBFleet:
         parent = Path(tempfile.gettempdir()).resolve()
         account = datadir.Account.for_directory(parent)
         base = datadir.make_directory(parent, account)
+        guard.add(0, base)
         try:
             options = storage_options(self.fast)
             datadir.install_data(base / "data", account, options)
@@ -264,6 +266,7 @@ class MariaDBFleet:
             for server in local:
                 server.template = None
             shutil.rmtree(base, ignore_errors=True)
+            guard.remove(base)
 
     def _each(
         self, action: Callable[[MariaDBServer | ExternalServer], object]

@@ -5,10 +5,10 @@
     with MariaDBServer() as server:
         with pymysql.connect(host=server.host, port=server.port, ...) as c:
             ...
-        server.kill()       # as a power failure would
+        server.kill()       # in mid-air, as a crash would
         server.start()      # and recover
 
-Linux and macOS; needs MariaDB 10.6 or later on the machine and PyMySQL.  It
+Needs Linux, PyMySQL, and MariaDB 10.6 or later on the machine.  The server
 listens on 127.0.0.1 only, keeps a binary log (ROW, GTID), starts with strict
 SQL modes, UTC and utf8mb4, and has one application user, who may do anything
 to databases with the agreed prefixes and nothing else: no SUPER, so that a

@@ -15,6 +15,7 @@ from sqla_shard.testing.binaries import find_binaries
 from sqla_shard.testing.documents import databases
 from sqla_shard.testing.documents import divide
 from sqla_shard.testing.documents import topology_document
+from sqla_shard.topology import Topology
 
 
 @given(st.integers(1, 70), st.integers(1, 5000))
@@ -109,6 +110,28 @@ def test_sqlite_servers_are_directories(tmp_path, monkeypatch):
         assert make_url(server["primary"]).database == str(path)
     assert document["keyspaces"]["main"]["database"] == "main_x"
     assert sqlite_topology(tmp_path / "data", 2, 8, main="main_x") == document
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_the_topology_takes_them(tmp_path, servers):
+    primaries = {
+        f"server{n}": f"mysql://app:${{MYSQL_PASSWORD}}@127.0.0.1:{n}"
+        for n in range(1, servers + 1)
+    }
+    more = {"main": True, "lookup": 4, "weights": [0.5] * servers}
+    for document in (
+        topology_document(primaries, 11, **more),
+        sqlite_topology(tmp_path, servers, 11, **more),
+    ):
+        topology = Topology.from_mapping(
+            document, environ={"MYSQL_PASSWORD": "secret"}
+        )
+        placed = [
+            (keyspace.server_for(shard).name, keyspace.database_for(shard))
+            for keyspace in topology.keyspaces.values()
+            for shard in keyspace.shard_ids
+        ]
+        assert placed == list(databases(document))
 
 
 def test_finds_an_unpacked_mariadb(tmp_path):
