@@ -1,1 +1,61 @@
-"""Shard MySQL with plain SQLAlchemy: the id of an object is its address."""
+"""Shard MySQL with plain SQLAlchemy: the id of an object is its address.
+
+A team with SQLAlchemy models on one MySQL server puts :class:`ObjectMixin` on
+a model, writes a topology file and opens a :class:`Cluster`; from then on
+every object lives on a virtual shard that its 64-bit id names.
+"""
+
+# The layers, in order.  A module imports only from those above it in this
+# list; tests/test_layers.py holds us to it.
+#
+#   exc          every error
+#   ids          64-bit object ids, type registry
+#   topology/    which server holds which virtual shard; files
+#   types/       column types: ids, references, JSON blobs, times
+#   dialects/    where MariaDB, MySQL and SQLite differ
+#   rendering    from a compiled statement to the text of one shard
+#   engines      one pool per physical server
+#   routing/     statement -> virtual shards, and why
+#   session/     ShardSession and its parts
+#   retrying     repeating a transaction when that is safe
+#   creating     databases and tables of every shard, for development
+#   explaining   where something goes, without going there
+#   cluster      Cluster, the front door
+#   orm/         object classes and their blob fields
+#   testing/     local servers and statement logs; nothing imports it
+
+from __future__ import annotations
+
+from sqla_shard.cluster import Cluster
+from sqla_shard.ids import ObjectId
+from sqla_shard.ids import pack
+from sqla_shard.ids import unpack
+from sqla_shard.orm import blob_field
+from sqla_shard.orm import KeyspaceMixin
+from sqla_shard.orm import ObjectMixin
+from sqla_shard.rendering import SCHEMA
+from sqla_shard.session import ShardSession
+from sqla_shard.topology import FileSource
+from sqla_shard.topology import Topology
+from sqla_shard.types import full_id
+from sqla_shard.types import JSONBlob
+from sqla_shard.types import ObjectRef
+from sqla_shard.types import ShardedId
+
+__all__ = [
+    "SCHEMA",
+    "Cluster",
+    "FileSource",
+    "JSONBlob",
+    "KeyspaceMixin",
+    "ObjectId",
+    "ObjectMixin",
+    "ObjectRef",
+    "ShardSession",
+    "ShardedId",
+    "Topology",
+    "blob_field",
+    "full_id",
+    "pack",
+    "unpack",
+]

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import DDL
+from sqlalchemy import event
 from sqlalchemy import String
+from sqlalchemy import Table
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import Boolean
 from sqlalchemy.types import TypeEngine
 
-__all__ = ["BlobActive", "BlobValue", "UpdatedAt", "json_path"]
+__all__ = [
+    "BlobActive",
+    "BlobValue",
+    "UpdatedAt",
+    "json_path",
+    "keep_updated",
+]
 
 _TEXT = String()
 
@@ -32,7 +41,8 @@ class BlobValue(ColumnElement[Any]):
     """One key of a JSON column, as a typed SQL value.
 
     :param column: the JSON column.
-    :param key: the key at the top level of the document.
+    :param keys: the key at the top level of the document, and those that
+        are looked at where it is missing.
     :param form: how the server shows it: ``text``, ``integer``, ``float``,
         ``boolean``, ``decimal`` or ``json``.
     :param type_: the type of the expression.
@@ -44,18 +54,24 @@ class BlobValue(ColumnElement[Any]):
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement),
-        ("field", InternalTraversal.dp_string),
+        ("keys", InternalTraversal.dp_string_list),
         ("form", InternalTraversal.dp_string),
         ("type", InternalTraversal.dp_type),
     ]
 
     def __init__(
-        self, column: Any, key: str, form: str, type_: TypeEngine[Any]
+        self,
+        column: Any,
+        keys: tuple[str, ...],
+        form: str,
+        type_: TypeEngine[Any],
     ) -> None:
         self.column = column
-        self.field = key
+        self.keys = keys
         self.form = form
         self.type = type_
+        # Tells select() that the statement is the ORM's.
+        self._propagate_attrs = column._propagate_attrs
 
     @property
     def _from_objects(self) -> Any:
@@ -64,27 +80,33 @@ class BlobValue(ColumnElement[Any]):
         return self.column._from_objects
 
 
-def _parts(element: BlobValue, compiler: Any, kw: Any) -> tuple[str, str]:
+def _spelled(element: BlobValue, compiler: Any, template: str, kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
-    path = compiler.render_literal_value(json_path(element.field), _TEXT)
-    return column, path
+    values = [
+        template.format(
+            column, compiler.render_literal_value(json_path(key), _TEXT)
+        )
+        for key in element.keys
+    ]
+    return values[0] if len(values) == 1 else f"coalesce({', '.join(values)})"
 
 
 @compiles(BlobValue)
 def _blob_value(element: BlobValue, compiler: Any, **kw: Any) -> str:
-    column, path = _parts(element, compiler, kw)
-    return f"json_value({column}, {path})"
+    return _spelled(element, compiler, "json_value({0}, {1})", kw)
+
+
+_SQLITE_FORMS = {
+    "json": "json_quote(json_extract({0}, {1}))",
+    "decimal": "CAST(json_extract({0}, {1}) AS REAL)",
+}
 
 
 @compiles(BlobValue, "sqlite")
 def _blob_value_sqlite(element: BlobValue, compiler: Any, **kw: Any) -> str:
-    column, path = _parts(element, compiler, kw)
-    if element.form == "json":
-        return f"json_quote(json_extract({column}, {path}))"
-    if element.form == "decimal":
-        return f"CAST(json_extract({column}, {path}) AS REAL)"
-    return f"json_extract({column}, {path})"
+    template = _SQLITE_FORMS.get(element.form, "json_extract({0}, {1})")
+    return _spelled(element, compiler, template, kw)
 
 
 _MARIADB_FORMS = {
@@ -108,10 +130,9 @@ _MYSQL_FORMS = {
 
 @compiles(BlobValue, "mysql", "mariadb")
 def _blob_value_mysql(element: BlobValue, compiler: Any, **kw: Any) -> str:
-    column, path = _parts(element, compiler, kw)
     mariadb = getattr(compiler.dialect, "is_mariadb", False)
     forms = _MARIADB_FORMS if mariadb else _MYSQL_FORMS
-    return forms[element.form].format(column, path)
+    return _spelled(element, compiler, forms[element.form], kw)
 
 
 class BlobActive(ColumnElement[bool]):
@@ -126,6 +147,7 @@ class BlobActive(ColumnElement[bool]):
     def __init__(self, column: Any) -> None:
         self.column = column
         self.type = Boolean()
+        self._propagate_attrs = column._propagate_attrs
 
     @property
     def _from_objects(self) -> Any:
@@ -172,3 +194,21 @@ def _updated_at_sqlite(element: UpdatedAt, compiler: Any, **kw: Any) -> str:
 @compiles(UpdatedAt, "mysql", "mariadb")
 def _updated_at_mysql(element: UpdatedAt, compiler: Any, **kw: Any) -> str:
     return "CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
+
+
+def keep_updated(table: Table, column: str) -> None:
+    """Let SQLite keep a column of :class:`UpdatedAt` on UPDATE too.
+
+    MySQL does it by the column's own definition, SQLite needs a trigger.
+    """
+    (key,) = table.primary_key
+    trigger = DDL(
+        "CREATE TRIGGER IF NOT EXISTS %(table)s_{column} "
+        "AFTER UPDATE ON %(table)s FOR EACH ROW "
+        "WHEN NEW.{column} IS OLD.{column} BEGIN "
+        "UPDATE %(table)s SET {column} = {now} WHERE {key} = OLD.{key}; "
+        "END".format(
+            column=column, key=key.name, now=SQLITE_NOW.replace("%", "%%")
+        )
+    )
+    event.listen(table, "after_create", trigger.execute_if(dialect="sqlite"))

@@ -1,0 +1,20 @@
+"""Object classes.
+
+``kinds``, ``scalars``, ``containers``, ``records``, ``codecs``
+                 from an annotation to JSON and back
+``expressions``  the SQL types of fields
+``fields``       :func:`blob_field`
+``definition``   what happens when a class is created
+``hiding``       soft delete
+``saving``       writing a blob without overwriting other writers
+``objects``      :class:`ObjectMixin`
+``keyspaces``    :class:`KeyspaceMixin`, for models that are no objects
+"""
+
+from __future__ import annotations
+
+from sqla_shard.orm.fields import blob_field
+from sqla_shard.orm.keyspaces import KeyspaceMixin
+from sqla_shard.orm.objects import ObjectMixin
+
+__all__ = ["KeyspaceMixin", "ObjectMixin", "blob_field"]

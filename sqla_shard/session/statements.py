@@ -167,7 +167,7 @@ def _invoke(
 
 def _merged(parts: Sequence[Result[Any]]) -> Result[Any]:
     first, *rest = parts
-    return first.merge(*rest) if rest else first  # type: ignore[arg-type]
+    return first.merge(*rest) if rest else first
 
 
 def _insert(

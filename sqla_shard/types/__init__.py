@@ -9,9 +9,20 @@
 
 from __future__ import annotations
 
+from sqla_shard.types.blob import Blob
+from sqla_shard.types.blob import JSONBlob
 from sqla_shard.types.ids import full_id
 from sqla_shard.types.ids import IdType
 from sqla_shard.types.ids import ObjectRef
 from sqla_shard.types.ids import ShardedId
+from sqla_shard.types.times import UTCTimestamp
 
-__all__ = ["IdType", "ObjectRef", "ShardedId", "full_id"]
+__all__ = [
+    "Blob",
+    "IdType",
+    "JSONBlob",
+    "ObjectRef",
+    "ShardedId",
+    "UTCTimestamp",
+    "full_id",
+]

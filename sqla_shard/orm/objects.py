@@ -1,0 +1,185 @@
+"""Object tables: a local id, a JSON blob, and the time of the last change.
+
+::
+
+    class User(ObjectMixin, Base, type_id=3):
+        __tablename__ = "users"
+        name: Mapped[str] = blob_field()
+
+    class Board(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
+        __tablename__ = "boards"
+        user_id: Mapped[int] = blob_field(ref=User)
+        title: Mapped[str] = blob_field()
+
+The table has three columns, ``local_id``, ``data`` and ``ts``; ordinary
+columns may stand beside them.  ``Board.id`` is the whole 64-bit id, known
+after the flush.  ``colocate_with`` names the field with the parent's id: a
+board lives on its user's shard, for ever, so one transaction can write both.
+
+``deactivate()`` hides an object from reads and leaves its row in place;
+reads that ask for it with ``execution_options(include_inactive=True)``, and
+whoever reads the table by other means, still see it.
+
+Prefer an ordinary model in a global keyspace for what is small or needs
+unique constraints: nothing here is unique across shards.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import event
+from sqlalchemy import FetchedValue
+from sqlalchemy.orm import declared_attr
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard.dialects.sql import UpdatedAt
+from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import PlacementError
+from sqla_shard.ids import unpack
+from sqla_shard.orm.definition import define
+from sqla_shard.orm.definition import Definition
+from sqla_shard.orm.definition import finish
+from sqla_shard.orm.hiding import Activity
+from sqla_shard.orm.saving import write_blob
+from sqla_shard.session import ShardSession
+from sqla_shard.session.unit_of_work import REQUESTED
+from sqla_shard.types import JSONBlob
+from sqla_shard.types import ShardedId
+from sqla_shard.types import UTCTimestamp
+
+__all__ = ["ObjectMixin"]
+
+
+class ObjectMixin(Activity):
+    """Makes a declarative class an object class; it stands before the base.
+
+    Class keywords:
+
+    :param type_id: 1 to 1023, different for each class, never changed.
+    :param colocate_with: name of the field that holds the parent's id.
+    :param keyspace: name of the keyspace; needed where there are several
+        of kind ``objects``.
+    :raises ClassDefinitionError: when the class could not work.
+    :raises DuplicateTypeError: when the type id is taken.
+    """
+
+    if TYPE_CHECKING:
+        id: Mapped[int]
+        """The whole id; None until the flush."""
+        data: Mapped[dict[str, Any]]
+        """The blob itself, with the fields by name."""
+        ts: Mapped[datetime]
+        """When the row was last changed, kept by the server, in UTC."""
+        __sqla_shard__: Definition
+    else:
+
+        @declared_attr
+        def id(cls) -> Mapped[int]:  # noqa: N805, D102  # declared above
+            return mapped_column(
+                "local_id",
+                ShardedId(_definition(cls).type_id),
+                primary_key=True,
+                autoincrement=True,
+                sort_order=-30,
+            )
+
+        @declared_attr
+        def data(cls) -> Mapped[dict[str, Any]]:  # noqa: N805, D102  # declared above
+            # With active_history the old value of an assignment is read
+            # first: the flush must know what it is about to overwrite.
+            return mapped_column(
+                JSONBlob(_definition(cls).max_bytes),
+                nullable=False,
+                active_history=True,
+                sort_order=-20,
+            )
+
+        @declared_attr
+        def ts(cls) -> Mapped[datetime]:  # noqa: N805, D102  # declared above
+            return mapped_column(
+                UTCTimestamp(),
+                nullable=False,
+                server_default=UpdatedAt(),
+                server_onupdate=FetchedValue(),
+                sort_order=-10,
+            )
+
+    def __init_subclass__(
+        cls,
+        *,
+        type_id: int | None = None,
+        colocate_with: str | None = None,
+        keyspace: str | None = None,
+        max_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        define(
+            cls,
+            ObjectMixin,
+            type_id=type_id,
+            colocate_with=colocate_with,
+            keyspace=keyspace,
+            max_bytes=max_bytes,
+        )
+        super().__init_subclass__(**kwargs)
+        finish(cls)
+
+    @property
+    def shard_id(self) -> int | None:
+        """The object's virtual shard.
+
+        It can be set until the object is flushed, to choose the shard of a
+        root: ``User(name="maker", shard_id=7)``.  None for a new object of
+        which nothing is known yet.
+        """
+        object_id: int | None = self.id
+        if object_id is not None:
+            return unpack(object_id).shard_id
+        requested: int | None = self.__dict__.get(REQUESTED)
+        return requested
+
+    @shard_id.setter
+    def shard_id(self, shard_id: int | None) -> None:
+        object_id: int | None = self.id
+        if object_id is not None and self.shard_id != shard_id:
+            raise PlacementError(
+                f"object {object_id} is on shard {self.shard_id} and stays "
+                f"there; it cannot be moved to {shard_id}"
+            )
+        self.__dict__[REQUESTED] = shard_id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.__dict__.get('id')}>"
+
+
+def _definition(cls: Any) -> Definition:
+    found: Definition | None = cls.__dict__.get("__sqla_shard__")
+    if found is None:
+        raise ClassDefinitionError(
+            "ObjectMixin must stand before the declarative base: class "
+            f"{cls.__name__}(ObjectMixin, Base, type_id=...)",
+            class_name=cls.__name__,
+        )
+    return found
+
+
+def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
+    """Handle ``before_flush``: give new objects their defaults.
+
+    Before the flush rather than in it, so that a missing value leaves
+    nothing half written.
+    """
+    for instance in session.new:
+        if isinstance(instance, ObjectMixin):
+            if instance.__dict__.get("data") is None:
+                instance.data = {}
+            for made in instance.__sqla_shard__.fields.values():
+                made.fill(instance.data)
+
+
+event.listen(ObjectMixin, "before_update", write_blob, propagate=True)
+event.listen(ShardSession, "before_flush", _fill_new)

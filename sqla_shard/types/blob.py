@@ -1,0 +1,212 @@
+"""JSON documents in a text column.
+
+:class:`JSONBlob` stores a JSON object as text that both people and the
+server's JSON functions can read, and gives it to Python as a :class:`Blob`, a
+``dict`` that notices changes made in place at any depth::
+
+    class Pin(Base):
+        data: Mapped[dict[str, Any]] = mapped_column(JSONBlob())
+
+    pin.data["tags"].append("boats")      # the next flush writes it
+
+The column is text rather than the server's JSON type, because the flush
+compares the text that it has read with the text that is there: MySQL's type
+rewrites a document, so that what was sent never equals what is stored.
+
+Numbers: integers of any size and floats survive the round trip exactly; NaN
+and infinity, which JSON does not have, are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy import Text
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.mutable import Mutable
+from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeEngine
+
+from sqla_shard.exc import BlobTooLargeError
+from sqla_shard.exc import BlobValueError
+from sqla_shard.types.tracking import plain
+from sqla_shard.types.tracking import TrackedDict
+
+__all__ = ["Blob", "JSONBlob", "decode_blob", "encode_blob"]
+
+_TEXT_BYTES = 65_535
+_MEDIUM_BYTES = 16_777_215
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
+_decode = json.JSONDecoder().decode
+
+
+class Blob(TrackedDict, Mutable):
+    """The value of a :class:`JSONBlob` column.
+
+    :ivar source: the text in the database that this was made from, or was
+        last written as; None where it was never there.  A flush compares
+        it with what is there then.
+    :ivar values: decoded values of typed fields, by key, each with the
+        JSON value that it belongs to.
+    """
+
+    source: str | None = None
+
+    @property
+    def values_by_key(self) -> dict[str, tuple[Any, Any]]:
+        """Decoded values of typed fields; see :mod:`sqla_shard.orm`."""
+        found: dict[str, tuple[Any, Any]] | None
+        found = self.__dict__.get("_values_by_key")
+        if found is None:
+            found = self.__dict__["_values_by_key"] = {}
+        return found
+
+    def _changed(self) -> None:
+        self.changed()
+
+    @classmethod
+    def coerce(cls, key: str, value: Any) -> Any:
+        """Make a blob of a plain dictionary that is assigned.
+
+        :raises BlobValueError: for anything else, or what JSON cannot hold.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        if isinstance(value, dict):
+            return cls(value)
+        raise BlobValueError(
+            f"a blob is a dict, not {value!r} of type {type(value).__name__}",
+            field=key,
+            value=value,
+        )
+
+    @classmethod
+    def associate_with_attribute(cls, attribute: Any) -> None:
+        """Track an attribute; see :class:`sqlalchemy.ext.mutable.Mutable`."""
+        event.listen(
+            attribute,
+            "set",
+            _before_set,
+            raw=True,
+            retval=True,
+            propagate=True,
+        )
+        super().associate_with_attribute(attribute)
+
+    def __reduce__(self) -> Any:
+        return _restored, (plain(self), self.source)
+
+
+def _restored(values: dict[str, Any], source: str | None) -> Blob:
+    blob = Blob._trusted(values)
+    blob.source = source
+    return blob
+
+
+def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
+    """Handle an assignment to a blob attribute."""
+    if isinstance(value, Blob):
+        if value is old:
+            return value
+        # The blob of another object: sharing it would tie the two.
+        value = plain(value)
+    value = Blob.coerce(initiator.key, value)
+    if value is not None:
+        # What is overwritten is still what the database holds.
+        value.source = old.source if isinstance(old, Blob) else None
+    return value
+
+
+class JSONBlob(TypeDecorator[dict[str, Any]]):
+    """A JSON object in a text column.
+
+    :param max_bytes: of the encoded text; a larger blob is refused before
+        it is sent, since MySQL outside strict mode would cut it off.  It
+        chooses the type on MySQL: TEXT up to 65,535, MEDIUMTEXT up to
+        16,777,215 (the default), LONGTEXT above.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, max_bytes: int = _MEDIUM_BYTES) -> None:
+        super().__init__()
+        self.max_bytes = max_bytes
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the text type of the server."""
+        if dialect.name not in ("mysql", "mariadb"):
+            return dialect.type_descriptor(Text())
+        kind: Any = mysql.LONGTEXT
+        if self.max_bytes <= _TEXT_BYTES:
+            kind = mysql.TEXT
+        elif self.max_bytes <= _MEDIUM_BYTES:
+            kind = mysql.MEDIUMTEXT
+        return dialect.type_descriptor(
+            kind(charset="utf8mb4", collation="utf8mb4_bin")
+        )
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Encode a blob.
+
+        :raises BlobValueError: when it holds what JSON cannot.
+        :raises BlobTooLargeError: when it does not fit.
+        """
+        if value is None:
+            return None
+        blob = value if isinstance(value, dict) else Blob.coerce("", value)
+        text = encode_blob(blob, self.max_bytes)
+        if isinstance(value, Blob):
+            value.source = text
+        return text
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Decode a blob."""
+        return None if value is None else decode_blob(value)
+
+
+def encode_blob(blob: dict[str, Any], max_bytes: int) -> str:
+    """Return a blob as text.
+
+    :raises BlobValueError: when it holds what JSON cannot.
+    :raises BlobTooLargeError: when it has more than ``max_bytes``.
+    """
+    if not isinstance(blob, TrackedDict):
+        blob = TrackedDict(blob)  # checks what json would let pass
+    text = _encode(blob)
+    # No character has more than four bytes; most blobs are far too small
+    # to have to be encoded just to be counted.
+    if len(text) * 4 > max_bytes:
+        size = len(text.encode())
+        if size > max_bytes:
+            raise BlobTooLargeError(size=size, limit=max_bytes)
+    return text
+
+
+def decode_blob(text: str) -> Blob:
+    """Return the blob of a text in the database.
+
+    :raises BlobValueError: when it is not a JSON object.
+    """
+    try:
+        values = _decode(text)
+    except ValueError as error:
+        raise BlobValueError(
+            f"the stored text is not JSON: {error}", field="data", value=text
+        ) from error
+    if type(values) is not dict:
+        raise BlobValueError(
+            "the stored JSON is not an object", field="data", value=text
+        )
+    blob = Blob._trusted(values)
+    blob.source = text
+    return blob
+
+
+Blob.associate_with(JSONBlob)
