@@ -31,7 +31,7 @@ LAYERS = [
     ("dialects", "exc _typing ids topology types", "sqlalchemy"),
     ("rendering", "exc _typing ids types dialects", "sqlalchemy"),
     ("engines", "*", "sqlalchemy"),
-    ("routing", "* -engines", "sqlalchemy"),
+    ("routing", "*", "sqlalchemy"),
     ("session", "*", "sqlalchemy"),
     ("retrying", "exc _typing dialects", "sqlalchemy"),
     ("creating", "* -session -retrying", "sqlalchemy"),
