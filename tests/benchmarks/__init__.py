@@ -1,0 +1,1 @@
+"""Figures, printed as a table; no judgement is passed."""
