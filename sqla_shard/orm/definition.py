@@ -132,7 +132,6 @@ def finish(cls: type[Any]) -> None:
             type_id=definition.type_id,
             colocation=colocation,
             encode_row=_row_encoder(definition),
-            criterion=lambda entity: entity.active,
             is_shown=lambda instance: bool(instance.active),
         ),
     )

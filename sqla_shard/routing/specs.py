@@ -47,9 +47,8 @@ class TableSpec:
     :ivar colocation: None for roots.
     :ivar encode_row: turns a dictionary of attributes, given to a bulk
         INSERT, into one of mapped columns.
-    :ivar criterion: returns, for the class, the condition that every read
-        includes unless asked otherwise.
-    :ivar is_shown: tells whether an object meets that condition.
+    :ivar is_shown: tells whether reads show an object that they are not
+        asked for in particular; None for all.
     """
 
     kind: str
@@ -58,7 +57,6 @@ class TableSpec:
     type_id: int | None = None
     colocation: Colocation | None = None
     encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    criterion: Callable[[Any], Any] | None = None
     is_shown: Callable[[Any], bool] | None = None
 
 

@@ -52,16 +52,10 @@ class Getter:
             return
         self._identity = mapper.identity_key_from_primary_key((0,))[0]
         attribute = getattr(entity, mapper.get_property_by_column(key[0]).key)
-        one = select(entity).where(attribute == bindparam(_ID))
-        many = select(entity).where(
+        self._one = select(entity).where(attribute == bindparam(_ID))
+        self._many = select(entity).where(
             attribute.in_(bindparam(_IDS, expanding=True))
         )
-        self._one = {True: one, False: one}
-        self._many = {True: many, False: many}
-        if spec.criterion is not None:
-            condition = spec.criterion(entity)
-            self._one[False] = one.where(condition)
-            self._many[False] = many.where(condition)
 
     def place(self, places: Places, primary_key: Sequence[Any]) -> Place:
         """Return where the object of a primary key is.
@@ -88,9 +82,11 @@ class Getter:
         place = self.place(scope.places, (object_id,))
         found = scope.identity_map.get((self._identity, (object_id,), None))
         if found is None or instance_state(found).expired:
-            return (
+            # Whether it is to be shown is seen here for less than the
+            # server would take to look into the blob.
+            found = (
                 scope.scalars(
-                    self._one[hidden],
+                    self._one,
                     {_ID: object_id},
                     bind_arguments={"place": place},
                     execution_options=_SHOW_ALL,
@@ -98,6 +94,8 @@ class Getter:
                 .unique()
                 .one_or_none()
             )
+            if found is None:
+                return None
         return self._shown(found, hidden)
 
     def _shown(self, found: Any, hidden: bool) -> Any:
@@ -171,7 +169,7 @@ class Getter:
                     found[object_id] = held
             wanted = [i for i in wanted if i not in found]
         if wanted:
-            statement = self._many[hidden]
+            statement = self._many
             if options:
                 statement = statement.options(*options)
             for row in scope.scalars(
