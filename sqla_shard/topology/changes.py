@@ -271,7 +271,7 @@ def _moved(old: Keyspace, new: Keyspace) -> Iterator[MovedRange]:
     here, there = next(before), next(after)
     first = 0
     while first < end:
-        last = min(here[0].last, there[0].last, end - 1)
+        last = min(here[0].last, there[0].last)
         if here[1].name != there[1].name:
             yield MovedRange(
                 keyspace=old.name,

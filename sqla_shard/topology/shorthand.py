@@ -68,8 +68,8 @@ class Places:
     def restore(self, problem: Problem) -> Problem:
         """Return the problem with the place that the author knows."""
         for full, short in self._origins:
-            rest = problem.place.removeprefix(full)
-            if rest != problem.place and rest[:1] in ("", ".", "["):
+            if problem.place.startswith(full):
+                rest = problem.place[len(full) :]
                 return Problem(short + rest, problem.message)
         return Problem("document", problem.message)
 

@@ -49,6 +49,15 @@ def test_shared_name(
     assert found is None or found.lower() in expected
 
 
+def test_one_template_may_end_in_the_digits_of_the_other() -> None:
+    one = Template(prefix="x", spec="d", suffix="")
+    two = Template(prefix="x", spec="d", suffix="1")
+    some, more = [ShardRange(0, 9)], [ShardRange(90, 99)]
+    assert shared_name((one, more), (two, some)) == "x91"
+    assert shared_name((two, some), (one, more)) == "x91"
+    assert shared_name((one, some), (two, more)) is None
+
+
 @given(_FIELDS, st.integers(0, 65_535))
 def test_a_name_leads_back_to_its_shard(
     template: Template, shard: int

@@ -91,6 +91,12 @@ class TestDocument:
     def test_epoch_negative(self) -> None:
         check({**document(), "epoch": -3}, "epoch", "-3", "negative", "from 0")
 
+    def test_the_limits_of_epoch(self) -> None:
+        doc = {**document(), "epoch": 2**63 - 1}
+        assert Topology.from_mapping(doc, environ=ENVIRON).epoch == 2**63 - 1
+        doc["epoch"] = 2**63
+        check(doc, "epoch", "9223372036854775808 is more than 63 bits")
+
     def test_epoch_too_large(self) -> None:
         # Also for Python, which does not print integers of this size.
         doc = {**document(), "epoch": 1 << 20_000}
@@ -233,6 +239,20 @@ class TestKeyspace:
         )
         assert topology.keyspace("objects").database_for(15) == last
 
+    def test_the_longest_template(self) -> None:
+        doc = document(
+            database="d" * 63 + "{shard}",
+            shards=10,
+            servers=[server("a", [0, 9])],
+        )
+        Topology.from_mapping(doc, environ=ENVIRON)
+        doc = document(
+            database="d" * 63 + "{shard}",
+            shards=11,
+            servers=[server("a", [0, 10])],
+        )
+        check(doc, f"{OBJECTS}.database", "d10'", "1 to 64 letters")
+
     def test_with_an_unknown_kind_the_rest_is_read_all_the_same(self) -> None:
         doc = document(
             kind="x",
@@ -240,7 +260,9 @@ class TestKeyspace:
             database=5,
             servers=[server("a", [0, 3]), server("a", [3, 5])],
         )
-        assert [one.place for one in problems(doc)] == [
+        found = problems(doc)
+        assert found[1].message == "'many' is not an integer; write a number"
+        assert [one.place for one in found] == [
             f"{OBJECTS}.kind",
             f"{OBJECTS}.shards",
             f"{OBJECTS}.database",
@@ -279,7 +301,7 @@ class TestServer:
             ("primary", 5, ("5 is not a text", "write its URL")),
             ("primary", ["mysql://u:hunter2@h"], ("a list of 1",)),
             ("primary", None, ("null is not a text",)),
-            ("standby", 5, ("5 is not a text",)),
+            ("standby", 5, ("5 is not a text", "put it in quotes")),
             ("standby", "", ("'' is not the URL of a server",)),
             ("weight", "1", ("'1'", "a number, 0 or more")),
             ("weight", True, ("True",)),
@@ -680,4 +702,8 @@ def test_no_message_shows_a_password() -> None:
 def test_a_mapping_that_contains_itself_is_no_endless_loop() -> None:
     doc = document()
     doc["more"] = doc
+    check(doc, "more", "not a key")
+    endless: list[object] = []
+    endless.append(endless)
+    doc["more"] = endless
     check(doc, "more", "not a key")

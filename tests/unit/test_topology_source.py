@@ -172,7 +172,12 @@ def test_not_utf8(tmp_path: Path) -> None:
         ("t.toml", "epoch = 1\nx = [1,\n", "line 2", "end of document"),
         ("t.json", '{"epoch": 1,\n "x": }', "line 2", "Expecting value"),
         ("t.json", "", "line 1", "Expecting value"),
-        ("t.json", '{"a": 1, "b": {"c": 1, "c": 2}}', "file", "'c' is twice"),
+        (
+            "t.json",
+            '{"a": 1, "b": {"d": 1, "c": 1, "c": 2}}',
+            "file",
+            "'c' is twice",
+        ),
         ("t.json", "[" * 200_000, "file", "nested too deeply"),
         ("t.json", "[1, 2]", "document", "[1, 2] is not a table"),
         ("t.json", '"mysql://a:hunter2@b"', "document", "is not a table"),
