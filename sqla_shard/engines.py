@@ -25,8 +25,11 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
+from sqlalchemy import text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import PoolResetState
+from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
@@ -85,7 +88,7 @@ class Engines:
         self._environ = environ
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
-        self._busy: dict[int, tuple[Backend, Any]] = {}
+        self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
         self._closed = False
         self._start()
         _registries.add(self)
@@ -132,7 +135,7 @@ class Engines:
             if self._closed:
                 raise ClusterClosedError("the cluster is closed")
             record.info[_PROCESS] = os.getpid()
-            self._busy[id(record)] = backend, connection
+            self._busy[id(record)] = engine, backend, connection
 
         def checkin(connection: Any, record: Any) -> None:
             with self._returned:
@@ -153,14 +156,15 @@ class Engines:
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
+        busy = [engine for engine, _, _ in list(self._busy.values())]
         found = []
         for url, engine in list(self._engines.items()):
-            pool: Any = engine.pool
+            pool = engine.pool
+            # A NullPool, if somebody chose it, keeps nothing.
+            idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=_name(url),
-                    idle=pool.checkedin(),
-                    busy=pool.checkedout(),
+                    server=_name(url), idle=idle, busy=busy.count(engine)
                 )
             )
         return sorted(found, key=lambda stats: stats.server)
@@ -190,7 +194,7 @@ class Engines:
         self._start()
         for engine in self._engines.values():
             engine.dispose(close=False)
-        for backend, connection in busy:
+        for _, backend, connection in busy:
             backend.abandon(connection)
 
     def __repr__(self) -> str:
@@ -288,6 +292,16 @@ class Places:
                 lowest = server.shards[0].first if server.shards else 0
                 yield server.name, self.place(keyspace, lowest)
 
+    def check(self) -> dict[str, SQLAlchemyError | None]:
+        """Ask every server for a sign of life, all at the same time.
+
+        :returns: by server name, None or what is wrong.
+        """
+        servers = dict(self.servers())
+        with ThreadPoolExecutor(len(servers), "sqla-shard-check") as executor:
+            answers = executor.map(_ask, servers.values())
+            return dict(zip(servers, answers, strict=True))
+
     def warm(self, connections: int) -> None:
         """Open connections to every server of the topology, in parallel.
 
@@ -298,6 +312,15 @@ class Places:
             return
         with ThreadPoolExecutor(len(engines), "sqla-shard-warm") as executor:
             list(executor.map(lambda e: _warm(e, connections), engines))
+
+
+def _ask(place: Place) -> SQLAlchemyError | None:
+    try:
+        with place.engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+    except SQLAlchemyError as error:
+        return error
+    return None
 
 
 def _warm(engine: Engine, count: int) -> None:

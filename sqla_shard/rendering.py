@@ -179,6 +179,11 @@ def render_event(
         rows = [render("", row, place, placeholder)[1] for row in parameters]
         return statement.replace(SCHEMA, place.schema), rows
     if len(plan.places) > 1:
+        if _locks(context):
+            for other, there in zip(
+                plan.connections, plan.places, strict=True
+            ):
+                there.backend.lock(other)
         plan.jobs = [
             (other, *render(statement, parameters, there, placeholder))
             for other, there in zip(
@@ -207,7 +212,7 @@ def _before(
         place.backend.use(connection, cursor, place.schema)
         if plan.wrote is not None and not _only_reads(statement):
             plan.wrote(place, "textual SQL")
-    elif _locks(context):
+    elif len(plan.places) == 1 and _locks(context):
         place.backend.lock(connection)
 
 
