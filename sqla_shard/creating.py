@@ -40,8 +40,11 @@ def create_all(
         topology.
     """
     tables: dict[str, tuple[Keyspace, list[Table]]] = {}
+    kind = keyspace and places.topology.keyspace(keyspace).kind
     for table in metadata.sorted_tables:
         spec = spec_of(table)
+        if kind is not None and kind != spec.kind:
+            continue  # its own keyspace need not be in this topology
         found = places.keyspace(spec.keyspace, spec.kind)
         if keyspace in (None, found.name):
             tables.setdefault(found.name, (found, []))[1].append(table)

@@ -304,9 +304,9 @@ class CrossShardWriteError(ShardError):
         self, *, first: tuple[int, str], second: tuple[int, str]
     ) -> None:
         super().__init__(
-            f"{second[1]} is on shard {second[0]}, but this transaction "
-            f"already writes {first[1]} on shard {first[0]}: two shards "
-            "cannot be committed as one. Use a transaction for each, or "
+            f"this transaction would write {second[1]}, and has written "
+            f"{first[1]} already: two shards cannot be committed as one. "
+            "Use a transaction for each, or "
             'begin(cross_shard="unordered") where a half-finished write '
             "can be told and repaired"
         )

@@ -98,7 +98,7 @@ class TransactionLog:
 
 
 def _described(place: Place, what: str) -> str:
-    return what if place.keyspace == "objects" else f"{what} ({place})"
+    return f"{what} on shard {place.shard_id} of {place.keyspace!r}"
 
 
 def watch(engine: Engine) -> None:

@@ -1,0 +1,154 @@
+"""Connections to real servers: their settings, their number, their cost."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.pool import NullPool
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing import StatementLog
+
+pytestmark = pytest.mark.live
+
+SECRET = "asecretword"
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=3):
+    __tablename__ = "users"
+
+    name: Mapped[str] = blob_field()
+
+
+class Setting(Base):
+    __tablename__ = "settings"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+class Country(Base):
+    __tablename__ = "countries"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+for table in (Setting.__table__, Country.__table__):
+    table.c.name.type.length = 30
+
+
+@pytest.fixture(scope="module")
+def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
+    document = mariadb_fleet.topology_mapping(
+        shards=32, database="db_connections{shard:05d}", main=True
+    )
+    with Cluster.from_topology(
+        document, environ=mariadb_fleet.environ
+    ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+    mariadb_fleet.drop_databases(document)
+
+
+def test_sessions_are_utc_and_strict(cluster: Cluster) -> None:
+    with cluster.session() as session:
+        for shard_id in (0, 31):
+            zone, mode = session.execute(
+                text("SELECT @@session.time_zone, @@session.sql_mode"),
+                bind_arguments={"shard_id": shard_id},
+            ).one()
+            assert zone == "+00:00"
+            assert "STRICT_TRANS_TABLES" in mode
+
+
+def test_one_connection_per_server(cluster: Cluster) -> None:
+    servers = len(cluster.topology.keyspace("objects").servers)
+    with StatementLog() as log, cluster.session() as session:
+        for shard_id in range(32):
+            session.scalars(
+                select(User), bind_arguments={"shard_id": shard_id}
+            ).all()
+        session.scalars(select(Setting)).all()
+        assert len(log.connections) == servers
+        assert log.count("begin") == servers
+        assert len(log.statements) == 33
+
+
+def test_no_ca_bundle_is_read_to_connect(
+    cluster: Cluster, mariadb_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[Any] = []
+    make = ssl.create_default_context
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        contexts.append(args)
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    with Cluster.from_topology(
+        cluster.topology,
+        environ=mariadb_fleet.environ,
+        engine_options={"poolclass": NullPool},
+    ) as unpooled:
+        for _ in range(5):
+            assert set(unpooled.health().values()) == {None}
+    engines = {place.engine for _, place in unpooled.places.servers()}
+    assert len(contexts) == len(engines)
+
+
+def test_text_runs_in_the_database_of_its_place(cluster: Cluster) -> None:
+    def database(session: Any, **bind_arguments: Any) -> str:
+        found: str = session.scalar(
+            text("SELECT DATABASE()"), bind_arguments=bind_arguments
+        )
+        return found
+
+    with cluster.session() as session:
+        assert database(session, shard_id=3) == "db_connections00003"
+        assert database(session, shard_id=4) == "db_connections00004"
+        assert database(session) == "main"
+        assert database(session, shard_id=3) == "db_connections00003"
+        connection = session.connection({"shard_id": 5})
+        assert connection.scalar(text("SELECT DATABASE()")) == (
+            "db_connections00005"
+        )
+
+
+def test_a_server_that_is_gone_and_back(mariadb_installed: Any) -> None:
+    server = MariaDBServer("phoenix", password=SECRET, fast=True)
+    document = {
+        "epoch": 1,
+        "keyspaces": {
+            "main": {
+                "kind": "global",
+                "database": "main",
+                "servers": [{"name": "phoenix", "primary": ""}],
+            }
+        },
+    }
+    with server:
+        document["keyspaces"]["main"]["servers"][0]["primary"] = server.url  # type: ignore[index]
+        with Cluster.from_topology(document) as cluster:
+            cluster.create_all(Base.metadata, keyspace="main")
+            server.kill()
+            (answer,) = cluster.health().values()
+            assert "OperationalError" in str(answer)
+            assert SECRET not in str(answer)
+            server.restart()
+            assert list(cluster.health().values()) == [None]
+            with cluster.begin() as session:
+                session.add(Country(name="Iceland"))

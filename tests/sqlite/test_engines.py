@@ -1,0 +1,238 @@
+"""One engine for each server, opened on use and closed for good."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.pool import NullPool
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.exc import UnknownShardError
+from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing import StatementLog
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=3):
+    __tablename__ = "users"
+
+    name: Mapped[str] = blob_field()
+
+
+class Setting(Base):
+    __tablename__ = "settings"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+SECRET = "p%40ss${notaplaceholder".replace("${", "$$")
+
+
+def mysql_document(**extra: Any) -> dict[str, Any]:
+    servers = [
+        {
+            "name": f"server{n}",
+            "primary": f"mysql://app:{SECRET}@127.0.0.1:{1 + n}",
+            "shards": [n * 4, n * 4 + 3],
+        }
+        for n in range(2)
+    ]
+    keyspaces: dict[str, Any] = {
+        "objects": {
+            "kind": "objects",
+            "shards": 8,
+            "database": "db{shard:05d}",
+            "servers": servers,
+        },
+        "main": {
+            "kind": "global",
+            "database": "main",
+            "servers": [
+                {"name": "main", "primary": servers[0]["primary"], **extra}
+            ],
+        },
+    }
+    return {"epoch": 1, "keyspaces": keyspaces}
+
+
+def test_one_engine_for_all_shards_and_keyspaces_of_a_server() -> None:
+    cluster = Cluster.from_topology(mysql_document())
+    assert cluster.stats() == []
+    places, topology = cluster.places, cluster.topology
+    objects = topology.keyspace("objects")
+    found = places.all_places(objects)
+    assert [p.engine for p in found[:4]] == [found[0].engine] * 4
+    assert [p.engine for p in found[4:]] == [found[4].engine] * 4
+    assert found[0].engine is not found[4].engine
+    main = places.place(topology.keyspace("main"), 0)
+    assert main.engine is found[0].engine
+    assert [p.schema for p in found[:2]] == ["db00000", "db00001"]
+    assert main.schema == "main"
+    # Pooled connections have no default database.
+    assert found[0].engine.url.database is None
+    assert [s.server for s in cluster.stats()] == [
+        "127.0.0.1:1",
+        "127.0.0.1:2",
+    ]
+
+
+def test_no_secret_is_shown() -> None:
+    cluster = Cluster.from_topology(mysql_document())
+    place = cluster.places.place(cluster.topology.keyspace("objects"), 0)
+    with pytest.raises(SQLAlchemyError) as caught:
+        place.engine.connect()
+    shown = [
+        repr(cluster),
+        repr(cluster.topology),
+        repr(place.engine),
+        repr(place),
+        str(place),
+        repr(cluster.stats()),
+        repr(cluster.places.engines),
+        str(caught.value),
+        str(cluster.explain(0)),
+        repr(cluster.health()),
+    ]
+    assert all("p@ss" not in text for text in shown), shown
+    assert place.engine.url.password == "p@ss${notaplaceholder".replace(
+        "${", "$"
+    )
+
+
+def test_health_names_what_is_wrong() -> None:
+    with Cluster.from_topology(mysql_document()) as cluster:
+        health = cluster.health()
+    assert set(health) == {"server0", "server1", "main"}
+    assert all("OperationalError" in str(answer) for answer in health.values())
+
+
+def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
+    with Cluster.from_topology(sqlite_topology(tmp_path, shards=8)) as cluster:
+        assert not list(tmp_path.rglob("*.sqlite"))
+        with cluster.session() as session:
+            session.connection({"shard_id": 5}).execute(text("SELECT 1"))
+        assert [f.name for f in tmp_path.rglob("*.sqlite")] == [
+            "db00005.sqlite"
+        ]
+        (stats,) = cluster.stats()
+        assert (stats.idle, stats.busy) == (1, 0)
+
+
+def test_unopened_shards_are_refused(tmp_path: Path) -> None:
+    with Cluster.from_topology(sqlite_topology(tmp_path, shards=8)) as cluster:
+        with pytest.raises(UnknownShardError) as caught:
+            cluster.explain(8 << 46 | 3 << 36 | 1)
+        assert (caught.value.shard_id, caught.value.opened) == (8, 8)
+        assert pickle.loads(pickle.dumps(caught.value)).opened == 8
+
+
+def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
+    cluster = Cluster.from_topology(sqlite_topology(tmp_path, shards=4))
+    session = cluster.session()
+    session.connection({"shard_id": 1}).execute(text("SELECT 1"))
+    assert cluster.stats()[0].busy == 1
+    assert cluster.close(timeout=0.05) is False
+
+    closed: list[bool] = []
+    begun = threading.Event()
+
+    def close() -> None:
+        begun.set()
+        closed.append(cluster.close(timeout=30))
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    assert begun.wait(10)
+    # What is running goes on, and ends.
+    session.connection({"shard_id": 1}).execute(text("SELECT 1"))
+    session.close()
+    thread.join(30)
+    assert closed == [True]
+    with pytest.raises(ClusterClosedError):
+        session.connection({"shard_id": 1})
+    with pytest.raises(ClusterClosedError):
+        cluster.session().connection({"shard_id": 2})
+
+
+def test_warm_opens_connections_to_every_server(tmp_path: Path) -> None:
+    document = sqlite_topology(tmp_path, servers=3, shards=6)
+    with Cluster.from_topology(document) as cluster:
+        cluster.warm(2)
+        assert [(s.idle, s.busy) for s in cluster.stats()] == [(2, 0)] * 3
+
+
+def test_other_pools_can_be_chosen(tmp_path: Path) -> None:
+    with Cluster.from_topology(
+        sqlite_topology(tmp_path, shards=4),
+        engine_options={"poolclass": NullPool},
+    ) as cluster:
+        cluster.create_all(Base.metadata.__class__())
+        with cluster.session() as session:
+            session.connection({"shard_id": 1})
+            assert cluster.stats()[0].busy == 1
+        assert cluster.stats()[0].busy == 0
+
+
+def test_create_all_creates_what_is_missing(tmp_path: Path) -> None:
+    document = sqlite_topology(tmp_path, shards=4, main=True)
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(Base.metadata)
+        with cluster.begin() as session:
+            session.add(Setting(name="kept"))
+        with cluster.begin() as session:
+            session.connection({"shard_id": 2}).execute(
+                text("DROP TABLE users")
+            )
+        with StatementLog() as log:
+            cluster.create_all(Base.metadata)
+        created = [
+            s for s in log.statements if s.lstrip().startswith("CREATE")
+        ]
+        # One table and its trigger, on one shard.
+        assert len(created) == 2
+        with cluster.session() as session:
+            assert session.get(Setting, "kept") is not None
+            rows = session.execute(
+                text("SELECT count(*) FROM users"),
+                bind_arguments={"shard_id": 2},
+            )
+            assert rows.scalar() == 0
+
+
+def test_create_all_refuses_tables_of_no_keyspace(tmp_path: Path) -> None:
+    with Cluster.from_topology(sqlite_topology(tmp_path, shards=4)) as cluster:
+        with pytest.raises(UnknownKeyspaceError):
+            cluster.create_all(Base.metadata)
+        assert not list(tmp_path.rglob("*.sqlite"))
+
+
+def test_connections_come_back_clean(tmp_path: Path) -> None:
+    with Cluster.from_topology(
+        sqlite_topology(tmp_path, shards=2),
+        engine_options={"pool_size": 1, "max_overflow": 0},
+    ) as cluster:
+        cluster.create_all(type(Base.metadata)())
+        place = cluster.places.place(cluster.topology.keyspace("objects"), 0)
+        connection = place.engine.connect()
+        connection.execute(text("CREATE TABLE t (n INTEGER)"))
+        connection.commit()
+        connection.execute(text("INSERT INTO t VALUES (1)"))
+        connection.close()
+        with place.engine.connect() as again:
+            assert again.execute(text("SELECT count(*) FROM t")).scalar() == 0
