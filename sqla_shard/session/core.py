@@ -275,7 +275,9 @@ class ShardSession(ShardedSession):
 
     # -- reading by id
 
-    def get(self, entity: Any, ident: Any, **kwargs: Any) -> Any:
+    def get(
+        self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any
+    ) -> T | None:
         """Return the object of an id; see :meth:`sqlalchemy.orm.Session.get`.
 
         :param ident: the id, for an object class.
@@ -288,10 +290,13 @@ class ShardSession(ShardedSession):
         getter = getter_of(entity)
         if not getter.by_id:
             return super().get(entity, ident, **kwargs)
+        found: T | None
         hidden = getter.includes_hidden(self, kwargs)
         if kwargs or type(ident) is not int:
-            return getter.get_with(self, ident, hidden, kwargs, super().get)
-        return getter.get(self, ident, hidden)
+            found = getter.get_with(self, ident, hidden, kwargs, super().get)
+        else:
+            found = getter.get(self, ident, hidden)
+        return found
 
     def get_many(
         self,
@@ -334,6 +339,10 @@ class ShardSession(ShardedSession):
     # -- what cannot be done
 
     def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what knows nothing of shards.
+
+        :raises UnsupportedStatementError: always.
+        """
         raise UnsupportedStatementError(
             "the legacy bulk methods cannot write to several shards; use "
             "session.execute(insert(Class), rows) or session.add_all()",

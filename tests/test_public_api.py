@@ -1,0 +1,103 @@
+"""What the package exports, and that it is what it says."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import pkgutil
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import SQLAlchemyError
+
+import sqla_shard
+from sqla_shard import exc
+
+MODULES = [
+    found.name
+    for found in pkgutil.walk_packages(sqla_shard.__path__, "sqla_shard.")
+    if not found.name.startswith("sqla_shard.testing.")
+]
+ERRORS = [
+    value
+    for value in vars(exc).values()
+    if isinstance(value, type) and issubclass(value, exc.ShardError)
+]
+
+
+@pytest.mark.parametrize("name", ["sqla_shard", *MODULES])
+def test_what_is_listed_exists_and_is_documented(name: str) -> None:
+    module: Any = importlib.import_module(name)
+    assert module.__doc__, name
+    listed = module.__all__
+    assert len(set(listed)) == len(listed)
+    for public in listed:
+        value = getattr(module, public)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__doc__, f"{name}.{public}"
+
+
+def test_the_front_door_is_small() -> None:
+    assert len(sqla_shard.__all__) <= 30
+
+
+def test_public_methods_say_what_they_raise() -> None:
+    # The classes that users call; what they raise of ours is documented.
+    for cls in (sqla_shard.Cluster, sqla_shard.ShardSession):
+        for name, value in vars(cls).items():
+            if name.startswith("_") or not inspect.isfunction(value):
+                continue
+            source = inspect.getsource(value)
+            if "raise " in source:
+                assert ":raises" in (value.__doc__ or ""), name
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: e.__name__)
+def test_errors_are_sqlalchemys_and_drawn(error: type[Any]) -> None:
+    assert issubclass(error, SQLAlchemyError)
+    assert error.__name__ in exc.__all__
+    assert error.__name__ in (exc.__doc__ or "")
+    assert error.__name__.endswith("Error")
+
+
+SAMPLES = [
+    exc.InvalidIdError("m", value=3),
+    exc.WrongTypeError("m", value=3, expected=(1,)),
+    exc.DuplicateTypeError(type_id=1, holder="A", claimant="B"),
+    exc.ClassDefinitionError("m", class_name="A"),
+    exc.TopologyError([exc.Problem("epoch", "missing")], source="t.toml"),
+    exc.UnknownKeyspaceError("m", keyspace=None, known=["a"]),
+    exc.UnknownShardError(shard_id=9, keyspace="objects", opened=4),
+    exc.NoShardKeyError("m", tables=["pins"]),
+    exc.KeyspaceMismatchError({"a": ("x",), "b": ("y",)}),
+    exc.ScatterUnsupportedError("m", construct="LIMIT"),
+    exc.UnsupportedStatementError("m", construct="cast()"),
+    exc.PlacementError("m"),
+    exc.ColocationError("m", class_name="A", field="f", value=None),
+    exc.CrossShardWriteError(first=(1, "a"), second=(2, "b")),
+    exc.BlobValueError("m", field="A.f", value=1),
+    exc.BlobTooLargeError(size=9, limit=8),
+    exc.StaleDataError(class_name="A", object_id=1, fields=["f"]),
+    exc.CommitUnknownError(server="s"),
+    exc.PartialCommitError(
+        committed=["a"], failed="b", rolled_back=["c"], unknown=True
+    ),
+    exc.RetriesExhaustedError(attempts=3, last=ValueError("x")),
+    exc.ClusterClosedError("m"),
+    exc.ForkedSessionError("m"),
+    exc.ServerProcessError("m", log="l"),
+]
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda e: type(e).__name__)
+def test_errors_survive_pickling(error: exc.ShardError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert again.__dict__ == error.__dict__
+
+
+def test_every_error_has_a_sample() -> None:
+    bases = {exc.ShardError, exc.RoutingError, exc.BlobError}
+    assert {type(s) for s in SAMPLES} == set(ERRORS) - bases

@@ -1,0 +1,81 @@
+"""What a type checker sees of an application; checked by test_typing.py."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import full_id
+from sqla_shard import KeyspaceMixin
+from sqla_shard import ObjectId
+from sqla_shard import ObjectMixin
+from sqla_shard import ShardSession
+from sqla_shard import unpack
+
+if TYPE_CHECKING:
+    from typing_extensions import assert_type
+
+
+class Base(KeyspaceMixin, DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=3):
+    __tablename__ = "users"
+
+    name: Mapped[str] = blob_field()
+    born: Mapped[datetime | None] = blob_field(default=None)
+    tags: Mapped[list[str]] = blob_field(default_factory=list)
+    rank: Mapped[int | None] = mapped_column()
+
+
+class Setting(Base, keyspace="main"):
+    __tablename__ = "settings"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+def attributes(user: User) -> None:
+    assert_type(user.id, int)
+    assert_type(user.name, str)
+    assert_type(user.born, datetime | None)
+    assert_type(user.tags, list[str])
+    assert_type(user.rank, int | None)
+    assert_type(user.ts, datetime)
+    assert_type(user.shard_id, int | None)
+    assert_type(user.active, bool)
+    assert_type(unpack(user.id), ObjectId)
+    user.deactivate()
+
+
+def reading(cluster: Cluster, object_id: int) -> None:
+    with cluster.session() as session:
+        assert_type(session, ShardSession)
+        assert_type(session.get(User, object_id), User | None)
+        assert_type(session.get_one(User, object_id), User)
+        assert_type(session.get_many(User, [object_id]), list[User | None])
+        statement = select(User).where(
+            User.id == object_id, User.name.like("a%")
+        )
+        assert_type(session.scalars(statement).one(), User)
+        session.execute(select(full_id(User.id), User.name))
+
+
+def writing(cluster: Cluster) -> None:
+    def rename(session: ShardSession, user_id: int, name: str) -> bool:
+        user = session.get(User, user_id, with_for_update=True)
+        if user is None:
+            return False
+        user.name = name
+        return True
+
+    assert_type(cluster.run(rename, 5, name="maker"), bool)
+    with cluster.begin(cross_shard="unordered") as session:
+        session.add(User(name="maker", shard_id=3))
