@@ -8,6 +8,7 @@ was sent.  A COMMIT whose outcome is unknown is never repeated.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from sqla_shard.exc import StaleDataError
 __all__ = ["repeat"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
@@ -62,6 +65,12 @@ def repeat(
                 raise RetriesExhaustedError(
                     attempts=count, last=error
                 ) from error
+            _log.info(
+                "attempt %d failed and is repeated: %s",
+                count,
+                error,
+                extra={"action": "repeat", "attempt": count},
+            )
         # Of two transactions that met, the pause must differ, or they
         # would meet again.
         delay = min(pause * random.uniform(0.5, 1.5), left)  # noqa: S311  # jitter is no secret

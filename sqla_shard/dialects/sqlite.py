@@ -63,7 +63,11 @@ class SQLite:
         """Take the write lock of the file."""
         dbapi_connection: Any = connection.connection.dbapi_connection
         if not dbapi_connection.in_transaction:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            # Past SQLAlchemy, to which this would be a statement of the
+            # user's, and one that is not known to write nothing.
+            cursor = dbapi_connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.close()
 
     def create_database(self, connection: Connection, schema: str) -> None:
         """Do nothing: connecting has created the file."""

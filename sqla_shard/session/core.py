@@ -42,6 +42,7 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import Plan
+from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
 from sqla_shard.session.contract import Home
@@ -208,8 +209,7 @@ class ShardSession(ShardedSession):
         elif clause is not None:
             table = getattr(clause, "table", None)
         if table is None and shard_id is None:
-            spec = None
-            keyspace = places.keyspace(None, "global")
+            keyspace = keyspace_of((), places)
         elif table is None:
             keyspace = places.keyspace(None, "objects")
         else:
