@@ -10,7 +10,6 @@ verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -141,15 +140,15 @@ class _PreferredTLS:
     """Connects as PyMySQL would, with one TLS context for all connects."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._class: type[Any] | None = None
 
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
-        with self._lock:
-            if self._class is None:
-                self._class = _with_shared_context(dialect.loaded_dbapi)
+        # Two threads that come here first make one class each, which does
+        # no harm; a lock could be held while the process forks.
+        if self._class is None:
+            self._class = _with_shared_context(dialect.loaded_dbapi)
         return self._class(*cargs, **cparams)
 
 
