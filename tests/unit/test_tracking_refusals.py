@@ -60,6 +60,23 @@ def test_refusals_name_the_place_and_the_value(value, message):
     assert listener.calls == 0
 
 
+@pytest.mark.parametrize(
+    ("act", "place"),
+    [
+        (lambda x: x.__setitem__(-1, b""), "data[2]"),
+        (lambda x: x.__setitem__(slice(1, None), [4, b""]), "data[2]"),
+        (lambda x: x.__setitem__(slice(None, None, -2), [4, b""]), "data[0]"),
+        (lambda x: x.insert(-1, b""), "data[2]"),
+        (lambda x: x.insert(9, b""), "data[3]"),
+        (lambda x: x.extend([4, b""]), "data[4]"),
+    ],
+)
+def test_refusals_name_the_index_from_the_start(act, place):
+    with pytest.raises(BlobValueError) as caught:
+        act(TrackedList([1, 2, 3]))
+    assert caught.value.field == place
+
+
 def test_refusals_carry_the_place_and_the_value():
     with pytest.raises(BlobValueError) as caught:
         TrackedDict({"a": [1, 2, b"x"]})
@@ -274,6 +291,13 @@ def test_a_list_changed_while_it_is_sorted():
     assert sorted(root[:3]) == [1, 2, 3]
 
 
+def test_a_list_whose_items_are_replaced_while_it_is_sorted():
+    root, _ = heard([3, 1, 2])
+    with pytest.raises(ValueError, match="modified during sort"):
+        root.sort(key=lambda x: root.__setitem__(0, 9) or x)
+    assert root == [9, 1, 2]
+
+
 def test_an_iterator_that_fails_leaves_nothing_behind():
     def items():
         yield [1]
@@ -293,6 +317,8 @@ def test_a_container_is_free_again_after_a_refused_change():
         root.extend([free, b""])
     with pytest.raises(BlobValueError):
         TrackedDict().update(a=free, b=b"")
+    with pytest.raises(ValueError, match="extended slice"):
+        TrackedList([1, 2])[::2] = [free, free]
     root.append(free)
     assert root[0] is free
     free["a"] = 2
