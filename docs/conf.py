@@ -1,0 +1,115 @@
+"""How the documentation is built: ``make docs``.
+
+Warnings are errors, and every name in ``:class:`...``` and the like has to
+exist.  Names that have a place in the documentation become links.  Others,
+of Python, of SQLAlchemy and of our own internals, are looked up by importing
+them (:func:`_existing`) and stay plain text: intersphinx would link them, but
+the build must not depend on the network.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import subprocess
+import sys
+import warnings
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import SAWarning
+
+ROOT = Path(__file__).parents[1]
+
+project = "sqla_shard"
+author = "the sqla_shard authors"
+project_copyright = author
+version = release = version_of("sqla-shard")
+
+extensions = ["sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+highlight_language = "none"
+nitpicky = True
+# The module docstring of dialects.mysql names a function that is gone.
+nitpick_ignore = [("py:func", "_connect")]
+
+html_theme = "furo"
+html_title = f"sqla_shard {release}"
+html_show_sphinx = False
+
+# The pages are built without these where they are not installed: only the
+# servers for tests need them.
+autodoc_mock_imports = [
+    name
+    for name in ("pymysql", "pytest")
+    if importlib.util.find_spec(name) is None
+]
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_preserve_defaults = True
+# The signature shows the names; the types are with the parameters.
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+
+# Autodoc looks at the attributes of ObjectMixin, which is not mapped.
+warnings.filterwarnings("ignore", "Unmanaged access", SAWarning)
+
+
+def _existing(app: Any, env: Any, node: Any, contnode: Any) -> Any:
+    """Handle a reference that leads nowhere: let it pass if it exists."""
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"].lstrip(".")
+    module, cls = node.get("py:module"), node.get("py:class")
+    scopes = ["builtins"]
+    if module:
+        scopes += [module, f"{module}.{cls}", module.rpartition(".")[0]]
+    # A docstring is shown under the public name of what it describes; the
+    # names in it are those of the module that it was written in.
+    scopes += sorted(name for name in sys.modules if name in _OURS)
+    names = [target, *(f"{scope}.{target}" for scope in scopes if scope)]
+    return contnode if any(map(_is_there, names)) else None
+
+
+_OURS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "sqla_shard").rglob("*.py")
+}
+
+
+def _is_there(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return hasattr(builtins, name)
+
+
+def _unreleased(app: Any, docname: str, source: list[str]) -> None:
+    """Put what is not released yet into the changelog."""
+    if docname != "changelog":
+        return
+    command = [sys.executable, "-m", "towncrier", "build", "--draft"]
+    command += ["--version", "Not released yet", "--date", "changelog.d"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    mark = ".. towncrier release notes start\n"
+    source[0] = source[0].replace(mark, done.stdout)
+
+
+def setup(app: Any) -> None:
+    """Register what is ours."""
+    app.connect("missing-reference", _existing)
+    app.connect("source-read", _unreleased)
