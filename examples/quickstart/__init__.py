@@ -1,0 +1,28 @@
+"""Import a browser's bookmarks, and see where each object lives.
+
+::
+
+    python -m examples.quickstart                   # or: make demo
+    python -m examples.quickstart bookmarks.html    # your browser's export
+    python -m examples.quickstart --topology examples/topology.mariadb.toml
+
+Folders become boards, links become pins, and a few sample users share the
+boards.  On SQLite nothing has to be installed and every virtual shard is a
+file to look into: ``data/server1/db00007.sqlite``.
+
+In the order to read:
+
+``models.py``
+    Three classes; all that a model says about sharding.
+``pinboard.py``
+    Writing them and reading them back: the whole use of the library.
+``bookmarks.py``
+    From an export to folders and links; knows nothing of databases.
+``showing.py``, ``progress.py``, ``__main__.py``
+    What is printed, and the command.
+
+A run adds to what is there: do it twice, and there are two imports with ids
+of their own.  A file that is refused leaves everything as it was, since it
+is read to its end before the first write.  What is not shown: the order of
+the pins of a board is that of their ids.
+"""
