@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from examples.quickstart.__main__ import store
+from examples.quickstart.bookmarks import Folder
+from examples.quickstart.bookmarks import Link
 from examples.quickstart.progress import Progress
+from sqla_shard import Cluster
 from sqla_shard import FileSource
 from sqla_shard import unpack
+from sqla_shard.exc import BlobTooLargeError
+from sqla_shard.testing import sqlite_topology
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -221,6 +227,25 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "secret" not in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_board_is_stored_whole_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = [Link(line=n, url=f"https://{n}.example") for n in range(5)]
+    huge = Link(line=6, url="https://6.example", details="x" * 17_000_000)
+    folders = [
+        Folder(line=1, path=("good",), links=pages),
+        Folder(line=2, path=("bad",), links=[*pages, huge]),
+        Folder(line=3, path=("never",), links=pages),
+    ]
+    document = sqlite_topology(tmp_path, 2, 4)
+    with Cluster.from_topology(document) as cluster:
+        with pytest.raises(BlobTooLargeError):
+            store(cluster, folders)
+        assert counts(tmp_path) == {"users": 3, "boards": 1, "pins": 5}
+    stopped = "stopped: 1 of 3 boards are stored, each with all its pins\n"
+    assert capsys.readouterr().err.endswith(stopped)
 
 
 def test_own_topology(tmp_path: Path) -> None:
