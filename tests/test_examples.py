@@ -17,12 +17,16 @@ import pytest
 from examples.quickstart.__main__ import store
 from examples.quickstart.bookmarks import Folder
 from examples.quickstart.bookmarks import Link
+from examples.quickstart.models import User
+from examples.quickstart.pinboard import Deal
 from examples.quickstart.progress import Progress
 from sqla_shard import Cluster
 from sqla_shard import FileSource
+from sqla_shard import Topology
 from sqla_shard import unpack
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing.documents import topology_document
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -246,6 +250,17 @@ def test_a_board_is_stored_whole_or_not_at_all(
         assert counts(tmp_path) == {"users": 3, "boards": 1, "pins": 5}
     stopped = "stopped: 1 of 3 boards are stored, each with all its pins\n"
     assert capsys.readouterr().err.endswith(stopped)
+
+
+def test_users_are_dealt_to_the_servers_that_take_some() -> None:
+    document = topology_document(
+        {name: f"sqlite:///{name}" for name in "abc"}, 9, weights=[1, 0, 2]
+    )
+    keyspace = Topology.from_mapping(document).keyspace("objects")
+    deal = Deal()
+    shards = [deal(keyspace=keyspace, cls=User) for _ in range(100)]
+    assert set(shards[::2]) == {0, 1, 2}
+    assert set(shards[1::2]) == {6, 7, 8}
 
 
 def test_own_topology(tmp_path: Path) -> None:

@@ -416,9 +416,9 @@ class Style:
         return url.replace('"', "&quot;")  # as browsers do
 
     def file(self, content: list[Any]) -> str:
-        return f"{self.mark}{DOCTYPE}{self.list(content)}"
+        return f"{self.mark}{DOCTYPE}{self.terms(content)}"
 
-    def list(self, content: list[Any]) -> str:
+    def terms(self, content: list[Any]) -> str:
         text = "".join(map(self.entry, content))
         return f"{self.tag('dl')}<p>{self.newline}{text}{self.tag('/dl')}<p>"
 
@@ -435,11 +435,11 @@ class Style:
                 attributes += f' ADD_DATE="{int(added.timestamp())}"'
             head = f"{self.tag(attributes)}{html.escape(title)}"
             head += self.tag("/a")
-        text = self.tag("dt") + head + self.newline
+        text: str = self.tag("dt") + head + self.newline
         if details:
             text += self.tag("dd") + html.escape(details) + self.newline
         if len(entry) == 3:
-            text += self.list(content)
+            text += self.terms(content)
         if self.closes_terms:
             text += self.tag("/dt")
         return text
