@@ -171,6 +171,7 @@ class Runner:
     def __init__(self, page: Path, *, live: bool) -> None:
         self.live = live
         self.printed = ""
+        self.clusters: set[Cluster] = set()
         self.module = types.ModuleType(f"docs_{page.stem.replace('-', '_')}")
         # Annotations are resolved in the module of their class.
         sys.modules[self.module.__name__] = self.module
@@ -202,6 +203,11 @@ class Runner:
         with contextlib.redirect_stdout(stdout):
             exec(code, self.module.__dict__)  # noqa: S102  # pages of ours
         self.printed += stdout.getvalue()
+        self.clusters |= {
+            value
+            for value in vars(self.module).values()
+            if isinstance(value, Cluster)
+        }
 
     def console(self, block: Block) -> None:
         """Run the commands of a block; the rest of it is their output."""
@@ -245,9 +251,8 @@ class Runner:
             )
 
     def close(self) -> None:
-        for value in list(vars(self.module).values()):
-            if isinstance(value, Cluster):
-                value.close(timeout=1)
+        for cluster in self.clusters:
+            cluster.close(timeout=1)
         del sys.modules[self.module.__name__]
 
 
