@@ -122,6 +122,9 @@ def test_quickstart(tmp_path: Path) -> None:
         "board": 6,
         "pin": 12,
     }
+    # The boards are dealt in the order of the file.
+    ada = output[output.index(" user ada") :].split("\n\n")[0]
+    assert re.findall(r"board (\S+)", ada) == ["Unsorted", "Sky"]
     headings = re.findall(r"^shard (\d+), on (\w+), in (\S+)$", output, re.M)
     assert {server for _, server, _ in headings} == {"server1", "server2"}
     paths = {int(shard): tmp_path / path for shard, _, path in headings}

@@ -246,6 +246,16 @@ def test_what_is_no_web_page_is_skipped(url: str, reason: str) -> None:
     assert skipped.reason.startswith(reason)
 
 
+def test_descriptions_of_what_was_skipped_go_nowhere() -> None:
+    link = '<DT><A HREF="https://a.example">A</A>\n'
+    skipped = '<DT><A HREF="javascript:0">B</A>\n<DD>about B\n'
+    folder = f"<DT><H3>C</H3><DL>{link}</DL><DD>of nothing\n"
+    inner, root = read(f"{DOCTYPE}<DL>{link}{skipped}{folder}</DL><DD>x")
+    details = [inner.details, root.details]
+    details += [link.details for link in inner.links + root.links]
+    assert details == ["", "", "", ""]
+
+
 # -- what is refused
 
 
