@@ -31,6 +31,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── RetriesExhaustedError             ``cluster.run`` gave up
     ├── ClusterClosedError                the cluster was closed
     ├── ForkedSessionError                a session begun before a fork
+    ├── MissingDriverError (ImportError)  a driver is not installed
     └── ServerProcessError                a test server did not start
 """
 
@@ -58,6 +59,7 @@ __all__ = [
     "ForkedSessionError",
     "InvalidIdError",
     "KeyspaceMismatchError",
+    "MissingDriverError",
     "NoShardKeyError",
     "PartialCommitError",
     "PlacementError",
@@ -445,6 +447,20 @@ class ClusterClosedError(ShardError):
 
 class ForkedSessionError(ShardError):
     """Raised when a child process uses a session of its parent."""
+
+
+class MissingDriverError(ShardError, ImportError):
+    """Raised when the driver that a URL names is not installed.
+
+    :ivar driver: the driver, such as ``pymysql``.
+    """
+
+    def __init__(self, *, driver: str, reason: str) -> None:
+        super().__init__(
+            f"the driver {driver!r} cannot be imported ({reason}); for "
+            "PyMySQL, pip install 'sqla-shard[mysql]'"
+        )
+        self.driver = driver
 
 
 class ServerProcessError(ShardError):

@@ -86,6 +86,7 @@ SAMPLES = [
     exc.RetriesExhaustedError(attempts=3, last=ValueError("x")),
     exc.ClusterClosedError("m"),
     exc.ForkedSessionError("m"),
+    exc.MissingDriverError(driver="pymysql", reason="m"),
     exc.ServerProcessError("m", log="l"),
 ]
 

@@ -23,6 +23,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.base import Failure
+from sqla_shard.exc import MissingDriverError
 
 __all__ = ["MySQL"]
 
@@ -57,7 +58,10 @@ class MySQL:
         return url._replace(database=None), database
 
     def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
-        """Return an engine whose sessions are UTC, strict and utf8mb4."""
+        """Return an engine whose sessions are UTC, strict and utf8mb4.
+
+        :raises MissingDriverError: when the driver is not installed.
+        """
         settings: dict[str, Any] = {
             "paramstyle": "format",
             "pool_recycle": 1800,
@@ -66,7 +70,12 @@ class MySQL:
         arguments = {"init_command": _INIT, "charset": "utf8mb4"}
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
-        engine = create_engine(url, **settings)
+        try:
+            engine = create_engine(url, **settings)
+        except ImportError as error:
+            raise MissingDriverError(
+                driver=url.get_driver_name(), reason=str(error)
+            ) from error
         if engine.dialect.driver == "pymysql" and not any(
             key.startswith("ssl") for key in {*url.query, *arguments}
         ):

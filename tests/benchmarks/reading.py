@@ -64,14 +64,16 @@ class PlainPin(Plain):
 
 def run() -> None:
     """Print the tables."""
-    with MariaDBFleet(servers=4, shards=256, fast=True) as fleet:
-        with Cluster.from_topology(
+    with (
+        MariaDBFleet(servers=4, shards=256, fast=True) as fleet,
+        Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
-        ) as cluster:
-            cluster.create_all(Base.metadata)
-            ids = _fill(cluster)
-            _get(cluster, fleet, ids)
-            _get_many(cluster, ids)
+        ) as cluster,
+    ):
+        cluster.create_all(Base.metadata)
+        ids = _fill(cluster)
+        _get(cluster, fleet, ids)
+        _get_many(cluster, ids)
 
 
 def _fill(cluster: Cluster) -> list[int]:

@@ -78,7 +78,7 @@ def test_without_the_password_nobody_gets_in(server):
                 host=server.host,
                 port=server.port,
                 user=user,
-                password="wrong",  # noqa: S106 - that is the point
+                password="wrong",
             )
 
 
@@ -449,7 +449,7 @@ def test_query_log_of_a_server_that_dies():
 
 @pytest.fixture(scope="module")
 def fleet(mariadb_installed):
-    password = "a/b@ c%"  # noqa: S105 - of a server that is thrown away
+    password = "a/b@ c%"
     with MariaDBFleet(3, 8, password=password) as fleet:
         yield fleet
 

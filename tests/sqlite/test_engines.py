@@ -19,6 +19,7 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import MissingDriverError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.testing import sqlite_topology
@@ -236,3 +237,14 @@ def test_connections_come_back_clean(tmp_path: Path) -> None:
         connection.close()
         with place.engine.connect() as again:
             assert again.execute(text("SELECT count(*) FROM t")).scalar() == 0
+
+
+def test_a_missing_driver_is_named() -> None:
+    document = mysql_document()
+    for keyspace in document["keyspaces"].values():
+        for server in keyspace["servers"]:
+            server["primary"] = server["primary"].replace(
+                "mysql://", "mysql+cymysql://"
+            )
+    with pytest.raises(MissingDriverError, match=r"sqla-shard\[mysql\]"):
+        Cluster.from_topology(document).health()

@@ -273,7 +273,7 @@ def test_pickle(change: Change) -> None:
     change.servers[0]["shards"] = [0, 255]
     change.servers.append(server("c", [256, 511]))
     found = change.diff()
-    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 # our own
+    assert pickle.loads(pickle.dumps(found)) == found  # our own
 
 
 def test_the_largest_topology_in_milliseconds() -> None:

@@ -184,7 +184,7 @@ class TestKeyspace:
     @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
     def test_pickle(self, protocol: int) -> None:
         objects = keyspace(A, B)
-        restored = pickle.loads(  # noqa: S301 # our own bytes
+        restored = pickle.loads(  # our own bytes
             pickle.dumps(objects, protocol)
         )
         assert restored == objects
@@ -234,7 +234,7 @@ class TestTopology:
     @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
     def test_pickle(self, protocol: int) -> None:
         whole = topology(keyspace(A, B), MAIN)
-        restored = pickle.loads(  # noqa: S301 # our own bytes
+        restored = pickle.loads(  # our own bytes
             pickle.dumps(whole, protocol)
         )
         assert restored == whole
