@@ -3,12 +3,19 @@
 ``specs``       what is known of a table
 ``clauses``     questions about parts of a statement
 ``conditions``  what a WHERE clause says, given its values
-``reading``     the tables of a statement and what ties them
+``rendered``    what SQLAlchemy makes of a statement
+``rows``        rows that are combined, and what ties them to one shard
+``forms``       local ids and whole ids, not to be mixed up
+``blocks``      the SELECTs of a statement, and where a column is from
+``cutting``     what looks at more than one row
+``reading``     all of a statement
+``telling``     what its conditions say of the shards
 ``router``      the decision
 """
 
 from __future__ import annotations
 
+from sqla_shard.routing.router import check
 from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
 from sqla_shard.routing.router import route
@@ -21,6 +28,7 @@ __all__ = [
     "Colocation",
     "Decision",
     "TableSpec",
+    "check",
     "declare",
     "keyspace_of",
     "route",

@@ -1,202 +1,219 @@
 """Reading one SELECT, UPDATE or DELETE: its tables and what ties them.
 
-A statement is treated as one over a single large database.  It may run on
-one shard only if every row that could take part is on that shard, which is
-what :class:`Reader` finds out:
+A statement means what it would mean on a single large database.  It is run
+on some shards, each by itself, and their rows are put together; that is the
+same if, and only if,
 
-* tables whose ids are compared for equality are *tied*: their rows are on
-  the same shard;
-* a condition on an id says which shard a table's rows are on, and with it
-  all tables tied to it;
-* a subquery is tied to the row it is evaluated for, through correlation or
-  ``id IN (SELECT id ...)``; one that counts or cuts off is right only
-  through correlation.
+* rows that are combined, by a join or a subquery, are on one shard: ids that
+  must be equal *tie* their tables (:mod:`.rows`), and
+* what looks at many rows, such as LIMIT or a count, sees them all
+  (:mod:`.cutting`).
 
-A table that is tied to nothing and has no condition would have to be read on
-every shard.
+Tables that nothing ties together are right on one shard, if each is known to
+have no other rows.  What cannot be shown to be right is refused.  NULL and
+NOT are where intuition fails: conditions under NOT, or in the ON of a LEFT
+JOIN, say nothing of the rows outside; ``NOT IN (SELECT ...)`` is NULL where
+the subquery has a NULL on some other shard.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
 from typing import Any
 
+from sqlalchemy import Table
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import BooleanClauseList
-from sqlalchemy.sql.elements import Cast
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import ExpressionClauseList
 from sqlalchemy.sql.elements import Tuple
-from sqlalchemy.sql.elements import TypeCoerce
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Alias
-from sqlalchemy.sql.selectable import AliasedReturnsRows
 from sqlalchemy.sql.selectable import CompoundSelect
+from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.sql.selectable import FromGrouping
 from sqlalchemy.sql.selectable import Join
-from sqlalchemy.sql.selectable import ScalarSelect
+from sqlalchemy.sql.selectable import Lateral
 from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.selectable import SelectBase
+from sqlalchemy.sql.selectable import Subquery
 from sqlalchemy.sql.selectable import TableClause
+from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.sql.selectable import Values
 
+from sqla_shard.routing.blocks import Block
+from sqla_shard.routing.blocks import Derived
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import composed
 from sqla_shard.routing.clauses import conjuncts
-from sqla_shard.routing.clauses import cuts
-from sqla_shard.routing.clauses import direct_ids
-from sqla_shard.routing.clauses import expressions
-from sqla_shard.routing.clauses import form
 from sqla_shard.routing.clauses import inner
 from sqla_shard.routing.clauses import is_column
-from sqla_shard.routing.clauses import is_sharded
-from sqla_shard.routing.clauses import nested_in
-from sqla_shard.routing.clauses import resolved
+from sqla_shard.routing.clauses import is_list
+from sqla_shard.routing.clauses import is_select
+from sqla_shard.routing.clauses import nested
 from sqla_shard.routing.clauses import ungrouped
 from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.routing.conditions import AllOf
-from sqla_shard.routing.conditions import AnyOf
+from sqla_shard.routing.clauses import walk
 from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Equals
-from sqla_shard.routing.conditions import Within
+from sqla_shard.routing.cutting import aggregates
+from sqla_shard.routing.cutting import cut_of
+from sqla_shard.routing.cutting import is_textual
+from sqla_shard.routing.cutting import text_of
+from sqla_shard.routing.forms import check
+from sqla_shard.routing.forms import check_columns
+from sqla_shard.routing.forms import form_of
+from sqla_shard.routing.forms import mixed
+from sqla_shard.routing.forms import Problem
+from sqla_shard.routing.rendered import Rendering
+from sqla_shard.routing.rows import Leaf
+from sqla_shard.routing.rows import Level
+from sqla_shard.routing.rows import tie
 from sqla_shard.types import IdType
 
-__all__ = ["Known", "Leaf", "Problem", "Reader"]
+__all__ = ["Reader"]
 
-#: Functions of a local id that mean the same for whole ids.
-_ID_FUNCTIONS = frozenset({"count", "max", "min"})
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A construct whose answer would be wrong, and what to write instead."""
-
-    construct: str
-    message: str
-
-
-@dataclass(eq=False)
-class Leaf:
-    """A table, or a subquery in FROM, of one SELECT.
-
-    :ivar table: the table; None for a subquery, whose rows are those of
-        the leaves inside.
-    :ivar filters: whether leaving out its rows leaves out rows of the
-        whole statement: not so inside NOT EXISTS or an outer join.
-    :ivar cut: what cuts its rows off before they are compared with the
-        row of the outer SELECT, such as LIMIT.
-    """
-
-    name: str
-    table: Any
-    filters: bool
-    parent: Leaf | None = None
-    cut: str | None = None
-
-    def root(self) -> Leaf:
-        """Return the leaf that stands for all that are tied to this."""
-        leaf = self
-        while leaf.parent is not None:
-            leaf = leaf.parent
-        return leaf
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a condition says of the shard of a leaf."""
-
-    leaf: Leaf
-    condition: Condition
-
-
-@dataclass(eq=False)
-class _Scope:
-    """The FROM of one SELECT and, for columns of outer ones, its parent."""
-
-    outer: _Scope | None
-    leaves: dict[Any, Leaf] = field(default_factory=dict)
-    conditioned: bool = False
-
-    def find(self, source: Any) -> Leaf | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            leaf = scope.leaves.get(source)
-            if leaf is not None:
-                return leaf
-            scope = scope.outer
-        return None
+_SUBQUERY = re.compile(r"\bselect\b", re.IGNORECASE)
 
 
 class Reader:
-    """Collects what one statement says; see the module.
+    """Reads one statement; see the module.
 
+    :param statement: a SELECT, UPDATE or DELETE.
     :param bind_index: position of each parameter by its key.
 
-    :ivar leaves: every table and subquery in FROM, at any depth.
-    :ivar known: what the conditions say.
+    :ivar blocks: its SELECTs, at any depth.
+    :ivar leaves: every table, at any depth.
+    :ivar top: leaves whose rows the statement shows or changes.
     :ivar assigned: conditions that assignments put on the row's shard.
     :ivar problems: what is refused on any number of shards.
     :ivar single: what is right on one shard only.
     """
 
-    def __init__(self, bind_index: dict[str, int]) -> None:
+    def __init__(self, statement: Any, bind_index: dict[str, int]) -> None:
         self._bind_index = bind_index
-        self._filters = True
+        self._rendering = Rendering(statement)
+        self.blocks: list[Block] = []
         self.leaves: list[Leaf] = []
-        self.known: list[Known] = []
+        self.top: list[Leaf] = []
         self.assigned: list[Condition] = []
         self.problems: list[Problem] = []
         self.single: list[str] = []
+        if isinstance(statement, SelectBase):
+            self._top_select(statement)
+        else:
+            self._dml(self._rendering.statement)
 
     # -- statements
 
-    def read(self, statement: Any) -> None:
-        """Read a whole statement."""
-        if isinstance(statement, SelectBase):
-            self._branches(statement, None)
-        else:
-            self._dml(statement)
+    def _top_select(self, statement: Any) -> None:
+        blocks = self._branches(statement, None, in_from=False)
+        self.top = [leaf for block in blocks for leaf in block.leaves]
+        if isinstance(inner(statement), CompoundSelect):
+            self.single.append("UNION")
+        self.single += [block.cut for block in blocks if block.cut]
 
-    def _branches(self, select: Any, outer: _Scope | None) -> list[_Scope]:
-        """Read a SELECT, or each one of a UNION; return their scopes."""
+    def _branches(
+        self, select: Any, outer: Block | None, *, in_from: bool
+    ) -> list[Block]:
+        """Read a SELECT, or each one of a UNION."""
         select = inner(select)
         if isinstance(select, CompoundSelect):
+            if outer is not None or in_from:
+                self._check_union(select)
             return [
-                scope
+                block
                 for part in select.selects
-                for scope in self._branches(part, outer)
+                for block in self._branches(part, outer, in_from=in_from)
             ]
         if isinstance(select, Select):
-            return [self._select(resolved(select), outer)]
+            return [self._select(select, outer, in_from=in_from)]
+        self._refuse(
+            "text()",
+            "SQL as text inside a statement cannot be routed; write it with "
+            'select(), or say bind_arguments={"shard_id": n}',
+        )
         return []
 
-    def _select(self, select: Select[Any], outer: _Scope | None) -> _Scope:
-        scope = _Scope(outer)
-        wheres: list[Any] = list(select._where_criteria)
-        sources = list(select.get_final_froms())
-        for source in _displayed(select, sources, outer):
-            self._source(source, scope, wheres)
-        for clause in wheres:
-            self._conjunct(clause, scope)
-        for part in expressions(select):
-            self._expression(part, scope)
-        return scope
+    def _select(
+        self, select: Any, outer: Block | None, *, in_from: bool
+    ) -> Block:
+        rendered = self._rendering.find(select, in_from=in_from)
+        block = Block(outer, Level(), rendered.select)
+        self.blocks.append(block)
+        ons: list[tuple[Any, Level]] = []
+        for source in rendered.froms:
+            self._source(source, block, block.level, ons)
+        for clause, level in ons:
+            self._filter(clause, block, level)
+        for clause in block.select._where_criteria:
+            self._filter(clause, block, block.level)
+        for part in _expressions(block.select):
+            self._expression(part, block)
+        problem = check_columns(map(unlabelled, block.select._raw_columns))
+        if problem is not None:
+            self.problems.append(problem)
+        block.cut = cut_of(block.select, lambda keys: self._keyed(keys, block))
+        return block
+
+    def _keyed(self, keys: Iterable[Any], block: Block) -> bool:
+        """Tell whether rows that agree in some keys are on one shard."""
+        for key in keys:
+            carried = block.carrier(unlabelled(key))
+            # Rows of any shard agree in NULL.
+            if carried is None or carried.nullable:
+                continue
+            if all(carried.leaf in leaf.reach() for leaf in block.leaves):
+                return True
+        return False
+
+    def _check_union(self, select: Any) -> None:
+        """Refuse a UNION whose column holds local ids of two kinds."""
+        first, *others = [
+            [form_of(c) for c in part.selected_columns]
+            for part in select.selects
+            if hasattr(part, "selected_columns")
+        ] or [[]]
+        for other in others:
+            for one, two in zip(first, other, strict=False):
+                if mixed(one, two):
+                    self._refuse(
+                        "UNION",
+                        "a UNION puts local ids of two types, or a local id "
+                        "and something else, into one column; write "
+                        "full_id() in each part",
+                    )
 
     def _dml(self, statement: Any) -> None:
-        scope = _Scope(None)
-        self._table(statement.table, scope)
+        block = Block(None, Level(), statement)
+        self.blocks.append(block)
+        ons: list[tuple[Any, Level]] = []
+        for source in (statement.table, *self._rendering.extra_froms):
+            self._source(source, block, block.level, ons)
+        for clause, level in ons:
+            self._filter(clause, block, level)
         for clause in getattr(statement, "_where_criteria", ()):
-            self._conjunct(clause, scope)
-        values = getattr(statement, "_values", None) or {}
-        for column, value in values.items():
-            self._assignment(column, value, scope)
+            self._filter(clause, block, block.level)
+        for part in statement._returning:
+            self._expression(part, block)
+        for column, value in _assignments(statement):
+            self._assignment(column, value, block)
+        self.top = block.leaves
+        if any(name.endswith("_limit") for name in statement.kwargs):
+            self.single.append("LIMIT")
 
-    def _assignment(self, column: Any, value: Any, scope: _Scope) -> None:
-        if isinstance(value, ColumnElement):
-            self._expression(value, scope)
+    def _assignment(self, column: Any, value: Any, block: Block) -> None:
+        self._expression(value, block)
         kind = getattr(column, "type", None)
+        # A value without a type gets that of the column.
+        given = isinstance(value, BindParameter) and value.type._isnull
+        if not given and mixed(form_of(column), form_of(value)):
+            self._refuse(
+                f"SET {column}",
+                f"{column} and {value} hold ids in different forms, or only "
+                "one of them holds ids; full_id() returns the whole id",
+            )
         if not isinstance(kind, IdType) or not kind.routes:
             return
         if isinstance(value, BindParameter) and value.key in self._bind_index:
@@ -211,255 +228,220 @@ class Reader:
 
     # -- FROM
 
-    def _source(self, source: Any, scope: _Scope, wheres: list[Any]) -> None:
+    def _source(
+        self,
+        source: Any,
+        block: Block,
+        level: Level,
+        ons: list[tuple[Any, Level]],
+    ) -> None:
+        """Read one element of FROM; leave its conditions in ``ons``."""
+        while isinstance(source, FromGrouping):
+            source = source.element
         if not isinstance(source, Join):
-            self._table(source, scope)
+            self._table(source, block, level)
             return
-        outer_join = source.isouter or source.full
-        self._source(source.left, scope, wheres)
-        filters, self._filters = self._filters, not outer_join
-        self._source(source.right, scope, wheres)
-        self._filters = filters
-        if outer_join:
-            # The rows of the left side are there whatever ON says.
-            for clause in conjuncts(source.onclause):
-                self._equality(clause, scope)
-            self._expression(source.onclause, scope)
-        else:
-            wheres.extend(conjuncts(source.onclause))
-
-    def _table(self, source: Any, scope: _Scope) -> Leaf | None:
-        base = source
-        while isinstance(base, Alias):
-            base = base.element
-        if isinstance(base, Join):
-            self._source(base, scope, [])
-            return None
-        table = base if isinstance(base, TableClause) else None
-        leaf = Leaf(getattr(base, "name", "subquery"), table, self._filters)
-        scope.leaves[source] = leaf
-        self.leaves.append(leaf)
-        if isinstance(base, AliasedReturnsRows):
-            self._derived(base.element, leaf, scope)
-        return leaf
-
-    def _derived(self, element: Any, leaf: Leaf, scope: _Scope) -> None:
-        """Tie a subquery in FROM to the tables whose ids it shows."""
-        select = inner(element)
-        if not isinstance(select, SelectBase):
-            return
-        cut = cuts(select) if isinstance(select, Select) else None
-        for branch in self._branches(select, None):
-            if cut and branch.conditioned:
-                self.single.append(cut)
-            elif cut:
-                leaf.cut = cut
-            # The branches of a UNION are on shards of their own.
-            if isinstance(select, Select):
-                self._export(select, branch, leaf)
-
-    def _export(self, select: Any, branch: _Scope, leaf: Leaf) -> None:
-        for column in resolved(select).selected_columns:
-            carried = self._carrier(unlabelled(column), branch)
-            if carried is not None:
-                self._tie(leaf, carried[0])
-
-    # -- WHERE
-
-    def _conjunct(self, clause: Any, scope: _Scope) -> None:
-        for part in conjuncts(clause):
-            self._equality(part, scope)
-            found = self._condition(part, scope)
-            if found is not None:
-                self.known.append(found)
-                scope.conditioned = True
-            self._expression(part, scope)
-
-    def _equality(self, clause: Any, scope: _Scope) -> None:
-        if (
-            isinstance(clause, BinaryExpression)
-            and clause.operator is operators.eq
-        ):
-            left = self._carrier(clause.left, scope)
-            right = self._carrier(clause.right, scope)
-            if left and right and left[2] == right[2]:
-                self._tie(left[0], right[0])
-
-    def _condition(self, clause: Any, scope: _Scope) -> Known | None:
-        clause = ungrouped(clause)
-        if isinstance(clause, BinaryExpression):
-            return self._comparison(clause, scope)
-        if isinstance(clause, (BooleanClauseList, ExpressionClauseList)):
-            parts = [self._condition(part, scope) for part in clause.clauses]
-            known = [part for part in parts if part is not None]
-            if len({part.leaf.root() for part in known}) != 1:
-                return None
-            conditions = [part.condition for part in known]
-            if clause.operator is operators.and_:
-                return Known(known[0].leaf, AllOf(conditions))
-            if clause.operator is operators.or_ and len(known) == len(parts):
-                return Known(known[0].leaf, AnyOf(conditions))
-        return None
-
-    def _comparison(self, clause: Any, scope: _Scope) -> Known | None:
-        left, right = clause.left, ungrouped(clause.right)
-        equals = clause.operator is operators.eq
-        if equals and isinstance(left, BindParameter):
-            left, right = right, left
-        if not isinstance(right, BindParameter):
-            return None
-        index = self._bind_index.get(right.key)
-        if index is None or not (equals or clause.operator is operators.in_op):
-            return None
-        items = left.clauses if isinstance(left, Tuple) else (left,)
-        for item, element in enumerate(items):
-            carried = self._carrier(element, scope)
-            if carried is not None:
-                leaf, kind, _ = carried
-                if equals:
-                    return Known(leaf, Equals(index, kind, str(element)))
-                position = item if isinstance(left, Tuple) else None
-                return Known(leaf, Within(index, kind, str(element), position))
-        return None
-
-    def _carrier(
-        self, element: Any, scope: _Scope
-    ) -> tuple[Leaf, IdType, str] | None:
-        """Return the leaf whose shard an expression names, and its form."""
-        whole = composed(element)
-        column = element if whole is None else whole
-        kind = getattr(column, "type", None)
-        if (
-            not isinstance(kind, IdType)
-            or not kind.routes
-            or not is_column(column)
-        ):
-            return None
-        sources = column._from_objects
-        if len(sources) != 1:
-            return None
-        leaf = scope.find(sources[0]) or self._table(sources[0], scope)
-        if leaf is None:
-            return None
-        return leaf, kind, form(kind) if whole is None else "whole"
-
-    # -- any expression
-
-    def _expression(self, element: Any, scope: _Scope) -> None:
-        """Find nested SELECTs, and uses of an id that would go wrong."""
-        if isinstance(element, (SelectBase, ScalarSelect)):
-            self._nested(element, None, scope)
-            return
-        if isinstance(element, BinaryExpression):
-            self._mixed(element)
-            select = nested_in(element)
-            if select is not None:
-                self._nested(select, element, scope)
-                self._expression(element.left, scope)
-                return
-        elif isinstance(element, (FunctionElement, Cast)):
-            self._function(element)
-        elif isinstance(element, TypeCoerce) and is_sharded(element.clause):
+        if source.full:
             self._refuse(
-                "type_coerce()",
-                f"type_coerce({element.clause}) would show the local id "
-                "alone; use full_id()",
+                "FULL OUTER JOIN",
+                "FULL OUTER JOIN is not supported, as on MySQL; use two "
+                "statements",
             )
-        if composed(element) is None:
-            for child in children(element):
-                self._expression(child, scope)
+        self._source(source.left, block, level, ons)
+        if source.isouter:
+            level = Level(level, optional=True)
+        self._source(source.right, block, level, ons)
+        ons.append((source.onclause, level))
 
-    def _nested(self, select: Any, clause: Any, scope: _Scope) -> None:
-        """Read a SELECT inside an expression, evaluated row by row."""
-        filters, self._filters = self._filters, False
-        branches = self._branches(select, scope)
-        self._filters = filters
-        body = inner(select)
-        cut = cuts(body) if isinstance(body, Select) else None
-        around = {leaf.root() for leaf in _leaves_of(scope)}
-        for branch in branches:
-            correlated = any(
-                leaf.root() in around for leaf in branch.leaves.values()
+    def _table(self, source: Any, block: Block, level: Level) -> None:
+        base = source
+        hops = 1
+        while isinstance(base, Alias) and not isinstance(
+            base, TableValuedAlias
+        ):
+            base = base.element
+            hops += 1
+        if isinstance(base, TableClause):
+            leaf = Leaf(base.name, base, level)
+            block.sources[source] = leaf
+            block.leaves.append(leaf)
+            self.leaves.append(leaf)
+        elif isinstance(base, (Subquery, CTE, Lateral)):
+            self._derived(source, base, hops, block, level)
+        elif isinstance(base, (TableValuedAlias, FunctionElement, Values)):
+            # Made of its arguments alone, which may be columns.
+            for child in base.get_children():
+                self._expression(child, block)
+        else:
+            self._refuse(
+                type(base).__name__,
+                f"{type(base).__name__} in FROM cannot be routed; say "
+                'bind_arguments={"shard_id": n}',
             )
-            if cut and not correlated:
-                if branch.conditioned:
-                    self.single.append(cut)
-                for leaf in branch.leaves.values():
-                    leaf.cut = None if branch.conditioned else cut
-            if clause is not None:
-                self._member(clause, select, branch, scope)
+
+    def _derived(
+        self, source: Any, base: Any, hops: int, block: Block, level: Level
+    ) -> None:
+        """Read a subquery in FROM.
+
+        Its tables count as tables of the SELECT around it, whose conditions
+        may tie them, unless something in it depends on rows that those
+        conditions would leave out.
+        """
+        outer = block if isinstance(base, Lateral) else block.outer
+        branches = self._branches(base.element, outer, in_from=True)
+        union = isinstance(inner(base.element), CompoundSelect)
+        for branch in branches:
+            branch.level.cut = "UNION" if union else branch.cut
+            if branch.level.cut is None:
+                branch.level.parent = level
+            else:
+                branch.level.optional = level.may_be_missing
+                self.single.append(branch.level.cut)
+            block.leaves += branch.leaves
+        whole = None if union or not branches else branches[0]
+        block.sources[source] = Derived(whole, hops)
+
+    # -- conditions
+
+    def _filter(self, clause: Any, block: Block, level: Level) -> None:
+        """Read a condition that rows of a level must fulfil."""
+        for part in conjuncts(clause):
+            if (
+                isinstance(part, BinaryExpression)
+                and part.operator is operators.eq
+            ):
+                one = block.carrier(part.left)
+                other = block.carrier(part.right)
+                if one and other and one.form == other.form:
+                    tie(one.leaf, other.leaf, level)
+            block.filters.append((part, level))
+            self._expression(part, block, filters=True)
+
+    # -- expressions
+
+    def _expression(
+        self, element: Any, block: Block, *, filters: bool = False
+    ) -> None:
+        """Find nested SELECTs, and uses of an id that would go wrong.
+
+        :param filters: whether only rows for which it is true are let
+            through, so that false and NULL are the same.
+        """
+        element = ungrouped(element)
+        if is_select(element):
+            self._nested(element, block)
+            return
+        problem = check(element)
+        if problem is not None:
+            self.problems.append(problem)
+            return
+        if is_textual(element) and _SUBQUERY.search(text_of(element)):
+            self._refuse(
+                "text()",
+                "a subquery as text cannot be routed; write it with select()",
+            )
+        if aggregates(element):
+            self._check_aggregate(element, block)
+        if composed(element) is not None:
+            return
+        if is_list(element, operators.and_) or is_list(element, operators.or_):
+            for part in element.clauses:
+                self._expression(part, block, filters=filters)
+            return
+        if (
+            isinstance(element, BinaryExpression)
+            and element.operator in (operators.in_op, operators.not_in_op)
+            and nested(element.right) is not None
+        ):
+            self._expression(element.left, block)
+            branches = self._nested(element.right, block)
+            exact = not filters or element.operator is operators.not_in_op
+            self._member(element, branches, block, exact=exact)
+            return
+        for child in children(element):
+            self._expression(child, block)
+
+    def _nested(self, select: Any, block: Block) -> list[Block]:
+        """Read a SELECT in an expression, evaluated row by row."""
+        branches = self._branches(select, block, in_from=False)
+        for branch in branches:
+            branch.level.cut = branch.cut
+        block.inside[id(inner(select))] = branches
+        return branches
 
     def _member(
-        self, clause: Any, select: Any, branch: _Scope, scope: _Scope
+        self,
+        clause: Any,
+        branches: list[Block],
+        block: Block,
+        *,
+        exact: bool,
     ) -> None:
-        """Tie ``id IN (SELECT id ...)``: ids of other shards never match."""
-        carried = self._carrier(clause.left, scope)
-        body = inner(select)
-        if carried is None or not isinstance(body, Select):
-            return
-        for column in resolved(body).selected_columns:
-            shown = self._carrier(unlabelled(column), branch)
-            if shown is not None and shown[2] == carried[2]:
-                self._tie(carried[0], shown[0])
+        """Tie ``id IN (SELECT id ...)``: ids of other shards never match.
 
-    def _mixed(self, clause: Any) -> None:
-        """Refuse to compare a local id with anything but its like."""
-        left, right = ungrouped(clause.left), ungrouped(clause.right)
-        if is_sharded(right) and not is_sharded(left):
-            left, right = right, left
-        if not is_sharded(left) or isinstance(right, BindParameter):
+        :param exact: whether NULL is to be told from false: then a NULL on
+            either side makes the rows of all shards matter.
+        """
+        left = ungrouped(clause.left)
+        items = left.clauses if isinstance(left, Tuple) else [left]
+        body = nested(clause.right)
+        if isinstance(body, CompoundSelect) and (
+            body._limit_clause is not None or body._offset_clause is not None
+        ):
             return
-        kind = getattr(right, "type", None)
-        if kind is None or kind._isnull or form(left.type) == form(kind):
-            return
-        how = (
-            f"their types are {left.type.type_id} and {kind.type_id}"
-            if is_sharded(right)
-            else f"write full_id({left}) to compare whole ids"
-        )
-        self._refuse(
-            f"{left} and {right}",
-            f"{left} holds local ids and cannot be compared with {right}: "
-            f"{how}",
-        )
+        for branch in branches:
+            shown = list(branch.select.selected_columns)
+            for item, column in zip(items, shown, strict=False):
+                one = block.carrier(item)
+                other = branch.carrier(unlabelled(column))
+                if (
+                    one is not None
+                    and other is not None
+                    and one.form == other.form
+                    and branch.cut is None
+                    and not (exact and (one.nullable or other.nullable))
+                ):
+                    tie(one.leaf, other.leaf, branch.level)
 
-    def _function(self, element: Any) -> None:
-        name = getattr(element, "name", "cast")
-        if name.lower() not in _ID_FUNCTIONS:
-            for column in direct_ids(element):
-                self._refuse(
-                    f"{name}()",
-                    f"{name}({column}) would see the local id alone; use "
-                    f"full_id({column})",
-                )
+    def _check_aggregate(self, element: Any, block: Block) -> None:
+        """Refuse a count, inside a subquery, of rows outside of it."""
+        tables = {
+            source
+            for part in walk(element)
+            if is_column(part)
+            for source in getattr(part, "_from_objects", ())
+        }
+        if (
+            block.outer is not None
+            and tables
+            and not (tables & set(block.sources))
+        ):
+            self._refuse(
+                f"{getattr(element, 'name', 'a function')}()",
+                f"{element} inside a subquery looks at rows outside of it",
+            )
 
     def _refuse(self, construct: str, message: str) -> None:
         self.problems.append(Problem(construct, message))
 
-    def _tie(self, one: Leaf, other: Leaf) -> None:
-        one, other = one.root(), other.root()
-        if one is not other:
-            other.parent = one
+
+def _expressions(select: Any) -> Iterator[Any]:
+    """Yield the expressions of a SELECT outside FROM and WHERE."""
+    yield from select._raw_columns
+    yield from select._having_criteria
+    yield from select._order_by_clauses
+    yield from select._group_by_clauses
 
 
-def _displayed(
-    select: Any, sources: list[Any], outer: _Scope | None
-) -> list[Any]:
-    """Leave out the tables that a nested SELECT takes from outside."""
-    if outer is None:
-        return sources
-    if select._correlate:
-        chosen = set(select._correlate)
-        return [s for s in sources if s not in chosen or not outer.find(s)]
-    if select._correlate_except is not None:
-        kept = set(select._correlate_except)
-        return [s for s in sources if s in kept or not outer.find(s)]
-    if select._auto_correlate and len(sources) > 1:
-        return [s for s in sources if not outer.find(s)] or sources
-    return sources
-
-
-def _leaves_of(scope: _Scope | None) -> Iterator[Leaf]:
-    while scope is not None:
-        yield from scope.leaves.values()
-        scope = scope.outer
+def _assignments(statement: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the columns that an UPDATE sets, with their values."""
+    for values in (
+        getattr(statement, "_values", None),
+        dict(getattr(statement, "_ordered_values", None) or ()),
+    ):
+        for key, value in (values or {}).items():
+            if isinstance(key, str) and isinstance(statement.table, Table):
+                yield statement.table.c.get(key), value
+            else:
+                yield key, value

@@ -8,15 +8,19 @@ looking at the values.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import TextClause
-from sqlalchemy.sql.selectable import CompoundSelect
-from sqlalchemy.sql.selectable import Select
+from sqlalchemy.sql.selectable import TableClause
+from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.util import LRUCache
 
 from sqla_shard.engines import Places
@@ -25,19 +29,23 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.routing.clauses import multi_shard_limits
+from sqla_shard.ids import check_type
 from sqla_shard.routing.conditions import AllOf
 from sqla_shard.routing.conditions import AnyOf
 from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Within
-from sqla_shard.routing.reading import Leaf
-from sqla_shard.routing.reading import Problem
+from sqla_shard.routing.forms import form_of
+from sqla_shard.routing.forms import mixed
+from sqla_shard.routing.forms import Problem
 from sqla_shard.routing.reading import Reader
+from sqla_shard.routing.rows import groups_of
 from sqla_shard.routing.specs import spec_of
+from sqla_shard.routing.telling import Teller
 from sqla_shard.topology import Keyspace
+from sqla_shard.types import IdType
 from sqla_shard.types.binds import Slotted
 
-__all__ = ["Decision", "keyspace_of", "route"]
+__all__ = ["Decision", "check", "keyspace_of", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +66,38 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Tables that are tied to one another, and what is known of them."""
+    """Tables that are tied to one another, and what is known of them.
+
+    :ivar cut: what keeps conditions outside of a subquery from it.
+    """
 
     names: tuple[str, ...]
     condition: Condition | None
+    cut: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What a form of statement says, whatever its values."""
+    """What a form of statement says, whatever its values.
 
-    tables: tuple[Any, ...]
-    groups: tuple[_Group, ...]
-    untied: tuple[Leaf, ...]
-    problems: tuple[Problem, ...]
-    single: tuple[str, ...]
-    assigned: tuple[Condition, ...]
-    lists: tuple[Within, ...]
-    ordered: bool
+    :ivar tables: all of them, at any depth.
+    :ivar groups: those that tell the shards.
+    :ivar problems: what is refused on any number of shards.
+    :ivar single: what is right on one shard only.
+    :ivar assigned: what an UPDATE sets the row's shard to.
+    :ivar settable: the same, for values given when it is executed.
+    :ivar lists: lists of ids that may be given when it is executed.
+    :ivar ordered: whether it has an ORDER BY.
+    """
+
+    tables: tuple[Any, ...] = ()
+    groups: tuple[_Group, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    single: tuple[str, ...] = ()
+    assigned: tuple[Condition, ...] = ()
+    settable: tuple[tuple[str, IdType], ...] = ()
+    lists: tuple[Within, ...] = ()
+    ordered: bool = False
 
 
 _shapes: LRUCache[Any, _Shape] = LRUCache(1000)
@@ -101,11 +123,7 @@ def route(
     :raises InvalidIdError: when a value is not an object id.
     """
     binds, shape = _shape_of(statement)
-    if shape.problems:
-        problem = shape.problems[0]
-        raise UnsupportedStatementError(
-            problem.message, construct=problem.construct
-        )
+    _raise(shape.problems)
     keyspace = keyspace_of(shape.tables, places)
     if keyspace.kind == "global":
         return Decision(
@@ -124,7 +142,7 @@ def route(
             return given[bind.key]
         return bind.callable() if bind.callable else bind.effective_value
 
-    shards = _shards(shape, value, keeps_order)
+    shards = _shards(shape, value, given, keeps_order)
     return Decision(
         keyspace=keyspace,
         shards=shards,
@@ -133,15 +151,45 @@ def route(
     )
 
 
-def _shards(shape: _Shape, value: Any, keeps_order: bool) -> tuple[int, ...]:
-    if shape.untied:
-        leaf = shape.untied[0]
-        raise NoShardKeyError(
-            f"{leaf.cut} of a subquery over {leaf.name!r} would see the "
-            "rows of one shard only; correlate it by an id, or read it "
-            "first",
-            tables=(leaf.name,),
+def check(statement: Any) -> None:
+    """Refuse what is wrong on any shard, of a statement that is told one.
+
+    :raises UnsupportedStatementError: when it would give a wrong answer.
+    """
+    if getattr(statement, "is_insert", False):
+        select = getattr(statement, "select", None)
+        if select is not None:
+            _, shape = _shape_of(select)
+            _raise((*shape.problems, *_inserted(statement, select)))
+        return
+    _, shape = _shape_of(statement)
+    _raise(shape.problems)
+
+
+def _inserted(statement: Any, select: Any) -> Iterator[Problem]:
+    """Find ids in the wrong form in INSERT .. FROM SELECT."""
+    for name, shown in zip(
+        statement._select_names or (), select.selected_columns, strict=False
+    ):
+        column = statement.table.c.get(name)
+        if column is not None and mixed(form_of(column), form_of(shown)):
+            yield Problem(
+                f"INSERT INTO {column}",
+                f"{column} and {shown} hold ids in different forms; "
+                "full_id() returns the whole id",
+            )
+
+
+def _raise(problems: Iterable[Problem]) -> None:
+    for problem in problems:
+        raise UnsupportedStatementError(
+            problem.message, construct=problem.construct
         )
+
+
+def _shards(
+    shape: _Shape, value: Any, given: Mapping[str, Any], keeps_order: bool
+) -> tuple[int, ...]:
     union: frozenset[int] = frozenset()
     for group in shape.groups:
         condition = group.condition
@@ -150,21 +198,36 @@ def _shards(shape: _Shape, value: Any, keeps_order: bool) -> tuple[int, ...]:
             raise _no_shard_key(group, shape)
         union |= found
     for assigned in shape.assigned:
-        target = assigned.shards(value)
-        if target and target != union:
-            raise UnsupportedStatementError(
-                f"{assigned} would move rows of shard "
-                f"{sorted(union)} to shard {sorted(target)}: an object "
-                "never leaves its shard. Insert a copy there instead",
-                construct="SET",
-            )
+        _check_stays(str(assigned), assigned.shards(value), union)
+    for key, kind in shape.settable:
+        if given.get(key) is not None:
+            target = check_type(given[key], kind.type_id, key).shard_id
+            _check_stays(f"{key} = {given[key]}", {target}, union)
     if len(union) > 1:
         _check_mergeable(shape, keeps_order)
     return tuple(sorted(union))
 
 
+def _check_stays(what: str, target: Set[int] | None, shards: Set[int]) -> None:
+    """Refuse to set the reference to the row's own shard to another."""
+    if target and shards and target != shards:
+        raise UnsupportedStatementError(
+            f"{what} would move rows of shard {sorted(shards)} to shard "
+            f"{sorted(target)}: an object never leaves its shard. Insert a "
+            "copy there instead",
+            construct="SET",
+        )
+
+
 def _no_shard_key(group: _Group, shape: _Shape) -> NoShardKeyError:
     names = ", ".join(map(repr, group.names))
+    if group.cut is not None:
+        return NoShardKeyError(
+            f"{group.cut} in a subquery over {names} would see the rows of "
+            "one shard only, and nothing in the subquery tells that it is "
+            "about that shard; name ids inside of it, or read it first",
+            tables=group.names,
+        )
     others = [g for g in shape.groups if g is not group]
     remedy = (
         "name ids in WHERE, such as .where(Class.id == x), "
@@ -245,7 +308,14 @@ def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
 
 
 def _shape_of(statement: Any) -> tuple[Any, _Shape]:
-    statement = getattr(statement, "element", statement)
+    shown: tuple[Any, ...] = ()
+    if isinstance(statement, FromStatement):
+        shown = tuple(statement._raw_columns)
+        statement = statement.element
+    if isinstance(statement, TextualSelect):
+        statement = statement.element
+    if isinstance(statement, TextClause):
+        return (), _textual(shown)
     key = statement._generate_cache_key()
     if key is None:
         binds = _binds_of(statement)
@@ -264,33 +334,43 @@ def _binds_of(statement: Any) -> list[Any]:
     ]
 
 
+def _textual(shown: tuple[Any, ...]) -> _Shape:
+    """Return the shape of SQL as text that is loaded as some classes."""
+    tables = [
+        table
+        for element in shown
+        for table in getattr(element, "_from_objects", ())
+        if isinstance(table, TableClause)
+    ]
+    groups = [
+        _Group(names=(table.name,), condition=None, cut=None)
+        for table in tables
+        if spec_of(table).kind != "global"
+    ]
+    return _Shape(tables=tuple(tables), groups=tuple(groups))
+
+
 def _read(statement: Any, binds: Any) -> _Shape:
-    if isinstance(statement, TextClause):
-        return _Shape(
-            tables=(),
-            groups=(),
-            untied=(),
-            problems=(),
-            single=(),
-            assigned=(),
-            lists=(),
-            ordered=False,
+    if getattr(statement, "is_insert", False):
+        raise NoShardKeyError(
+            "an INSERT inside another statement does not tell its shard; "
+            'say bind_arguments={"shard_id": n}',
+            tables=(statement.table.name,),
         )
-    reader = Reader({bind.key: index for index, bind in enumerate(binds)})
-    reader.read(statement)
-    tables = tuple(
-        leaf.table for leaf in reader.leaves if leaf.table is not None
-    )
-    groups = tuple(_groups(reader))
-    is_select = isinstance(statement, (Select, CompoundSelect))
-    limits = multi_shard_limits(statement) if is_select else []
+    bind_index = {bind.key: index for index, bind in enumerate(binds)}
+    reader = Reader(statement, bind_index)
+    groups = tuple(_groups(reader, bind_index))
+    single = list(reader.single)
+    if not reader.top:
+        # It shows one row whatever the subqueries find.
+        single.append("a SELECT without FROM")
     return _Shape(
-        tables=tables,
+        tables=tuple(leaf.table for leaf in reader.leaves),
         groups=groups,
-        untied=tuple(leaf for leaf in reader.leaves if leaf.cut),
         problems=tuple(reader.problems),
-        single=(*limits, *reader.single),
+        single=tuple(single),
         assigned=tuple(reader.assigned),
+        settable=tuple(_settable(statement)),
         lists=tuple(
             within
             for group in groups
@@ -301,29 +381,26 @@ def _read(statement: Any, binds: Any) -> _Shape:
     )
 
 
-def _groups(reader: Reader) -> list[_Group]:
-    """Collect the tables that are tied together, with their conditions.
+def _settable(statement: Any) -> Iterator[tuple[str, IdType]]:
+    """Yield the columns that say where a row is, of an UPDATE."""
+    if getattr(statement, "is_update", False):
+        for column in statement.table.c:
+            if isinstance(column.type, IdType) and column.type.routes:
+                yield column.key, column.type
 
-    A condition that does not filter rows of the whole statement, such as
-    one inside NOT EXISTS, says nothing of the tables outside.
-    """
-    members: dict[Leaf, list[Leaf]] = {}
-    for leaf in reader.leaves:
-        if leaf.table is not None and spec_of(leaf.table).kind != "global":
-            members.setdefault(leaf.root(), []).append(leaf)
-    groups = []
-    for root, leaves in members.items():
-        filters = any(leaf.filters for leaf in leaves)
-        conditions = [
-            known.condition
-            for known in reader.known
-            if known.leaf.root() is root
-            and (known.leaf.filters or not filters)
-        ]
-        names = tuple(dict.fromkeys(leaf.name for leaf in leaves))
-        condition = AllOf(conditions) if conditions else None
-        groups.append(_Group(names=names, condition=condition))
-    return groups
+
+def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[_Group]:
+    """Yield the tables that tell the shards, with their conditions."""
+    teller = Teller(reader.blocks, bind_index)
+    sharded = [
+        leaf for leaf in reader.leaves if spec_of(leaf.table).kind != "global"
+    ]
+    for members in groups_of(sharded):
+        yield _Group(
+            names=tuple(dict.fromkeys(leaf.name for leaf in members)),
+            condition=teller.condition(members),
+            cut=next((m.level.cut for m in members if m.level.cut), None),
+        )
 
 
 def _lists(condition: Condition) -> list[Within]:

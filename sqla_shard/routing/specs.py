@@ -60,6 +60,9 @@ class TableSpec:
     is_shown: Callable[[Any], bool] | None = None
 
 
+_NOTHING_KNOWN = TableSpec(kind="global")
+
+
 def declare(table: Table, spec: TableSpec) -> None:
     """Record the facts of a table."""
     table.info[_INFO] = spec
@@ -71,6 +74,9 @@ def spec_of(table: Any) -> TableSpec:
     A table that nothing was declared of is in an objects keyspace if its
     primary key holds an id that routes, else in a global keyspace.
     """
+    # table() without columns of a Table says nothing of itself.
+    if not isinstance(table, Table):
+        return _NOTHING_KNOWN
     found: TableSpec | None = table.info.get(_INFO)
     if found is None:
         found = TableSpec(kind="global")

@@ -25,6 +25,7 @@ from sqla_shard.rendering import OPTION
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import Plan
 from sqla_shard.rendering import TRANSLATE
+from sqla_shard.routing import check
 from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
@@ -82,6 +83,7 @@ def _told_shard(context: ORMExecuteState) -> int | None:
 def _told_place(
     context: ORMExecuteState, scope: Scope, shard_id: int
 ) -> Place:
+    check(context.statement)
     keyspace = _keyspace(context, scope, "objects")
     return scope.places.place(keyspace, shard_id)
 
