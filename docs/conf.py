@@ -33,7 +33,6 @@ exclude_patterns = ["_build"]
 highlight_language = "none"
 nitpicky = True
 # The module docstring of dialects.mysql names a function that is gone.
-nitpick_ignore = [("py:func", "_connect")]
 
 html_theme = "furo"
 html_title = f"sqla_shard {release}"

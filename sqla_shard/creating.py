@@ -20,6 +20,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.rendering import Plan
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import spec_of
+from sqla_shard.routing import TableSpec
 from sqla_shard.topology import Keyspace
 
 __all__ = ["create_all"]
@@ -43,11 +44,10 @@ def create_all(
     kind = keyspace and places.topology.keyspace(keyspace).kind
     for table in metadata.sorted_tables:
         spec = spec_of(table)
-        if kind is not None and kind != spec.kind:
+        if keyspace and not _is_of(spec, keyspace, kind, places):
             continue  # its own keyspace need not be in this topology
         found = places.keyspace(spec.keyspace, spec.kind)
-        if keyspace in (None, found.name):
-            tables.setdefault(found.name, (found, []))[1].append(table)
+        tables.setdefault(found.name, (found, []))[1].append(table)
     work: dict[Engine, list[tuple[Place, Sequence[Table]]]] = {}
     for space, wanted in tables.values():
         for place in places.all_places(space):
@@ -57,6 +57,15 @@ def create_all(
     with ThreadPoolExecutor(_PARALLEL, "sqla-shard-create") as executor:
         for done in [executor.submit(_on_server, *w) for w in work.items()]:
             done.result()
+
+
+def _is_of(
+    spec: TableSpec, keyspace: str, kind: str | None, places: Places
+) -> bool:
+    if spec.keyspace is not None:
+        return spec.keyspace == keyspace
+    alike = [k for k in places.topology.keyspaces.values() if k.kind == kind]
+    return spec.kind == kind and len(alike) == 1
 
 
 def _on_server(

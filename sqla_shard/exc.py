@@ -344,7 +344,8 @@ class BlobTooLargeError(BlobError):
         super().__init__(
             f"the encoded blob has {size} bytes, its column holds {limit}: "
             "the server might have cut it off without a word. Store less, "
-            "or declare the column with JSONBlob(max_bytes=...)"
+            "or give the class a larger max_bytes= (the column type, for "
+            "others: JSONBlob(max_bytes=...))"
         )
         self.size = size
         self.limit = limit

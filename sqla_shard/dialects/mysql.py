@@ -1,9 +1,9 @@
 """MySQL and MariaDB, which share a protocol and most of everything.
 
-TLS: PyMySQL, given no ``ssl_*`` option, tries TLS with an unverified
-certificate and falls back to none.  Since 1.2 it builds a new context for
+TLS: PyMySQL 1.2, given no ``ssl_*`` option, tries TLS with an unverified
+certificate and falls back to none.  It builds a new context for
 that on every connect, which reads the system's CA bundle (20 to 45 ms) and
-then does not use it.  :func:`_connect` shares one such context per engine:
+then does not use it.  The engine shares one such context per engine:
 the same behaviour without the cost.  Whoever wants TLS to be *required* and
 verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
 """

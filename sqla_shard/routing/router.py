@@ -302,7 +302,8 @@ def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
     except UnknownKeyspaceError as error:
         raise NoShardKeyError(
             "the statement names no table, so nothing tells where to run "
-            'it; say bind_arguments={"shard_id": n}',
+            'it; say bind_arguments={"shard_id": n}, or {"keyspace": name} '
+            "for one that is not sharded",
             tables=(),
         ) from error
 

@@ -195,8 +195,11 @@ class ShardSession(ShardedSession):
         shard_id: int | None = None,
         instance: Any = None,
         clause: Any = None,
+        keyspace: str | None = None,
     ) -> Place:
         """Return the place of an object, or of a shard of a class.
+
+        :param keyspace: name of the keyspace, in place of a class.
 
         :raises NoShardKeyError: when nothing tells the shard.
         """
@@ -208,22 +211,24 @@ class ShardSession(ShardedSession):
             table = inspect(mapper).local_table
         elif clause is not None:
             table = getattr(clause, "table", None)
-        if table is None and shard_id is None:
-            keyspace = keyspace_of((), places)
-        elif table is None:
-            keyspace = places.keyspace(None, "objects")
-        else:
+        if keyspace is not None:
+            space = places.keyspace(keyspace, "")
+        elif table is not None:
             spec = spec_of(table)
-            keyspace = places.keyspace(spec.keyspace, spec.kind)
-        if keyspace.kind == "global":
-            return places.place(keyspace, 0)
+            space = places.keyspace(spec.keyspace, spec.kind)
+        elif shard_id is None:
+            space = keyspace_of((), places)
+        else:
+            space = places.keyspace(None, "objects")
+        if space.kind == "global":
+            return places.place(space, 0)
         if shard_id is None:
             raise NoShardKeyError(
-                f"the shard of {table} cannot be told; say "
+                f"the shard of {table or space.name} cannot be told; say "
                 'bind_arguments={"shard_id": n}',
-                tables=(str(table),),
+                tables=(str(table or space.name),),
             )
-        return places.place(keyspace, shard_id)
+        return places.place(space, shard_id)
 
     @property
     def connection_callable(self) -> Any:  # type: ignore[override]  # a method there
@@ -258,8 +263,9 @@ class ShardSession(ShardedSession):
     ) -> Connection:
         """Return the connection to one shard; see ``Session.connection``.
 
-        :param bind_arguments: ``{"shard_id": n}``, ``{"mapper": Class}``
-            with it for several keyspaces, or nothing for the global one.
+        :param bind_arguments: ``{"shard_id": n}``, with ``{"keyspace":
+            name}`` or ``{"mapper": Class}`` where there are several
+            keyspaces; nothing for the only global one.
         :raises NoShardKeyError: when nothing tells the shard.
         """
         self.check_process()

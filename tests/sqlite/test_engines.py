@@ -20,6 +20,7 @@ from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import MissingDriverError
+from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.testing import sqlite_topology
@@ -248,3 +249,21 @@ def test_a_missing_driver_is_named() -> None:
             )
     with pytest.raises(MissingDriverError, match=r"sqla-shard\[mysql\]"):
         Cluster.from_topology(document).health()
+
+
+def test_a_keyspace_can_be_named(tmp_path: Path) -> None:
+    document = sqlite_topology(tmp_path, shards=4, main=True)
+    other = dict(document["keyspaces"]["main"], database="other")
+    document["keyspaces"]["other"] = other
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(Base.metadata, keyspace="objects")
+        with cluster.session() as session:
+            for name in ("main", "other"):
+                connection = session.connection({"keyspace": name})
+                assert name in str(connection.engine.url)
+                told = {"keyspace": name}
+                assert session.scalar(text("SELECT 1"), bind_arguments=told)
+            with pytest.raises(NoShardKeyError, match="keyspace"):
+                session.execute(text("SELECT 1"))
+            with pytest.raises(NoShardKeyError, match="objects"):
+                session.connection({"keyspace": "objects"})
