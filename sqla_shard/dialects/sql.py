@@ -15,6 +15,7 @@ from sqlalchemy import event
 from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import Boolean
@@ -32,8 +33,12 @@ _TEXT = String()
 
 
 def json_path(key: str) -> str:
-    """Return the JSON path of a key of the document's top level."""
-    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    """Return the JSON path of a key of the document's top level.
+
+    :param key: without double quotes and control characters: SQLite
+        compares the path with the text of the document, escapes and all.
+    """
+    escaped = key.replace("\\", "\\\\")
     return f'$."{escaped}"'
 
 
@@ -43,11 +48,14 @@ class BlobValue(ColumnElement[Any]):
     :param column: the JSON column.
     :param keys: the key at the top level of the document, and those that
         are looked at where it is missing.
-    :param form: how the server shows it: ``text``, ``integer``, ``float``,
-        ``boolean``, ``decimal`` or ``json``.
+    :param form: how the server shows it: ``text``, ``integer``, ``id``,
+        ``float``, ``boolean``, ``decimal`` or ``json``.
     :param type_: the type of the expression.
+    :param nullable: whether a key may hold JSON ``null``, which is a value
+        and hides what the next key or the default would be.
+    :param default: the value where no key is there; None for NULL.
 
-    A missing key and a JSON ``null`` are both NULL, except for ``json``.
+    A missing key without a default and a JSON ``null`` are both NULL.
     """
 
     __visit_name__ = "sqla_shard_blob_value"
@@ -57,6 +65,8 @@ class BlobValue(ColumnElement[Any]):
         ("keys", InternalTraversal.dp_string_list),
         ("form", InternalTraversal.dp_string),
         ("type", InternalTraversal.dp_type),
+        ("nullable", InternalTraversal.dp_boolean),
+        ("default", InternalTraversal.dp_clauseelement),
     ]
 
     def __init__(
@@ -65,11 +75,20 @@ class BlobValue(ColumnElement[Any]):
         keys: tuple[str, ...],
         form: str,
         type_: TypeEngine[Any],
+        *,
+        nullable: bool,
+        default: Any = None,
     ) -> None:
         self.column = column
         self.keys = keys
         self.form = form
         self.type = type_
+        self.nullable = nullable
+        self.default = (
+            None
+            if default is None
+            else BindParameter(None, default, type_=type_, unique=True)
+        )
         # Tells select() that the statement is the ORM's.
         self._propagate_attrs = column._propagate_attrs
 
@@ -80,51 +99,79 @@ class BlobValue(ColumnElement[Any]):
         return self.column._from_objects
 
 
-def _spelled(element: BlobValue, compiler: Any, template: str, kw: Any) -> str:
+def _spelled(
+    element: BlobValue, compiler: Any, template: str, exists: str, kw: Any
+) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
-    values = [
-        template.format(
-            column, compiler.render_literal_value(json_path(key), _TEXT)
-        )
+    paths = [
+        compiler.render_literal_value(json_path(key), _TEXT)
         for key in element.keys
     ]
-    return values[0] if len(values) == 1 else f"coalesce({', '.join(values)})"
+    values = [template.format(column, path) for path in paths]
+    last = "NULL"
+    if element.default is not None:
+        last = compiler.process(element.default, **kw)
+    elif element.nullable or len(values) == 1:
+        # Whether the last key is missing or null makes no difference.
+        last = values.pop()
+    if not values:
+        return last
+    if not element.nullable:
+        shown = values if last == "NULL" else [*values, last]
+        return f"coalesce({', '.join(shown)})"
+    cases = "".join(
+        f" WHEN {exists.format(column, path)} THEN {value}"
+        for path, value in zip(paths, values, strict=False)
+    )
+    return f"CASE{cases} ELSE {last} END"
 
 
 @compiles(BlobValue)
 def _blob_value(element: BlobValue, compiler: Any, **kw: Any) -> str:
-    return _spelled(element, compiler, "json_value({0}, {1})", kw)
+    exists = "json_exists({0}, {1})"
+    return _spelled(element, compiler, "json_value({0}, {1})", exists, kw)
 
 
+# With two paths json_extract() answers with an array of the JSON itself; with
+# one it turns a number into a float, and true into 1.  A blob is no array.
+_SQLITE_ARRAY = "json_extract({0}, {1}, '$[0]')"  # '[value,null]'
 _SQLITE_FORMS = {
-    "json": "json_quote(json_extract({0}, {1}))",
+    "float": "CAST(json_extract({0}, {1}) AS REAL)",
     "decimal": "CAST(json_extract({0}, {1}) AS REAL)",
+    "json": f"NULLIF(substr({_SQLITE_ARRAY}, 2, "
+    f"length({_SQLITE_ARRAY}) - 7), 'null')",
 }
 
 
 @compiles(BlobValue, "sqlite")
 def _blob_value_sqlite(element: BlobValue, compiler: Any, **kw: Any) -> str:
     template = _SQLITE_FORMS.get(element.form, "json_extract({0}, {1})")
-    return _spelled(element, compiler, template, kw)
+    exists = "json_type({0}, {1}) IS NOT NULL"
+    return _spelled(element, compiler, template, exists, kw)
 
 
+# DECIMAL for integers: CAST AS SIGNED makes -1 of what has more than 64 bits.
 _MARIADB_FORMS = {
     "text": "JSON_VALUE({0}, {1})",
-    "integer": "CAST(JSON_VALUE({0}, {1}) AS SIGNED)",
+    "integer": "CAST(JSON_VALUE({0}, {1}) AS DECIMAL(65, 0))",
+    "id": "CAST(JSON_VALUE({0}, {1}) AS SIGNED)",
     "float": "CAST(JSON_VALUE({0}, {1}) AS DOUBLE)",
     "boolean": "CAST(JSON_VALUE({0}, {1}) AS SIGNED)",
     "decimal": "CAST(JSON_VALUE({0}, {1}) AS DECIMAL(65, 30))",
-    "json": "JSON_EXTRACT({0}, {1})",
+    "json": "NULLIF(JSON_EXTRACT({0}, {1}), 'null')",
 }
+# The collation compares text as that of the column does on MariaDB: spaces at
+# the end make a difference.
 _MYSQL_FORMS = {
     "text": "JSON_UNQUOTE(NULLIF(JSON_EXTRACT({0}, {1}), "
-    "CAST('null' AS JSON)))",
-    "integer": "JSON_VALUE({0}, {1} RETURNING SIGNED)",
+    "CAST('null' AS JSON))) COLLATE utf8mb4_0900_bin",
+    "integer": "JSON_VALUE({0}, {1} RETURNING DECIMAL(65, 0))",
+    "id": "JSON_VALUE({0}, {1} RETURNING SIGNED)",
     "float": "JSON_VALUE({0}, {1} RETURNING DOUBLE)",
     "boolean": "JSON_VALUE({0}, {1} RETURNING SIGNED)",
     "decimal": "JSON_VALUE({0}, {1} RETURNING DECIMAL(65, 30))",
-    "json": "CAST(JSON_EXTRACT({0}, {1}) AS CHAR)",
+    "json": "NULLIF(CAST(JSON_EXTRACT({0}, {1}) AS CHAR), 'null')",
 }
 
 
@@ -132,7 +179,8 @@ _MYSQL_FORMS = {
 def _blob_value_mysql(element: BlobValue, compiler: Any, **kw: Any) -> str:
     mariadb = getattr(compiler.dialect, "is_mariadb", False)
     forms = _MARIADB_FORMS if mariadb else _MYSQL_FORMS
-    return _spelled(element, compiler, forms[element.form], kw)
+    exists = "JSON_CONTAINS_PATH({0}, 'one', {1})"
+    return _spelled(element, compiler, forms[element.form], exists, kw)
 
 
 class BlobActive(ColumnElement[bool]):
@@ -158,14 +206,14 @@ class BlobActive(ColumnElement[bool]):
 def _blob_active(element: BlobActive, compiler: Any, **kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
-    return f"json_extract({column}, '$.active') IS NOT 0"
+    return f"(json_type({column}, '$.active') IS NOT 'false')"
 
 
 @compiles(BlobActive, "mysql", "mariadb")
 def _blob_active_mysql(element: BlobActive, compiler: Any, **kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
-    return f"COALESCE(JSON_CONTAINS({column}, 'false', '$.active'), 0) = 0"
+    return f"(COALESCE(JSON_CONTAINS({column}, 'false', '$.active'), 0) = 0)"
 
 
 class UpdatedAt(ColumnElement[Any]):
@@ -196,19 +244,25 @@ def _updated_at_mysql(element: UpdatedAt, compiler: Any, **kw: Any) -> str:
     return "CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
 
 
+_TRIGGER = (
+    "CREATE TRIGGER IF NOT EXISTS {name} AFTER UPDATE ON %(table)s "
+    "FOR EACH ROW WHEN NEW.{column} IS OLD.{column} BEGIN "
+    "UPDATE %(table)s SET {column} = {now} WHERE {key} = OLD.{key}; END"
+)
+
+
 def keep_updated(table: Table, column: str) -> None:
     """Let SQLite keep a column of :class:`UpdatedAt` on UPDATE too.
 
     MySQL does it by the column's own definition, SQLite needs a trigger.
     """
     (key,) = table.primary_key
-    trigger = DDL(
-        "CREATE TRIGGER IF NOT EXISTS %(table)s_{column} "
-        "AFTER UPDATE ON %(table)s FOR EACH ROW "
-        "WHEN NEW.{column} IS OLD.{column} BEGIN "
-        "UPDATE %(table)s SET {column} = {now} WHERE {key} = OLD.{key}; "
-        "END".format(
-            column=column, key=key.name, now=SQLITE_NOW.replace("%", "%%")
-        )
+    name = '"{}_{}"'.format(table.name.replace('"', '""'), column)
+    text = _TRIGGER.format(
+        name=name.replace("%", "%%"),
+        column=column,
+        key=key.name,
+        now=SQLITE_NOW.replace("%", "%%"),
     )
+    trigger: Any = DDL(text)  # type: ignore[no-untyped-call]  # SQLAlchemy's
     event.listen(table, "after_create", trigger.execute_if(dialect="sqlite"))

@@ -1,46 +1,56 @@
 """What happens when an object class is created.
 
 :func:`define` runs before SQLAlchemy maps the class: it checks the class and
-turns each ``blob_field()`` into an attribute.  :func:`finish` runs after: it
-tells routing about the table.
+turns each ``blob_field()`` into an attribute.  :func:`finish` runs when the
+class was mapped: it tells routing about the table.  A class that is refused
+by either has left nothing behind, so that it can be corrected and defined
+again, as in a notebook.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
-import typing
-from collections.abc import Callable
+import inspect
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBaseNoMeta
+from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy.orm import Mapper
 
 from sqla_shard.dialects.sql import keep_updated
+from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.ids import TypeRegistry
+from sqla_shard.orm.annotations import field_type
+from sqla_shard.orm.annotations import hide
 from sqla_shard.orm.codecs import codec_for
 from sqla_shard.orm.fields import BlobField
 from sqla_shard.orm.fields import FieldSettings
 from sqla_shard.orm.fields import MISSING
-from sqla_shard.routing import Colocation
+from sqla_shard.orm.kinds import Kind
+from sqla_shard.orm.references import any_type
+from sqla_shard.orm.references import colocation_of
+from sqla_shard.orm.references import referred
+from sqla_shard.orm.references import types_of
+from sqla_shard.rendering import SCHEMA
 from sqla_shard.routing import declare
 from sqla_shard.routing import TableSpec
 from sqla_shard.types import Blob
-from sqla_shard.types import IdType
 from sqla_shard.types import JSONBlob
-from sqla_shard.types import ObjectRef
+from sqla_shard.types.tracking import plain
 
-__all__ = ["Definition", "define", "finish", "types_of"]
+__all__ = ["Definition", "define", "finish"]
 
 #: Names that an object class has already, or that SQLAlchemy takes.
 RESERVED = frozenset(
     {"data", "id", "ts", "active", "metadata", "registry", "shard_id"}
     | {"deactivate", "restore"}
 )
-_TYPES = "sqla_shard.types"
+# Those that a subclass could break by defining them anew; it may well extend
+# a method.
+_OWN = frozenset({"data", "id", "ts", "active", "shard_id"})
 
 
 @dataclass(kw_only=True)
@@ -57,12 +67,6 @@ class Definition:
     fields: dict[str, BlobField] = field(default_factory=dict)
 
 
-def types_of(metadata: Any) -> TypeRegistry:
-    """Return the type ids of the classes of one declarative base."""
-    found: TypeRegistry = metadata.info.setdefault(_TYPES, TypeRegistry())
-    return found
-
-
 def define(
     cls: type[Any],
     mixin: type[Any],
@@ -75,12 +79,14 @@ def define(
     """Check a class that is about to be mapped and make its fields.
 
     :raises ClassDefinitionError: when it could not work.
+    :raises DuplicateTypeError: when the type id is taken.
+    :raises InvalidIdError: when it is none.
     """
     name = cls.__name__
     _check_bases(cls, mixin)
-    if cls.__dict__.get("__abstract__"):
-        _check_abstract(cls, type_id, colocate_with, keyspace)
-        _strip_annotations(cls)
+    if is_abstract(cls):
+        _check_abstract(cls, type_id, colocate_with, keyspace, max_bytes)
+        hide(cls)
         return
     if type_id is None:
         raise ClassDefinitionError(
@@ -96,31 +102,57 @@ def define(
             f"{name}({mixin.__name__}, Base, type_id={type_id})",
             class_name=name,
         )
-    types_of(metadata).check(type_id, name)
     definition = Definition(
-        type_id=type_id,
+        type_id=types_of(metadata).check(type_id, name),
         colocate_with=colocate_with,
         keyspace=keyspace,
-        max_bytes=JSONBlob().max_bytes if max_bytes is None else max_bytes,
+        max_bytes=_checked_size(cls, max_bytes),
     )
-    cls.__sqla_shard__ = definition
     for key, settings in _declared(cls).items():
-        made = _field(cls, key, settings, definition)
-        definition.fields[key] = made
+        definition.fields[key] = _field(cls, key, settings, definition)
+    _check_keys(cls, definition)
+    _check_own(cls, mixin)
+    cls.__sqla_shard__ = definition
+    for key, made in definition.fields.items():
         setattr(cls, key, made.attribute())
-    _strip_annotations(cls)
+    hide(cls)
 
 
-def finish(cls: type[Any]) -> None:
-    """Tell routing about the table of a class that was mapped.
+def finish(mapper: Mapper[Any], cls: type[Any]) -> None:
+    """Handle ``after_mapper_constructed``: tell routing about the table.
 
-    :raises ClassDefinitionError: when its colocating field cannot work.
+    :raises ClassDefinitionError: when the class cannot work.
     """
-    if cls.__dict__.get("__abstract__"):
-        return
-    definition: Definition = cls.__sqla_shard__
-    table = cls.__table__
-    colocation = _colocation(cls, definition)
+    try:
+        _finish(mapper, cls)
+    except BaseException:
+        # Otherwise create_all() would create the table, and the corrected
+        # class could not have its name.
+        table: Any = mapper.local_table
+        table.metadata.remove(table)
+        mapper.registry._dispose_manager_and_mapper(mapper.class_manager)
+        raise
+
+
+def _finish(mapper: Mapper[Any], cls: type[Any]) -> None:
+    definition: Definition = cls.__dict__["__sqla_shard__"]
+    table: Any = mapper.local_table
+    if table.schema is not None:
+        raise ClassDefinitionError(
+            f"its table is in schema {table.schema!r}; the schema is the "
+            "virtual shard's database, which the id of each object names",
+            class_name=cls.__name__,
+        )
+    if [column.name for column in table.primary_key] != ["local_id"]:
+        names = ", ".join(column.name for column in table.primary_key)
+        raise ClassDefinitionError(
+            f"its primary key is ({names}); that of an object table is "
+            "local_id alone",
+            class_name=cls.__name__,
+        )
+    colocation = colocation_of(
+        mapper, definition.colocate_with, definition.fields
+    )
     types_of(cls.metadata).register(definition.type_id, cls)
     keep_updated(table, "ts")
     declare(
@@ -140,6 +172,14 @@ def finish(cls: type[Any]) -> None:
 # -- bases
 
 
+def is_abstract(cls: type[Any]) -> bool:
+    """Tell whether a class is mapped by its subclasses only."""
+    return bool(cls.__dict__.get("__abstract__")) or not {
+        DeclarativeBase,
+        DeclarativeBaseNoMeta,
+    }.isdisjoint(cls.__bases__)
+
+
 def _check_bases(cls: type[Any], mixin: type[Any]) -> None:
     name = cls.__name__
     for base in cls.__mro__[1:]:
@@ -150,20 +190,19 @@ def _check_bases(cls: type[Any], mixin: type[Any]) -> None:
                 "a base with __abstract__ = True",
                 class_name=name,
             )
-        if dataclasses.is_dataclass(base) or base.__name__ in (
-            "MappedAsDataclass",
-            "DeclarativeBaseNoMeta",
-        ):
+        if base is MappedAsDataclass or dataclasses.is_dataclass(base):
             raise ClassDefinitionError(
                 f"its base {base.__name__} is a dataclass, whose __init__ "
                 "and fields know nothing of blob fields; make it an "
                 "ordinary class, or use it as the type of a field",
                 class_name=name,
             )
-    if "__mapper__" in cls.__dict__:
+    if "__mapper__" in cls.__dict__ or "__table__" in cls.__dict__:
         raise ClassDefinitionError(
-            f"{mixin.__name__} must stand before the declarative base: "
-            f"class {name}({mixin.__name__}, Base, type_id=...)",
+            "it has a table already when its fields are made; "
+            f"{mixin.__name__} makes the table, and stands before the "
+            f"declarative base: class {name}({mixin.__name__}, Base, "
+            "type_id=...) with a __tablename__",
             class_name=name,
         )
 
@@ -171,10 +210,33 @@ def _check_bases(cls: type[Any], mixin: type[Any]) -> None:
 def _check_abstract(cls: type[Any], *given: Any) -> None:
     if any(value is not None for value in given):
         raise ClassDefinitionError(
-            "it is abstract, so type_id, colocate_with and keyspace belong "
-            "to the classes that inherit from it",
+            "it is abstract, so type_id, colocate_with, keyspace and "
+            "max_bytes belong to the classes that inherit from it",
             class_name=cls.__name__,
         )
+
+
+def _checked_size(cls: type[Any], max_bytes: int | None) -> int:
+    try:
+        kind = JSONBlob() if max_bytes is None else JSONBlob(max_bytes)
+    except ValueError as error:
+        raise ClassDefinitionError(
+            str(error), class_name=cls.__name__
+        ) from error
+    return kind.max_bytes
+
+
+def _check_own(cls: type[Any], mixin: type[Any]) -> None:
+    for base in cls.__mro__:
+        if base in mixin.__mro__:
+            continue
+        names = {*base.__dict__, *inspect.get_annotations(base)}
+        for name in sorted(_OWN & names):
+            raise ClassDefinitionError(
+                f"{base.__name__}.{name} would take the place of what every "
+                f"object class has; call it something else",
+                class_name=cls.__name__,
+            )
 
 
 # -- fields
@@ -195,175 +257,84 @@ def _declared(cls: type[Any]) -> dict[str, FieldSettings]:
 def _field(
     cls: type[Any], key: str, settings: FieldSettings, definition: Definition
 ) -> BlobField:
-    name = f"{cls.__name__}.{key}"
-    for taken in (key, *settings.aliases):
-        if taken in RESERVED and (taken == key or taken == "active"):
-            raise ClassDefinitionError(
-                f"a blob field cannot be called {taken!r}, which every "
-                "object class has or SQLAlchemy reserves; rename it",
-                class_name=cls.__name__,
-            )
-    if settings.default is not MISSING and settings.default_factory:
-        raise ClassDefinitionError(
-            f"{key} has default and default_factory; give one",
-            class_name=cls.__name__,
-        )
-    if isinstance(settings.default, (list, dict, set)):
-        raise ClassDefinitionError(
-            f"the default of {key} would be shared by all objects; say "
-            f"default_factory={type(settings.default).__name__}",
-            class_name=cls.__name__,
-        )
-    annotation = settings.type_ or _annotation(cls, key)
+    name = cls.__name__
+    _check_settings(cls, key, settings)
+    annotation = settings.type_
+    if annotation is None:
+        annotation = field_type(cls, key)
+    codec = codec_for(annotation, field=f"{name}.{key}")
     colocates = key == definition.colocate_with
     refers = None
-    if colocates or settings.ref is not None:
-        if settings.ref is None:
-            refers = _any_type(cls.metadata)
-        else:
-            refers = _referred(cls, key, settings.ref)
-    return BlobField(
-        cls.__name__,
-        key,
-        codec_for(annotation, field=name),
-        settings,
-        refers=refers,
-        colocates=colocates,
-    )
-
-
-def _any_type(metadata: Any) -> Callable[[], tuple[int, ...]]:
-    def types() -> tuple[int, ...]:
-        return tuple(type_id for type_id, _ in types_of(metadata))
-
-    return types
-
-
-def _referred(
-    cls: type[Any], key: str, ref: Any
-) -> Callable[[], tuple[int, ...]]:
-    """Return a function that finds a class, which may come later."""
-    if isinstance(ref, int):
-        return lambda: (ref,)
-
-    def types() -> tuple[int, ...]:
-        for type_id, known in types_of(cls.metadata):
-            if known is ref or known.__name__ == ref:
-                return (type_id,)
+    if settings.ref is not None:
+        refers = referred(cls, key, settings.ref)
+    elif colocates:
+        refers = any_type(cls.metadata)
+    if refers is not None and codec.kind is not Kind.INTEGER:
         raise ClassDefinitionError(
-            f"{key} refers to {ref!r}, which is not an object class of the "
-            "same declarative base",
-            class_name=cls.__name__,
+            f"{key} holds an id, which is an int: write {key}: Mapped[int]",
+            class_name=name,
         )
-
-    return types
-
-
-def _annotation(cls: type[Any], key: str) -> Any:
-    """Return T of the annotation ``Mapped[T]`` of a field."""
-    for base in cls.__mro__:
-        annotation = base.__dict__.get("__annotations__", {}).get(key)
-        if annotation is None:
-            annotation = base.__dict__.get(_SAVED, {}).get(key)
-        if annotation is not None:
-            return _unwrapped(_resolved(base, key, annotation))
-    raise ClassDefinitionError(
-        f"{key} has no annotation that tells its type; write {key}: "
-        "Mapped[str] = blob_field()",
-        class_name=cls.__name__,
+    made = BlobField(
+        name, key, codec, settings, refers=refers, colocates=colocates
     )
-
-
-def _resolved(base: type[Any], key: str, annotation: Any) -> Any:
-    if not isinstance(annotation, str):
-        return annotation
-    scope = {**vars(sys.modules[base.__module__]), **_LOCAL_NAMES}
     try:
-        return eval(annotation, scope, dict(vars(base)))  # noqa: S307  # as typing.get_type_hints does
-    except (NameError, AttributeError, TypeError) as error:
+        made.check_default()
+    except BlobValueError as error:
         raise ClassDefinitionError(
-            f"the annotation {annotation!r} of {key} cannot be resolved "
-            f"({error}); define its names at the top of the module, or say "
-            "blob_field(type_=...)",
-            class_name=base.__name__,
+            f"the default of {error}", class_name=name
         ) from error
+    return made
 
 
-_LOCAL_NAMES = {"Mapped": Mapped}
-
-
-def _unwrapped(annotation: Any) -> Any:
-    if typing.get_origin(annotation) is Mapped:
-        (annotation,) = typing.get_args(annotation)
-        if isinstance(annotation, typing.ForwardRef):
-            annotation = annotation.__forward_arg__
-    return annotation
-
-
-_SAVED = "__sqla_shard_annotations__"
-
-
-def _strip_annotations(cls: type[Any]) -> None:
-    """Hide the annotations of blob fields from SQLAlchemy.
-
-    It would take ``Mapped[...]`` for columns.  They are kept aside for the
-    classes that inherit the field.
-    """
-    for base in cls.__mro__:
-        annotations = base.__dict__.get("__annotations__")
-        if not annotations:
-            continue
-        saved = dict(base.__dict__.get(_SAVED, {}))
-        for key, value in list(base.__dict__.items()):
-            if isinstance(value, (FieldSettings, hybrid_property)):
-                if key in annotations:
-                    saved[key] = annotations.pop(key)
-        if saved:
-            setattr(base, _SAVED, saved)
-
-
-# -- colocation
-
-
-def _colocation(cls: type[Any], definition: Definition) -> Colocation | None:
-    name = definition.colocate_with
-    if name is None:
-        return None
-    made = definition.fields.get(name)
-    if made is not None and made.refers is not None:
-
-        def read_field(instance: Any) -> Any:
-            data = instance.__dict__.get("data")
-            if data is None:
-                return None
-            stored = made.stored(data)
-            return None if stored is MISSING else stored
-
-        return Colocation(field=name, read=read_field, type_ids=made.refers)
-    prop = cls.__mapper__.column_attrs.get(name)
-    if prop is None:
-        raise ClassDefinitionError(
-            f"colocate_with={name!r} names neither a blob field nor a "
-            "column of the class",
-            class_name=cls.__name__,
+def _check_settings(cls: type[Any], key: str, settings: FieldSettings) -> None:
+    problem = None
+    aliases = settings.aliases
+    factory: Any = settings.default_factory
+    if key in RESERVED:
+        problem = (
+            f"a blob field cannot be called {key!r}, which every object "
+            "class has or SQLAlchemy reserves; rename it"
         )
-    kind = prop.columns[0].type
-    if isinstance(kind, ObjectRef):
-        kind.colocated = True
-    if not isinstance(kind, IdType):
-        raise ClassDefinitionError(
-            f"the column {name} that colocates is of type {kind!r}; make it "
-            f"a blob_field(), or say {name}: Mapped[int] = "
-            "mapped_column(ObjectRef(type_id)), or ShardedId(type_id) with "
-            "a ForeignKey",
-            class_name=cls.__name__,
+    elif not isinstance(aliases, (tuple, list)) or not all(
+        isinstance(alias, str) for alias in aliases
+    ):
+        problem = f"aliases of {key} is a tuple of str, not {aliases!r}"
+    elif settings.default is not MISSING and factory is not None:
+        problem = f"{key} has default and default_factory; give one"
+    elif factory is not None and not callable(factory):
+        problem = f"default_factory of {key} is not callable: {factory!r}"
+    elif isinstance(settings.default, (list, dict, set)):
+        problem = (
+            f"the default of {key} would be shared by all objects; say "
+            f"default_factory={type(settings.default).__name__}"
         )
-    allowed = () if kind.type_id is None else (kind.type_id,)
-    return Colocation(
-        field=name,
-        read=lambda instance: instance.__dict__.get(name),
-        type_ids=lambda: allowed,
-    )
+    if problem is not None:
+        raise ClassDefinitionError(problem, class_name=cls.__name__)
+
+
+def _check_keys(cls: type[Any], definition: Definition) -> None:
+    """Refuse keys that two fields would share, or SQL could not name."""
+    keys = {"active": "soft delete"}
+    for made in definition.fields.values():
+        for key in (made.name, *made.aliases):
+            problem = None
+            if key in keys:
+                problem = f"belongs to {keys[key]} already"
+            elif SCHEMA in key:
+                problem = f"contains {SCHEMA}, which stands for the database"
+            elif '"' in key or not key.isprintable():
+                # SQLite compares a path with the escaped text.
+                problem = (
+                    "has a double quote or an unprintable character, which "
+                    "JSON paths cannot name on every server"
+                )
+            if problem is not None:
+                raise ClassDefinitionError(
+                    f"the key {key!r} of {made.name} {problem}; give it "
+                    "another name",
+                    class_name=cls.__name__,
+                )
+            keys[key] = made.name
 
 
 # -- rows of INSERT
@@ -374,7 +345,8 @@ def _row_encoder(definition: Definition) -> Any:
 
     def encode_row(row: dict[str, Any]) -> dict[str, Any]:
         given = row.pop("data", None)
-        data = given if isinstance(given, Blob) else Blob(given or {})
+        # A copy: it may be the blob of an object, or given for many rows.
+        data = Blob.coerce("data", {} if given is None else plain(given))
         for key in [key for key in row if key in fields]:
             fields[key].write(data, row.pop(key))
         for made in fields.values():

@@ -1,4 +1,12 @@
-"""The SQL types of blob fields, by what they hold."""
+"""The SQL types of blob fields, by what they hold.
+
+A result has the type of the field.  Lists, dicts and dataclasses are JSON
+text to the server, whose spelling it does not keep, so that they can be
+selected and tested for NULL, and not compared.
+
+On SQLite, which computes with 64 bits, decimals are floats, an integer of
+more than 64 bits is refused, and text ends at a NUL character.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +20,21 @@ from sqlalchemy import Float
 from sqlalchemy import Numeric
 from sqlalchemy import String
 from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import Null
+from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.exc import BlobValueError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.orm.kinds import Codec
 from sqla_shard.orm.kinds import Kind
 
-__all__ = ["Coded", "ExactNumber", "sql_type_of"]
+__all__ = ["Coded", "ExactInteger", "ExactNumber", "Structure", "sql_type_of"]
+
+_TOO_BIG = 1 << 63
 
 
 def sql_type_of(codec: Codec) -> tuple[str, TypeEngine[Any]]:
@@ -26,6 +42,8 @@ def sql_type_of(codec: Codec) -> tuple[str, TypeEngine[Any]]:
     plain = _PLAIN.get(codec.kind)
     if plain is not None:
         return plain
+    if codec.kind is Kind.JSON:
+        return "json", Structure(codec)
     return _FORMS[codec.stored_kind], Coded(codec)
 
 
@@ -39,6 +57,11 @@ class Coded(TypeDecorator[Any]):
         super().__init__()
         self.codec = codec
 
+    @property
+    def python_type(self) -> type[Any]:
+        """The type of the field's values."""
+        return self.codec.python_type
+
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return a number's type for codes that are numbers."""
         kind = _PLAIN.get(self.codec.stored_kind)
@@ -49,23 +72,102 @@ class Coded(TypeDecorator[Any]):
 
         :raises BlobValueError: when the field cannot hold the value.
         """
-        return None if value is None else self.codec.encode(value)
+        if value is None:
+            return None
+        code = self.codec.encode(value)
+        return json.dumps(code, ensure_ascii=False) if self._is_json else code
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         """Return the value of a code."""
         if value is None:
             return None
-        if self.codec.kind is Kind.JSON:
-            value = json.loads(value)
-            if value is None:
-                return None
-        return self.codec.decode(value)
+        return self.codec.decode(json.loads(value) if self._is_json else value)
+
+    @property
+    def _is_json(self) -> bool:
+        return self.codec.stored_kind is Kind.JSON
+
+
+class Structure(Coded):
+    """A field that holds a list, a dict, a dataclass or free JSON."""
+
+    cache_ok = True
+
+    class Comparator(TypeDecorator.Comparator[Any]):
+        """Tells whether there is a value, nothing else."""
+
+        def operate(
+            self, op: OperatorType, *other: Any, **kwargs: Any
+        ) -> ColumnElement[Any]:
+            """Refuse what would compare the spelling of JSON.
+
+            :raises UnsupportedStatementError: for every operator but
+                ``is_(None)`` and ``is_not(None)``.
+            """
+            kind: Any = self.type
+            if op not in _ABSENCE or not (
+                other[0] is None or isinstance(other[0], Null)
+            ):
+                name = getattr(op, "__name__", str(op))
+                raise UnsupportedStatementError(
+                    f"{name}: {kind.codec.field} is JSON with a structure, "
+                    "which servers spell each in their own way. Use the "
+                    "server's JSON functions, such as "
+                    "func.json_contains(), or compare in Python",
+                    construct=name,
+                )
+            return super().operate(op, *other, **kwargs)
+
+    comparator_factory = Comparator
+
+
+_ABSENCE = frozenset(
+    {operators.is_, operators.is_not, operators.eq, operators.ne}
+)
+
+
+class ExactInteger(BigInteger):
+    """An integer of any size."""
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Refuse, on SQLite, what would overflow."""
+        return _fits_sqlite if dialect.name == "sqlite" else None
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return int where the server computes with decimals."""
+        return _as_integer
+
+
+def _fits_sqlite(value: Any) -> Any:
+    if isinstance(value, int) and not -_TOO_BIG <= value < _TOO_BIG:
+        raise BlobValueError(
+            f"{value} has more than 64 bits, which SQLite cannot compare; "
+            "MySQL and MariaDB can",
+            field="integer",
+            value=value,
+        )
+    return value
+
+
+def _as_integer(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        whole = int(value)
+        return whole if whole == value else value
+    if isinstance(value, float) and abs(value) >= _TOO_BIG:
+        raise BlobValueError(
+            f"SQLite shows an integer of more than 64 bits as {value!r}; "
+            "load the object instead, whose field is exact",
+            field="integer",
+            value=value,
+        )
+    return value
 
 
 class ExactNumber(TypeDecorator[Any]):
     """A decimal field as a number, so that it compares and sorts as one.
 
-    SQLite has no exact decimals: there it is a float while it is compared.
+    MySQL and MariaDB keep 35 digits before and 30 after the point.  SQLite
+    has no exact decimals: there it is a float.
     """
 
     impl = Numeric(65, 30)
@@ -84,13 +186,18 @@ class ExactNumber(TypeDecorator[Any]):
         return float(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Return a Decimal."""
-        return Decimal(repr(value)) if isinstance(value, float) else value
+        """Return a Decimal without the zeros that fill up the scale."""
+        if isinstance(value, float):
+            return Decimal(repr(value))
+        if not isinstance(value, Decimal):
+            return value
+        text = format(value, "f")
+        return Decimal(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
 _PLAIN: dict[Kind, tuple[str, TypeEngine[Any]]] = {
     Kind.TEXT: ("text", String()),
-    Kind.INTEGER: ("integer", BigInteger()),
+    Kind.INTEGER: ("integer", ExactInteger()),
     Kind.FLOAT: ("float", Float(53)),
     Kind.BOOLEAN: ("boolean", Boolean()),
     Kind.DECIMAL: ("decimal", ExactNumber()),

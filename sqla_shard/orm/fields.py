@@ -11,14 +11,19 @@ value; on the class, a typed SQL expression::
     select(Pin).where(Pin.id.in_(ids), Pin.link.like("https:%"))
 
 No migration is needed to add a field: records that were written before show
-its default.  Nor to rename one: ``aliases`` names the keys it had.
+its default, in SQL too unless a ``default_factory`` makes it.  Nor to rename
+one: ``aliases`` names the keys it had.
+
+A list, dict or dataclass can be changed in place.  One that was read before
+the object was refreshed, or before another writer's change of the field was
+merged in, is no longer part of it; changing such a one is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-from typing import TypeVar
 
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped
@@ -27,17 +32,19 @@ from sqlalchemy.types import TypeEngine
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ColocationError
+from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import unpack
 from sqla_shard.orm.expressions import sql_type_of
 from sqla_shard.orm.kinds import Codec
+from sqla_shard.orm.kinds import Kind
 from sqla_shard.types import Blob
 from sqla_shard.types import ObjectRef
+from sqla_shard.types.nodes import Node
 from sqla_shard.types.tracking import detach
+from sqla_shard.types.tracking import plain
 
-__all__ = ["BlobField", "FieldSettings", "blob_field"]
-
-T = TypeVar("T")
+__all__ = ["MISSING", "BlobField", "FieldSettings", "blob_field"]
 
 
 class _Missing:
@@ -56,7 +63,7 @@ class FieldSettings:
         *,
         default: Any,
         default_factory: Callable[[], Any] | None,
-        aliases: tuple[str, ...],
+        aliases: Any,
         ref: Any,
         type_: Any,
     ) -> None:
@@ -84,20 +91,44 @@ def blob_field(
     :param default: value of new objects that are given none, and of
         records written before the field existed.  A field without one is
         required.
-    :param default_factory: returns a default that is a container.
+    :param default_factory: returns the default, such as ``list``.
     :param aliases: keys under which older records have the field.
     :param ref: the field holds the id of an object of this class, given as
         a class, its name, or its type id.
     :param type_: the type, where the annotation cannot be resolved.
+
+    What is wrong with them is told when the class is created, by
+    :exc:`~sqla_shard.exc.ClassDefinitionError`.
     """
     settings: Any = FieldSettings(
         default=default,
         default_factory=default_factory,
-        aliases=tuple(aliases),
+        aliases=aliases,
         ref=ref,
         type_=type_,
     )
     return settings  # type: ignore[no-any-return]  # as mapped_column() does
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """A value that a field has given out.
+
+    :ivar stored: the JSON value that it was decoded from; MISSING for a
+        default.
+    :ivar snapshot: a copy of a JSON container, which may be changed in
+        place; None for others.
+    """
+
+    value: Any
+    stored: Any
+    snapshot: Any
+
+    def is_of(self, stored: Any) -> bool:
+        """Tell whether the value is that of what is stored now."""
+        return self.stored is stored and (
+            self.snapshot is None or self.snapshot == stored
+        )
 
 
 class BlobField:
@@ -125,18 +156,33 @@ class BlobField:
         self.class_name = class_name
         self.name = name
         self.codec = codec
-        self.aliases = settings.aliases
+        self.aliases: tuple[str, ...] = tuple(settings.aliases)
         self.refers = refers
         self.colocates = colocates
+        self._names_type = settings.ref is not None
         self._default = settings.default
         self._factory = settings.default_factory
-        if self._factory is None and self._default is not MISSING:
-            self.encode(self._default)  # an impossible default is refused now
+
+    @property
+    def label(self) -> str:
+        """The field as ``Class.field``, for messages."""
+        return f"{self.class_name}.{self.name}"
 
     @property
     def required(self) -> bool:
         """Whether a new object must be given a value."""
         return self._default is MISSING and self._factory is None
+
+    def check_default(self) -> None:
+        """Refuse a default that the field could not hold.
+
+        :raises BlobValueError: for such a default.
+        """
+        if self._default is not MISSING:
+            encoded = self.codec.encode(self._default)
+            if self.codec.kind is not Kind.JSON:
+                # As it would be read back: 1 of a float field is 1.0.
+                self._default = self.codec.decode(encoded)
 
     def encode(self, value: Any) -> Any:
         """Return the JSON value of a Python value.
@@ -157,14 +203,18 @@ class BlobField:
                 "session.add(parent); session.flush()"
             )
         else:
-            parts = unpack(value)
             allowed = self.refers() if self.refers is not None else ()
-            if not allowed or parts.type_id in allowed:
-                return int(value)
-            problem = (
-                f"{value} is an id of type {parts.type_id}, not of "
-                f"{' or '.join(map(str, allowed))}"
-            )
+            try:
+                parts = unpack(value)
+            except InvalidIdError as error:
+                problem = str(error)
+            else:
+                if not allowed or parts.type_id in allowed:
+                    return int(value)
+                problem = (
+                    f"{value} is an id of type {parts.type_id}, not of "
+                    f"{' or '.join(map(str, allowed))}"
+                )
         if self.colocates:
             raise ColocationError(
                 problem,
@@ -172,9 +222,7 @@ class BlobField:
                 field=self.name,
                 value=value,
             )
-        raise BlobValueError(
-            problem, field=f"{self.class_name}.{self.name}", value=value
-        )
+        raise BlobValueError(problem, field=self.label, value=value)
 
     # -- on an instance
 
@@ -187,72 +235,126 @@ class BlobField:
                 return data[alias]
         return MISSING
 
-    def read(self, data: Blob | None) -> Any:
-        """Return the value in a blob, or the default."""
-        stored = MISSING if data is None else self.stored(data)
-        if self.codec.native and stored is not MISSING:
-            return stored
-        if stored is MISSING and not self._has_container_default():
-            return self._new_default()
-        if data is None:
-            return self._new_default()
-        return self._read_container(data, stored)
+    def read(self, data: Blob) -> Any:
+        """Return the value in a blob, or the default.
 
-    def _has_container_default(self) -> bool:
-        return self._factory is not None or isinstance(
-            self._default, (dict, list)
-        )
+        :raises BlobValueError: when what is stored is of another type.
+        """
+        stored = self.stored(data)
+        if stored is MISSING:
+            return self._read_default(data)
+        if self.codec.native:
+            return self.codec.decode(stored)
+        known = data.decoded.get(self.name)
+        if known is not None and known.is_of(stored):
+            return known.value
+        return self._give_out(data, stored, stored)
 
-    def _new_default(self) -> Any:
-        if self._factory is not None:
-            return self._factory()
-        return None if self._default is MISSING else self._default
+    def _read_default(self, data: Blob) -> Any:
+        if self.required:
+            return None
+        if self._factory is None and (
+            self._default is None or self.codec.kind is not Kind.JSON
+        ):
+            return self._default
+        known = data.decoded.get(self.name)
+        if known is not None and known.stored is MISSING:
+            return known.value
+        return self._give_out(data, MISSING, self._encoded_default())
 
-    def _read_container(self, data: Blob, stored: Any) -> Any:
+    def _encoded_default(self) -> Any:
+        made = self._default if self._factory is None else self._factory()
+        return self.encode(made)
+
+    def _give_out(self, data: Blob, stored: Any, json_value: Any) -> Any:
         """Return a value that writes itself back when it is changed.
 
         It is remembered, so that reading a field twice gives one object
         and changes of both do not overwrite one another.
         """
-        known = data.values_by_key.get(self.name)
-        if known is not None and known[0] is stored:
-            return known[1]
 
         def write_back() -> None:
-            current = data.values_by_key.get(self.name)
-            if current is None or current[1] is not value:
+            known = data.decoded.get(self.name)
+            if known is None or known.value is not value:
                 return  # the field was given another value since
-            data[self.name] = self.codec.encode(value)
-            data.values_by_key[self.name] = data[self.name], value
+            if not known.is_of(self.stored(data)):
+                return  # or the blob was, past the field
+            self._put_back(data, value)
 
-        json_value = (
-            self.codec.encode(self._new_default())
-            if stored is MISSING
-            else stored
-        )
         value = self.codec.decode(json_value, on_change=write_back)
-        if isinstance(value, (str, int, float, bool, type(None))):
-            return value
-        data.values_by_key[self.name] = stored, value
+        self._remember(data, value, stored)
         return value
 
-    def write(self, data: Blob, value: Any) -> None:
-        """Put a value into a blob, under the field's present name."""
-        encoded = self.encode(value)
-        known = data.values_by_key.pop(self.name, None)
-        if known is not None and known[1] is not value:
-            detach(known[1])
-        data[self.name] = encoded
+    def _put_back(self, data: Blob, value: Any) -> None:
+        """Put a value that was given out, and changed, into the blob."""
+        if self.codec.native and isinstance(value, Node):
+            # A default: from now on it is the blob's own container.
+            del data.decoded[self.name]
+            self._adopt(data, value)
+        else:
+            data[self.name] = self.encode(value)
+            self._remember(data, value, data[self.name])
+        self._drop_aliases(data)
+
+    def _adopt(self, data: Blob, node: Any) -> None:
+        detach(node)
+        # As a container of JSON it is taken as it is, not copied.
+        vars(node).pop("_shape", None)
+        data[self.name] = node
+        self.codec.decode(data[self.name])  # and learns its type again
+
+    def _remember(self, data: Blob, value: Any, stored: Any) -> None:
+        snapshot = plain(stored) if isinstance(stored, Node) else None
+        data.decoded[self.name] = _Decoded(value, stored, snapshot)
+
+    def _drop_aliases(self, data: Blob) -> None:
         for alias in self.aliases:
             if alias in data:
                 del data[alias]
 
+    def write(self, data: Blob, value: Any) -> None:
+        """Put a value into a blob, under the field's present name.
+
+        :raises BlobValueError: when the field cannot hold it.
+        :raises ColocationError: when it is no id of a parent.
+        """
+        encoded = self.encode(value)
+        known = data.decoded.pop(self.name, None)
+        if known is not None:
+            if known.value is value and known.is_of(self.stored(data)):
+                # ``obj.field += [x]`` ends here with what was given out.
+                data.decoded[self.name] = known
+                self._put_back(data, value)
+                return
+            detach(known.value)
+        data[self.name] = encoded
+        self._drop_aliases(data)
+
     def remove(self, data: Blob) -> None:
-        """Remove the value from a blob; the field shows its default."""
+        """Remove the value from a blob; the field shows its default.
+
+        :raises BlobValueError: when the field is required.
+        """
+        if self.required:
+            raise BlobValueError(
+                "cannot be deleted; it is required, because blob_field() "
+                "was given no default",
+                field=self.label,
+                value=None,
+            )
+        known = data.decoded.pop(self.name, None)
+        if known is not None:
+            detach(known.value)
         for key in (self.name, *self.aliases):
             data.pop(key, None)
 
-    def fill(self, data: dict[str, Any]) -> None:
+    def supersede(self, data: Blob, error: Exception) -> None:
+        """Let what was given out raise an error when it is changed."""
+        known = data.decoded.pop(self.name, None)
+        if known is not None and isinstance(known.value, Node):
+            known.value._on_change = raiser(error)
+
+    def fill(self, data: Blob) -> None:
         """Give the default to a new object that has no value.
 
         :raises BlobValueError: when the field is required.
@@ -263,10 +365,14 @@ class BlobField:
             raise BlobValueError(
                 "has no value; it is required, because blob_field() was "
                 "given no default",
-                field=f"{self.class_name}.{self.name}",
+                field=self.label,
                 value=None,
             )
-        data[self.name] = self.encode(self._new_default())
+        known = data.decoded.get(self.name)
+        if known is not None and known.stored is MISSING:
+            self._put_back(data, known.value)
+        else:
+            data[self.name] = self._encoded_default()
 
     # -- on the class
 
@@ -274,41 +380,46 @@ class BlobField:
         """Return the field as SQL, of a class or an alias of it."""
         column = cls.data.__clause_element__()
         form, kind = self.sql_type()
-        return BlobValue(column, (self.name, *self.aliases), form, kind)
+        default = self._default
+        return BlobValue(
+            column,
+            (self.name, *self.aliases),
+            form,
+            kind,
+            nullable=self.codec.nullable,
+            default=None if default is MISSING or form == "json" else default,
+        )
 
     def sql_type(self) -> tuple[str, TypeEngine[Any]]:
         """Return how the server shows the field, and the SQL type."""
         if self.refers is None:
             return sql_type_of(self.codec)
-        types = () if self.colocates else self.refers()
-        only = types[0] if len(types) == 1 else None
-        return "integer", ObjectRef(only, colocated=self.colocates)
+        type_id = self.refers()[0] if self._names_type else None
+        return "id", ObjectRef(type_id, colocated=self.colocates)
+
+    def no_update(self) -> UnsupportedStatementError:
+        """Return the error for an UPDATE statement that sets the field."""
+        return UnsupportedStatementError(
+            f"{self.label} is a field of a blob, which UPDATE statements "
+            "cannot change; change the objects in a session, which keeps "
+            "what other writers change",
+            construct=f"SET {self.name}",
+        )
 
     def attribute(self) -> hybrid_property[Any]:
         """Return the descriptor that the class gets."""
-        read, write, remove = self.read, self.write, self.remove
 
         def fget(instance: Any) -> Any:
-            return read(instance.data)
+            return self.read(blob_of(instance))
 
         def fset(instance: Any, value: Any) -> None:
-            data = instance.data
-            if data is None:
-                instance.data = {}
-                data = instance.data
-            write(data, value)
+            self.write(blob_of(instance), value)
 
         def fdel(instance: Any) -> None:
-            if instance.data is not None:
-                remove(instance.data)
+            self.remove(blob_of(instance))
 
         def update_expr(cls: Any, value: Any) -> Any:
-            raise UnsupportedStatementError(
-                f"update().values({self.name}=...) cannot set a field of a "
-                "blob; change the objects in a session, which keeps what "
-                "other writers change",
-                construct=f"SET {self.name}",
-            )
+            raise self.no_update()
 
         # SQLAlchemy takes the name of the attribute from the getter.
         fget.__name__ = self.name
@@ -319,3 +430,22 @@ class BlobField:
             expr=lambda cls: self.expression(cls),
             update_expr=update_expr,
         )
+
+
+def blob_of(instance: Any) -> Blob:
+    """Return the blob of an object; a new object gets one."""
+    data: Blob | None = instance.data
+    if data is None:
+        instance.data = {}
+        data = instance.data
+        data.from_fields = True
+    return data
+
+
+def raiser(error: Exception) -> Callable[[], None]:
+    """Return a listener of a container that must not be changed any more."""
+
+    def refuse() -> None:
+        raise error
+
+    return refuse

@@ -1,4 +1,11 @@
-"""Soft delete: objects that reads leave out unless asked."""
+"""Soft delete: objects that reads leave out unless asked.
+
+Reads are ``get``, ``get_many``, ORM ``select()`` in every form, and loads of
+relationships; a statement that asks for inactive objects too passes that on
+to its eager loads.  Not so UPDATE and DELETE, textual SQL and statements of
+Core: they see every row, and ``.where(Class.active)`` leaves some out.  An
+inactive object that a session has can be refreshed and changed like others.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +15,13 @@ from typing import TYPE_CHECKING
 from sqlalchemy import event
 from sqlalchemy import true
 from sqlalchemy.ext.hybrid import hybrid_property
+from sqlalchemy.orm import LoaderCriteriaOption
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard.dialects.sql import BlobActive
+from sqla_shard.orm.fields import blob_of
+from sqla_shard.routing import spec_of
 from sqla_shard.session import INCLUDE_INACTIVE
 from sqla_shard.session import ShardSession
 
@@ -39,12 +49,13 @@ class Activity:
 
     def deactivate(self) -> None:
         """Hide the object from reads, from the next flush on."""
-        self.data[_KEY] = False
+        blob_of(self)[_KEY] = False
 
     def restore(self) -> None:
         """Show the object to reads again, from the next flush on."""
-        if self.data.get(_KEY) is False:
-            del self.data[_KEY]
+        data = blob_of(self)
+        if data.get(_KEY) is False:
+            del data[_KEY]
 
 
 def active_only(cls: Any) -> Any:
@@ -57,12 +68,17 @@ def active_only(cls: Any) -> Any:
     return BlobActive(data.__clause_element__())
 
 
+def _is_active(cls: Any) -> Any:
+    # Not a lambda: loaded objects refer to it, and may be pickled.
+    return cls.active
+
+
 _ACTIVE = with_loader_criteria(
     Activity,
-    lambda cls: cls.active,
+    _is_active,
     include_aliases=True,
-    # Each load of a relationship passes through the listener itself.
-    propagate_to_loaders=False,
+    # Otherwise joined eager loading would not take part.
+    propagate_to_loaders=True,
 )
 
 
@@ -76,8 +92,23 @@ def _leave_out(context: ORMExecuteState) -> None:
         and not context.is_column_load
         and not context.execution_options.get(INCLUDE_INACTIVE)
         and not context.session.shows_hidden  # type: ignore[attr-defined]  # a ShardSession
+        and _may_read_objects(context)
     ):
         context.statement = context.statement.options(_ACTIVE)
+
+
+def _may_read_objects(context: ORMExecuteState) -> bool:
+    mapper = context.bind_mapper
+    # Statements on a global keyspace cannot read objects as well.
+    if mapper is not None and spec_of(mapper.local_table).kind == "global":
+        return False
+    # Loads of relationships have it from the object they are for.
+    options: Any = context.statement
+    return not any(
+        isinstance(option, LoaderCriteriaOption)
+        and option.root_entity is Activity
+        for option in options._with_options
+    )
 
 
 event.listen(ShardSession, "do_orm_execute", _leave_out)

@@ -16,6 +16,11 @@ columns may stand beside them.  ``Board.id`` is the whole 64-bit id, known
 after the flush.  ``colocate_with`` names the field with the parent's id: a
 board lives on its user's shard, for ever, so one transaction can write both.
 
+A flush writes the fields that were changed and no others, see
+:mod:`sqla_shard.orm.saving`; and so does ``session.merge()``: of a detached
+object it takes what was changed since it was loaded, of a new one with an id
+the fields that it was given, see :mod:`sqla_shard.orm.merging`.
+
 ``deactivate()`` hides an object from reads and leaves its row in place;
 reads that ask for it with ``execution_options(include_inactive=True)``, and
 whoever reads the table by other means, still see it.
@@ -32,9 +37,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import event
 from sqlalchemy import FetchedValue
+from sqlalchemy import inspect
 from sqlalchemy.orm import declared_attr
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import ORMExecuteState
 
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError
@@ -43,7 +50,9 @@ from sqla_shard.ids import unpack
 from sqla_shard.orm.definition import define
 from sqla_shard.orm.definition import Definition
 from sqla_shard.orm.definition import finish
+from sqla_shard.orm.fields import blob_of
 from sqla_shard.orm.hiding import Activity
+from sqla_shard.orm.merging import watch_merge
 from sqla_shard.orm.saving import write_blob
 from sqla_shard.session import ShardSession
 from sqla_shard.session.unit_of_work import REQUESTED
@@ -63,6 +72,7 @@ class ObjectMixin(Activity):
     :param colocate_with: name of the field that holds the parent's id.
     :param keyspace: name of the keyspace; needed where there are several
         of kind ``objects``.
+    :param max_bytes: size of the blob, see :class:`~sqla_shard.JSONBlob`.
     :raises ClassDefinitionError: when the class could not work.
     :raises DuplicateTypeError: when the type id is taken.
     """
@@ -73,7 +83,10 @@ class ObjectMixin(Activity):
         data: Mapped[dict[str, Any]]
         """The blob itself, with the fields by name."""
         ts: Mapped[datetime]
-        """When the row was last changed, kept by the server, in UTC."""
+        """When the row was last changed, in UTC.
+
+        The server keeps it; what is assigned to it is not written.
+        """
         __sqla_shard__: Definition
     else:
 
@@ -126,7 +139,6 @@ class ObjectMixin(Activity):
             max_bytes=max_bytes,
         )
         super().__init_subclass__(**kwargs)
-        finish(cls)
 
     @property
     def shard_id(self) -> int | None:
@@ -175,11 +187,65 @@ def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
     """
     for instance in session.new:
         if isinstance(instance, ObjectMixin):
-            if instance.__dict__.get("data") is None:
-                instance.data = {}
-            for made in instance.__sqla_shard__.fields.values():
-                made.fill(instance.data)
+            _fill(instance)
 
 
+def _fill(instance: ObjectMixin) -> None:
+    data = blob_of(instance)
+    for made in instance.__sqla_shard__.fields.values():
+        made.fill(data)
+
+
+def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+    # Objects that another listener of the same flush has added.
+    _fill(target)
+    # What make_transient() left there is the time of another row.
+    target.__dict__.pop("ts", None)
+
+
+def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+    data = target.__dict__["data"]
+    data.source = data.sent
+    data.from_fields = False
+
+
+def _before_update(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+    state: Any = inspect(target)
+    if state.attrs.ts.history.has_changes():
+        # session.merge() sets it, too.
+        state.session.expire(target, ["ts"])
+
+
+def _check_bulk_update(context: ORMExecuteState) -> None:
+    """Handle ``do_orm_execute``: refuse what SQLAlchemy would not write.
+
+    Of a row of a bulk UPDATE it takes the columns and drops other keys.
+
+    :raises UnsupportedStatementError: for a row that sets a field.
+    """
+    mapper = context.bind_mapper
+    rows: Any = context.parameters
+    if (
+        not context.is_update
+        or not isinstance(rows, list)
+        or mapper is None
+        or not issubclass(mapper.class_, ObjectMixin)
+    ):
+        return
+    fields = mapper.class_.__sqla_shard__.fields
+    for row in rows:
+        for name in row:
+            if name in fields:
+                raise fields[name].no_update()
+
+
+event.listen(ObjectMixin, "after_mapper_constructed", finish, propagate=True)
+event.listen(
+    ObjectMixin, "after_mapper_constructed", watch_merge, propagate=True
+)
+event.listen(ObjectMixin, "before_insert", _before_insert, propagate=True)
+event.listen(ObjectMixin, "after_insert", _after_insert, propagate=True)
+event.listen(ObjectMixin, "before_update", _before_update, propagate=True)
 event.listen(ObjectMixin, "before_update", write_blob, propagate=True)
 event.listen(ShardSession, "before_flush", _fill_new)
+event.listen(ShardSession, "do_orm_execute", _check_bulk_update)

@@ -9,7 +9,7 @@ together field by field.  A field changed on both sides is a conflict:
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import bindparam
@@ -24,13 +24,15 @@ from sqlalchemy.orm import object_session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard.exc import StaleDataError
+from sqla_shard.orm.fields import raiser
+from sqla_shard.orm.merging import changes
+from sqla_shard.orm.merging import conflicts
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.blob import encode_blob
+from sqla_shard.types.nodes import Node
 
 __all__ = ["write_blob"]
-
-_GONE: Any = object()
 
 
 def write_blob(
@@ -76,41 +78,45 @@ def _put_together(
         raise StaleDataError(class_name=name, object_id=key, fields=())
     current = decode_blob(stored)
     base = decode_blob("{}" if blob.source is None else blob.source)
-    mine = _changes(base, blob)
-    theirs = _changes(base, current)
-    conflicts = [
-        field
-        for field in mine
-        if field in theirs and mine[field] != theirs[field]
-    ]
-    if conflicts:
-        raise StaleDataError(
-            class_name=name, object_id=key, fields=sorted(conflicts)
-        )
-    for field in theirs:
-        if field in current:
-            blob[field] = current[field]
-        else:
-            blob.pop(field, None)
+    mine = changes(base, blob)
+    theirs = changes(base, current)
+    found = conflicts(mine, theirs)
+    if found:
+        raise StaleDataError(class_name=name, object_id=key, fields=found)
+    _take_over(target, blob, current, theirs)
     text = encode_blob(blob, statements.max_bytes)
     statements.overwrite(connection, key, text)
     return text
 
 
-def _changes(base: Blob, blob: Blob) -> dict[str, Any]:
-    """Return what differs from ``base``, by field, as JSON text.
+def _take_over(
+    target: Any, blob: Blob, current: Blob, theirs: Iterable[str]
+) -> None:
+    """Bring another writer's changes into the object.
 
-    Text, because 1, 1.0 and True are equal to Python and not the same.
+    Containers that were read from it before now hold what is no longer
+    there.  A change of one must not overwrite the other writer's, and must
+    not be lost without a word either.
     """
-    return {
-        field: _text(blob, field)
-        for field in {*base, *blob}
-        if _text(base, field) != _text(blob, field)
-    }
+    name = type(target).__name__
+    object_id = target.id
+    for made in target.__sqla_shard__.fields.values():
+        if not {made.name, *made.aliases}.isdisjoint(theirs):
+            made.supersede(blob, _stale(name, object_id, made.name))
+    for field in theirs:
+        old = blob.get(field)
+        if field in current:
+            blob[field] = current[field]
+        else:
+            blob.pop(field, None)
+        if isinstance(old, Node) and old is not blob.get(field):
+            old._on_change = raiser(_stale(name, object_id, field))
 
 
-def _text(blob: Blob, field: str) -> Any:
-    return json.dumps(blob[field]) if field in blob else _GONE
+def _stale(class_name: str, object_id: int, field: str) -> StaleDataError:
+    return StaleDataError(
+        class_name=class_name, object_id=object_id, fields=(field,)
+    )
 
 
 class _Statements:

@@ -9,6 +9,9 @@ server's JSON functions can read, and gives it to Python as a :class:`Blob`, a
 
     pin.data["tags"].append("boats")      # the next flush writes it
 
+A container that was read before the object was refreshed is no longer part
+of it; changing it is an error rather than a change that is never written.
+
 The column is text rather than the server's JSON type, because the flush
 compares the text that it has read with the text that is there: MySQL's type
 rewrites a document, so that what was sent never equals what is stored.
@@ -30,6 +33,7 @@ from sqlalchemy.ext.mutable import Mutable
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.exc import BlobValueError
 from sqla_shard.types.tracking import plain
@@ -39,11 +43,17 @@ __all__ = ["Blob", "JSONBlob", "decode_blob", "encode_blob"]
 
 _TEXT_BYTES = 65_535
 _MEDIUM_BYTES = 16_777_215
+_LONG_BYTES = 4_294_967_295
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
 
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
 ).encode
-_decode = json.JSONDecoder().decode
+_decode = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 class Blob(TrackedDict, Mutable):
@@ -52,22 +62,33 @@ class Blob(TrackedDict, Mutable):
     :ivar source: the text in the database that this was made from, or was
         last written as; None where it was never there.  A flush compares
         it with what is there then.
-    :ivar values: decoded values of typed fields, by key, each with the
-        JSON value that it belongs to.
+    :ivar sent: the text of the last statement that this was bound to, which
+        may be no INSERT, and may have failed.
+    :ivar from_fields: whether it belongs to a new object and was made by
+        setting fields, so that it says nothing of other keys.
     """
 
     source: str | None = None
+    sent: str | None = None
+    from_fields: bool = False
 
     @property
-    def values_by_key(self) -> dict[str, tuple[Any, Any]]:
-        """Decoded values of typed fields; see :mod:`sqla_shard.orm`."""
-        found: dict[str, tuple[Any, Any]] | None
-        found = self.__dict__.get("_values_by_key")
+    def decoded(self) -> dict[str, Any]:
+        """What fields have given out, by name; see :mod:`sqla_shard.orm`."""
+        found: dict[str, Any] | None = self.__dict__.get("_decoded")
         if found is None:
-            found = self.__dict__["_values_by_key"] = {}
+            found = self.__dict__["_decoded"] = {}
         return found
 
     def _changed(self) -> None:
+        for state, key in list(self._parents.items()):
+            if state.dict.get(key, self) is not self:
+                raise BlobError(
+                    f"this container is of an earlier state of "
+                    f"{state.class_.__name__}.{key}, which was read again "
+                    "since: the change would never be written.  Take the "
+                    "container from the object again, and change that"
+                )
         self.changed()
 
     @classmethod
@@ -100,12 +121,15 @@ class Blob(TrackedDict, Mutable):
         super().associate_with_attribute(attribute)
 
     def __reduce__(self) -> Any:
-        return _restored, (plain(self), self.source)
+        return _restored, (plain(self), self.source, self.from_fields)
 
 
-def _restored(values: dict[str, Any], source: str | None) -> Blob:
+def _restored(
+    values: dict[str, Any], source: str | None, from_fields: bool
+) -> Blob:
     blob = Blob._trusted(values)
     blob.source = source
+    blob.from_fields = from_fields
     return blob
 
 
@@ -130,6 +154,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         it is sent, since MySQL outside strict mode would cut it off.  It
         chooses the type on MySQL: TEXT up to 65,535, MEDIUMTEXT up to
         16,777,215 (the default), LONGTEXT above.
+    :raises ValueError: when it is not an int from 2 to 4,294,967,295.
     """
 
     impl = Text
@@ -137,6 +162,11 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
 
     def __init__(self, max_bytes: int = _MEDIUM_BYTES) -> None:
         super().__init__()
+        if type(max_bytes) is not int or not 2 <= max_bytes <= _LONG_BYTES:
+            raise ValueError(
+                f"max_bytes must be an int from 2 to {_LONG_BYTES}, not "
+                f"{max_bytes!r}"
+            )
         self.max_bytes = max_bytes
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
@@ -148,8 +178,12 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
             kind = mysql.TEXT
         elif self.max_bytes <= _MEDIUM_BYTES:
             kind = mysql.MEDIUMTEXT
+        # The other one takes "a" and "a " for equal, of fields too; MySQL
+        # has it under another name, which the expressions of fields use.
+        exact = getattr(dialect, "is_mariadb", False)
+        collation = "utf8mb4_nopad_bin" if exact else "utf8mb4_bin"
         return dialect.type_descriptor(
-            kind(charset="utf8mb4", collation="utf8mb4_bin")
+            kind(charset="utf8mb4", collation=collation)
         )
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
@@ -163,7 +197,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         blob = value if isinstance(value, dict) else Blob.coerce("", value)
         text = encode_blob(blob, self.max_bytes)
         if isinstance(value, Blob):
-            value.source = text
+            value.sent = text
         return text
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
@@ -179,7 +213,7 @@ def encode_blob(blob: dict[str, Any], max_bytes: int) -> str:
     """
     if not isinstance(blob, TrackedDict):
         blob = TrackedDict(blob)  # checks what json would let pass
-    text = _encode(blob)
+    text: str = _encode(blob)
     # No character has more than four bytes; most blobs are far too small
     # to have to be encoded just to be counted.
     if len(text) * 4 > max_bytes:
