@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from tests.object_suites.changes import InPlaceSuite
+from tests.object_suites.changes import TooLargeSuite
+from tests.object_suites.harness import OnMariaDB
+
+
+class TestInPlace(OnMariaDB, InPlaceSuite):
+    pass
+
+
+class TestTooLarge(OnMariaDB, TooLargeSuite):
+    pass

@@ -1,0 +1,28 @@
+"""Tests of object classes that run on SQLite and on MariaDB alike.
+
+Each module has abstract suites; ``tests/sqlite`` and ``tests/live`` give
+them a cluster.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(
+        f"{__name__}.{module}"
+        for module in (
+            "bulk",
+            "changes",
+            "columns",
+            "expressions",
+            "filters",
+            "harness",
+            "hiding",
+            "lifecycle",
+            "plain_models",
+            "values",
+            "writers",
+        )
+    )
+)
