@@ -256,10 +256,8 @@ class Reader:
     def _table(self, source: Any, block: Block, level: Level) -> None:
         base = source
         hops = 1
-        while isinstance(base, Alias) and not isinstance(
-            base, TableValuedAlias
-        ):
-            base = base.element
+        while (under := _under(base)) is not None:
+            base = under
             hops += 1
         if isinstance(base, TableClause):
             leaf = Leaf(base.name, base, level)
@@ -424,6 +422,15 @@ class Reader:
 
     def _refuse(self, construct: str, message: str) -> None:
         self.problems.append(Problem(construct, message))
+
+
+def _under(source: Any) -> Any:
+    """Return what an alias is an alias of; None for others."""
+    if isinstance(source, CTE):
+        return source._cte_alias
+    if isinstance(source, Alias) and not isinstance(source, TableValuedAlias):
+        return source.element
+    return None
 
 
 def _expressions(select: Any) -> Iterator[Any]:

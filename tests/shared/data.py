@@ -40,6 +40,8 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
     def number() -> int | None:
         return rng.choice([None, 0, 1, 2, 3])
 
+    # On one of the shards pins have no comments, and there are none.
+    empty = rng.choice(shards)
     every_board = [pack(s, BOARD, k) for s in shards for k in (1, 2)]
     for shard in shards:
         boards = [pack(shard, BOARD, k) for k in (1, 2)]
@@ -61,11 +63,9 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
                 }
             )
             pins.append(pin)
-        # One shard has no comments at all: what is empty differs by shard.
         comments: list[int] = []
-        for k in range(1, rng.randint(0, 5) + 1):
-            if shard == shards[-1]:
-                break
+        count = 0 if shard == empty else rng.randint(2, 6)
+        for k in range(1, count + 1):
             comment = pack(shard, COMMENT, k)
             tables["Comment"].append(
                 {

@@ -48,10 +48,6 @@ class Board(Base):
     )
     name: Mapped[str] = mapped_column(String(40))
     n: Mapped[int | None]
-    pins: Mapped[list[Pin]] = relationship(
-        primaryjoin=lambda: foreign(Pin.home_id) == full_id(remote(Board.id)),
-        viewonly=True,
-    )
 
 
 class Pin(Base):

@@ -1,0 +1,608 @@
+"""Statements that look as if they named their shards, and do not.
+
+Each function takes the models and the ids and returns a statement, or None
+where the plain database has no such thing.  ``a``, ``b`` are pins on two
+shards, ``a2`` one on the shard of ``a``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import and_
+from sqlalchemy import exists
+from sqlalchemy import false
+from sqlalchemy import func
+from sqlalchemy import literal
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy import true
+from sqlalchemy import tuple_
+from sqlalchemy import union
+from sqlalchemy import union_all
+from sqlalchemy import update
+from sqlalchemy.orm import aliased
+
+from sqla_shard import exc
+
+__all__ = ["ACCEPTED", "REFUSED"]
+
+#: By name: a function of models and ids, and the error that refuses it.
+REFUSED: dict[str, tuple[Any, type[exc.ShardError]]] = {}
+
+#: By name: a function of models and ids, and how many shards it visits.
+ACCEPTED: dict[str, tuple[Any, int]] = {}
+
+NO_KEY = exc.NoShardKeyError
+SCATTER = exc.ScatterUnsupportedError
+WRONG = exc.UnsupportedStatementError
+
+
+def refused(error: type[exc.ShardError]) -> Any:
+    def keep(function: Any) -> Any:
+        REFUSED[function.__name__] = function, error
+        return function
+
+    return keep
+
+
+def accepted(shards: int) -> Any:
+    def keep(function: Any) -> Any:
+        ACCEPTED[function.__name__] = function, shards
+        return function
+
+    return keep
+
+
+# -- conditions that hold elsewhere
+
+
+@refused(NO_KEY)
+def not_exists_names_the_outer_row(m, i):
+    inner = select(m.Comment.id).where(
+        m.Comment.pin_id == m.Pin.id, m.Pin.id == i.a
+    )
+    return select(m.Pin.id).where(~inner.correlate(m.Pin).exists())
+
+
+@refused(NO_KEY)
+def not_exists_ties_two_outer_tables(m, i):
+    inner = select(m.Tag.name).where(
+        m.Tag.pin_id == m.Pin.id, m.Comment.pin_id == m.Pin.id
+    )
+    return select(m.Pin.id, m.Comment.id).where(
+        m.Pin.id == i.a, ~inner.correlate(m.Pin, m.Comment).exists()
+    )
+
+
+@refused(NO_KEY)
+def not_exists_inside_exists(m, i):
+    other = aliased(m.Pin)
+    inner = select(m.Comment.id).where(
+        m.Comment.pin_id == other.id, m.Comment.pin_id == i.b
+    )
+    outer = select(other.id).where(~inner.correlate(other).exists())
+    return select(m.Pin.id).where(m.Pin.id == i.a, outer.exists())
+
+
+@refused(NO_KEY)
+def on_ties_the_left_side(m, i):
+    return (
+        select(m.Pin.id, m.Comment.id)
+        .join(m.Comment, true())
+        .outerjoin(
+            m.Tag,
+            and_(m.Tag.pin_id == m.Pin.id, m.Comment.pin_id == m.Pin.id),
+        )
+        .where(m.Pin.id == i.a)
+    )
+
+
+@refused(NO_KEY)
+def on_names_the_left_side(m, i):
+    return select(m.Pin.id, m.Comment.id).outerjoin(
+        m.Comment, and_(m.Comment.pin_id == m.Pin.id, m.Pin.id == i.a)
+    )
+
+
+@refused(NO_KEY)
+def on_names_the_right_side(m, i):
+    return select(m.Pin.id, m.Comment.id).outerjoin(
+        m.Comment,
+        and_(m.Comment.pin_id == m.Pin.id, m.Comment.pin_id == i.a),
+    )
+
+
+@refused(NO_KEY)
+def join_inside_an_outer_join(m, i):
+    tag = aliased(m.Tag)
+    inner = select(m.Comment.id).join(
+        m.Tag, and_(m.Tag.pin_id == m.Comment.pin_id, m.Tag.pin_id == i.a)
+    )
+    del tag
+    found = inner.with_only_columns(m.Comment.pin_id).subquery()
+    return select(m.Pin.id, found.c.pin_id).outerjoin(
+        found, found.c.pin_id == m.Pin.id
+    )
+
+
+@refused(NO_KEY)
+def either_an_id_or_not(m, i):
+    return select(m.Pin.id).where(or_(m.Pin.id == i.a, m.Pin.n == 1))
+
+
+@refused(NO_KEY)
+def not_an_id(m, i):
+    return select(m.Pin.id).where(~or_(m.Pin.id == i.a, m.Pin.n == 1))
+
+
+@refused(NO_KEY)
+def an_id_in_a_case(m, i):
+    from sqlalchemy import case
+
+    return select(m.Pin.id).where(case((m.Pin.id == i.a, 1), else_=1) == 1)
+
+
+@refused(NO_KEY)
+def at_least_an_id(m, i):
+    return select(m.Pin.id).where(m.Pin.id >= i.a)
+
+
+@refused(NO_KEY)
+def joined_by_a_number(m, i):
+    return select(m.Pin.id, m.Comment.id).where(
+        m.Pin.id == i.a, m.Comment.n == m.Pin.n
+    )
+
+
+@refused(NO_KEY)
+def joined_by_an_inequality_of_ids(m, i):
+    return select(m.Pin.id, m.Comment.id).where(
+        m.Pin.id == i.a, m.Comment.pin_id <= m.Pin.id
+    )
+
+
+@refused(NO_KEY)
+def a_reference_to_any_shard(m, i):
+    return select(m.Pin.id, m.Board.id).where(
+        m.Pin.id == i.a, m.Pin.board_id == m.full(m.Board.id)
+    )
+
+
+@refused(NO_KEY)
+def an_aggregate_has_a_row_for_nothing(m, i):
+    inner = select(func.count()).where(
+        m.Comment.pin_id == m.Pin.id, m.Comment.pin_id == i.a
+    )
+    return select(m.Pin.id).where(inner.correlate(m.Pin).exists())
+
+
+# -- subqueries
+
+
+@refused(NO_KEY)
+def less_than_a_subquery(m, i):
+    return select(m.Pin.id).where(
+        m.Pin.id == i.a,
+        m.Pin.id < select(func.max(m.Comment.pin_id)).scalar_subquery(),
+    )
+
+
+@refused(NO_KEY)
+def equal_to_a_subquery(m, i):
+    inner = select(m.Comment.pin_id).where(m.Comment.body == "c1")
+    return select(m.Pin.id).where(
+        m.Pin.id == i.a, m.Pin.id == inner.scalar_subquery()
+    )
+
+
+@refused(NO_KEY)
+def not_in_a_subquery_with_null(m, i):
+    other = aliased(m.Pin)
+    return select(m.Pin.id).where(
+        m.Pin.id == i.a, m.Pin.id.not_in(select(other.root_id))
+    )
+
+
+@refused(NO_KEY)
+def null_not_in_a_subquery(m, i):
+    other = aliased(m.Pin)
+    return select(m.Pin.id).where(
+        m.Pin.id == i.a, m.Pin.root_id.not_in(select(other.id))
+    )
+
+
+@refused(NO_KEY)
+def whether_in_a_subquery_is_null(m, i):
+    other = aliased(m.Pin)
+    return select(m.Pin.id, m.Pin.id.in_(select(other.root_id))).where(
+        m.Pin.id == i.a
+    )
+
+
+@refused(NO_KEY)
+def in_a_subquery_with_limit(m, i):
+    inner = select(m.Comment.pin_id).order_by(m.Comment.n).limit(2)
+    return select(m.Pin.id).where(m.Pin.id == i.a, m.Pin.id.in_(inner))
+
+
+@refused(NO_KEY)
+def in_a_subquery_of_a_count(m, i):
+    inner = (
+        select(m.Comment.pin_id)
+        .group_by(m.Comment.pin_id, m.Comment.n)
+        .having(func.count() > 0)
+        .limit(1)
+    )
+    return select(m.Pin.id).where(m.Pin.id == i.a, m.Pin.id.in_(inner))
+
+
+@refused(NO_KEY)
+def two_levels_down_sqlalchemy_does_not_correlate(m, i):
+    innermost = select(m.Note.id).where(m.Note.n == m.Pin.n)
+    inner = select(m.Comment.id).where(
+        m.Comment.pin_id == m.Pin.id, innermost.exists()
+    )
+    return select(m.Pin.id).where(m.Pin.id == i.a, inner.exists())
+
+
+@refused(WRONG)
+def an_aggregate_of_the_outer_row(m, i):
+    inner = (
+        select(func.max(m.Pin.n))
+        .select_from(m.Comment)
+        .where(m.Comment.pin_id == m.Pin.id)
+    )
+    return select(m.Pin.id).where(
+        m.Pin.id == i.a, inner.correlate(m.Pin).scalar_subquery() > 1
+    )
+
+
+@refused(NO_KEY)
+def an_untied_count_among_the_columns(m, i):
+    return select(
+        m.Pin.id,
+        select(func.count()).select_from(m.Comment).scalar_subquery(),
+    ).where(m.Pin.id == i.a)
+
+
+@refused(WRONG)
+def a_subquery_as_text(m, i):
+    return select(m.Pin.id).where(
+        m.Pin.id == i.a, text("exists (select 1 from comments)")
+    )
+
+
+@refused(WRONG)
+def a_subquery_as_text_in_from(m, i):
+    found = text("select n from comments").columns(m.Comment.n).subquery()
+    return select(m.Pin.id, found.c.n).where(m.Pin.id == i.a)
+
+
+# -- subqueries in FROM
+
+
+@refused(NO_KEY)
+def limit_in_from_is_not_about_the_outer_id(m, i):
+    found = select(m.Pin.id, m.Pin.n).order_by(m.Pin.n).limit(2).subquery()
+    return select(found.c.id).where(found.c.id == i.a)
+
+
+@refused(NO_KEY)
+def a_count_in_from_is_not_about_the_outer_id(m, i):
+    found = (
+        select(m.Comment.n, func.count().label("k"))
+        .group_by(m.Comment.n)
+        .subquery()
+    )
+    return select(m.Pin.id, found.c.k).where(
+        m.Pin.id == i.a, m.Pin.n == found.c.n
+    )
+
+
+@refused(SCATTER)
+def distinct_in_from_over_two_shards(m, i):
+    found = (
+        select(m.Pin.title).where(m.Pin.id.in_([i.a, i.b])).distinct()
+    ).subquery()
+    return select(found.c.title)
+
+
+@refused(SCATTER)
+def a_union_in_from_over_two_shards(m, i):
+    found = union(
+        select(m.Pin.id, m.Pin.n).where(m.Pin.id.in_([i.a, i.b])),
+        select(m.Pin.id, m.Pin.n).where(m.Pin.id == i.a2),
+    ).subquery()
+    return select(found.c.n)
+
+
+@refused(NO_KEY)
+def a_union_with_a_branch_that_names_no_id(m, i):
+    return union_all(select(m.Pin.id).where(m.Pin.id == i.a), select(m.Pin.id))
+
+
+@refused(NO_KEY)
+def a_common_table_used_twice_and_tied_once(m, i):
+    found = select(m.Pin.id, m.Pin.n).cte("found")
+    again = found.alias("again")
+    return select(found.c.id, again.c.id).where(
+        found.c.id == i.a, again.c.n == found.c.n
+    )
+
+
+@refused(WRONG)
+def a_recursion_that_goes_on_with_another_column(m, i):
+    pin, comment = aliased(m.Pin), aliased(m.Comment)
+    found = select(pin.id, pin.n).where(pin.id == i.a).cte(recursive=True)
+    found = found.union_all(
+        select(comment.id, comment.n).where(comment.pin_id == found.c.id)
+    )
+    return select(found.c.id)
+
+
+@refused(WRONG)
+def full_outer_join(m, i):
+    return (
+        select(m.Pin.id, m.Comment.id)
+        .outerjoin(m.Comment, m.Comment.pin_id == m.Pin.id, full=True)
+        .where(m.Pin.id == i.a)
+    )
+
+
+# -- more than one row at a time
+
+
+@refused(SCATTER)
+def exists_over_two_shards(m, i):
+    return select(exists().where(m.Pin.id.in_([i.a, i.b])))
+
+
+@refused(SCATTER)
+def null_is_a_group_on_every_shard(m, i):
+    return (
+        select(m.Pin.root_id, func.count())
+        .where(m.Pin.id.in_([i.a, i.b]))
+        .group_by(m.Pin.root_id)
+    )
+
+
+@refused(SCATTER)
+def a_window_over_two_shards(m, i):
+    place = func.row_number().over(order_by=m.Pin.n)
+    return select(m.Pin.id, place).where(m.Pin.id.in_([i.a, i.b]))
+
+
+@refused(SCATTER)
+def an_aggregate_inside_a_function(m, i):
+    return select(func.coalesce(func.max(m.Pin.n), 0)).where(
+        m.Pin.id.in_([i.a, i.b])
+    )
+
+
+@refused(SCATTER)
+def an_aggregate_as_text(m, i):
+    return select(text("count(*)")).where(m.Pin.id.in_([i.a, i.b]))
+
+
+@refused(SCATTER)
+def an_unknown_function(m, i):
+    return select(func.json_group_array(m.Pin.n)).where(
+        m.Pin.id.in_([i.a, i.b])
+    )
+
+
+@refused(SCATTER)
+def distinct_as_a_prefix(m, i):
+    return (
+        select(m.Pin.title)
+        .where(m.Pin.id.in_([i.a, i.b]))
+        .prefix_with("DISTINCT")
+    )
+
+
+@refused(SCATTER)
+def ordered_over_two_shards(m, i):
+    return select(m.Pin.id).where(m.Pin.id.in_([i.a, i.b])).order_by(m.Pin.n)
+
+
+@refused(SCATTER)
+def two_shards_side_by_side(m, i):
+    return select(m.Pin.id, m.Comment.id).where(
+        m.Pin.id.in_([i.a, i.b]), m.Comment.pin_id.in_([i.a, i.b])
+    )
+
+
+@refused(SCATTER)
+def limit_of_an_update_over_two_shards(m, i):
+    return (
+        update(m.Pin)
+        .where(m.Pin.id.in_([i.a, i.b]))
+        .values(n=1)
+        .with_dialect_options(mysql_limit=1)
+    )
+
+
+@refused(NO_KEY)
+def update_from_a_table_that_is_not_tied(m, i):
+    return (
+        update(m.Pin)
+        .where(m.Pin.id == i.a, m.Comment.body == "c1")
+        .values(n=1)
+    )
+
+
+@refused(NO_KEY)
+def update_to_a_count_of_what_is_not_tied(m, i):
+    count = select(func.count()).select_from(m.Comment).scalar_subquery()
+    return update(m.Pin).where(m.Pin.id == i.a).values(n=count)
+
+
+# -- what is right all the same
+
+
+@accepted(1)
+def a_row_of_the_subquery_names_the_shard(m, i):
+    return select(m.Pin.id).where(m.Pin.comments.any(m.Comment.id == i.c))
+
+
+@accepted(2)
+def either_of_two_rows_of_subqueries(m, i):
+    return select(m.Pin.id).where(
+        or_(m.Pin.comments.any(m.Comment.id == i.c), m.Pin.id == i.b)
+    )
+
+
+@accepted(1)
+def the_parent_names_the_shard(m, i):
+    return select(m.Comment.id).where(m.Comment.pin.has(m.Pin.id == i.a))
+
+
+@accepted(1)
+def in_a_subquery_that_names_the_shard(m, i):
+    inner = select(m.Comment.pin_id).where(m.Comment.id == i.c)
+    return select(m.Pin.id).where(m.Pin.id.in_(inner))
+
+
+@accepted(2)
+def in_a_subquery_over_two_shards(m, i):
+    return select(m.Pin.id).where(
+        m.Pin.id.in_([i.a, i.b]), m.Pin.id.in_(select(m.Comment.pin_id))
+    )
+
+
+@accepted(2)
+def not_in_a_subquery_without_null(m, i):
+    return select(m.Pin.id).where(
+        m.Pin.id.in_([i.a, i.a2, i.b]),
+        m.Pin.id.not_in(
+            select(m.Comment.pin_id).where(m.Comment.pin_id == i.a)
+        ),
+    )
+
+
+@accepted(2)
+def no_children(m, i):
+    return (
+        select(m.Pin.id)
+        .outerjoin(m.Comment, m.Comment.pin_id == m.Pin.id)
+        .where(m.Pin.id.in_([i.a, i.a2, i.b]), m.Comment.id.is_(None))
+    )
+
+
+@accepted(2)
+def counted_by_an_id(m, i):
+    return (
+        select(m.Comment.pin_id, func.count())
+        .where(m.Comment.pin_id.in_([i.a, i.a2, i.b]))
+        .group_by(m.Comment.pin_id)
+        .having(func.count() > 0)
+    )
+
+
+@accepted(2)
+def counted_beside_each_row(m, i):
+    return select(m.Pin.id, m.Pin.comment_count).where(
+        m.Pin.id.in_([i.a, i.a2, i.b])
+    )
+
+
+@accepted(2)
+def counted_by_an_id_in_from(m, i):
+    found = (
+        select(m.Comment.pin_id, func.count().label("k"))
+        .group_by(m.Comment.pin_id)
+        .subquery()
+    )
+    return (
+        select(m.Pin.id, found.c.k)
+        .outerjoin(found, found.c.pin_id == m.Pin.id)
+        .where(m.Pin.id.in_([i.a, i.a2, i.b]))
+    )
+
+
+@accepted(2)
+def distinct_with_an_id(m, i):
+    return (
+        select(m.Pin.id, m.Pin.title)
+        .join(m.Comment, m.Comment.pin_id == m.Pin.id)
+        .where(m.Pin.id.in_([i.a, i.a2, i.b]))
+        .distinct()
+    )
+
+
+@accepted(2)
+def a_window_for_each_id(m, i):
+    place = func.row_number().over(
+        partition_by=m.Comment.pin_id, order_by=m.Comment.id
+    )
+    return select(m.Comment.id, place).where(
+        m.Comment.pin_id.in_([i.a, i.a2, i.b])
+    )
+
+
+@accepted(2)
+def a_subquery_of_a_subquery(m, i):
+    inner = select(m.Pin.id, m.Pin.n).subquery()
+    outer = select(inner.c.id, inner.c.n).subquery().alias()
+    return select(outer.c.id, m.Comment.id).where(
+        outer.c.id == m.Comment.pin_id, outer.c.id.in_([i.a, i.b])
+    )
+
+
+@accepted(2)
+def a_common_table_used_twice(m, i):
+    found = select(m.Pin.id, m.Pin.n).cte("found")
+    again = found.alias("again")
+    return select(found.c.id, again.c.n).where(
+        found.c.id.in_([i.a, i.b]), again.c.id == found.c.id
+    )
+
+
+@accepted(1)
+def a_recursion_through_replies(m, i):
+    found = select(m.Pin.id).where(m.Pin.id == i.a).cte(recursive=True)
+    reply = aliased(m.Pin)
+    found = found.union_all(
+        select(reply.id).where(
+            reply.root_id == found.c.id, reply.root_id == i.a
+        )
+    )
+    return select(found.c.id)
+
+
+@accepted(1)
+def whole_ids_tie_as_well(m, i):
+    return (
+        select(m.Pin.id, m.Board.id, m.Note.id)
+        .join(m.Board, m.full(m.Board.id) == m.Pin.home_id, isouter=True)
+        .join(m.Note, m.Note.pin_id == m.full(m.Pin.id), isouter=True)
+        .where(m.Pin.id == i.a)
+    )
+
+
+@accepted(1)
+def two_tables_of_one_shard(m, i):
+    return select(m.Pin.id, m.Comment.id).where(
+        m.Pin.id == i.a2, m.Comment.pin_id == i.a
+    )
+
+
+@accepted(2)
+def pairs_with_an_id(m, i):
+    return select(m.Tag.pin_id, m.Tag.name).where(
+        tuple_(m.Tag.pin_id, m.Tag.name).in_([(i.a, "x"), (i.b, "x")])
+    )
+
+
+@accepted(1)
+def no_row_at_all(m, i):
+    return select(func.count(), func.max(m.Pin.n)).where(
+        m.Pin.id.in_([]), or_(false(), m.Pin.n == 1)
+    )
+
+
+@accepted(1)
+def ids_of_two_shards_at_once(m, i):
+    return select(literal(1)).where(m.Pin.id == i.a, m.Pin.id == i.b)
