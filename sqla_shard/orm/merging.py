@@ -10,6 +10,7 @@ Ordinary columns are none of this: there SQLAlchemy's own rules hold.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import event
@@ -42,13 +43,13 @@ def _text(blob: dict[str, Any], field: str) -> Any:
     return json.dumps(blob[field]) if field in blob else GONE
 
 
-def conflicts(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return the fields that both sides changed, each to another value."""
-    return sorted(
-        field
-        for field in mine
-        if field in theirs and mine[field] != theirs[field]
-    )
+def conflicts(mine: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Return the fields that both sides changed.
+
+    Also where both made the same of it: two that count one further from 0
+    agree on 1, and one of them would be lost.
+    """
+    return sorted(set(mine) & set(theirs))
 
 
 def watch_merge(mapper: Mapper[Any], cls: type[Any]) -> None:
