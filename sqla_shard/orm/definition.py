@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -23,6 +24,7 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.dialects.sql import keep_updated
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.orm.annotations import field_type
 from sqla_shard.orm.annotations import hide
 from sqla_shard.orm.codecs import codec_for
@@ -41,7 +43,7 @@ from sqla_shard.types import Blob
 from sqla_shard.types import JSONBlob
 from sqla_shard.types.tracking import plain
 
-__all__ = ["Definition", "define", "finish"]
+__all__ = ["Definition", "check_names", "define", "finish"]
 
 #: Names that an object class has already, or that SQLAlchemy takes.
 RESERVED = frozenset(
@@ -95,6 +97,7 @@ def define(
             "changed; or __abstract__ = True",
             class_name=name,
         )
+    declared = _declared(cls)
     metadata = getattr(cls, "metadata", None)
     if metadata is None:
         raise ClassDefinitionError(
@@ -108,7 +111,7 @@ def define(
         keyspace=keyspace,
         max_bytes=_checked_size(cls, max_bytes),
     )
-    for key, settings in _declared(cls).items():
+    for key, settings in declared.items():
         definition.fields[key] = _field(cls, key, settings, definition)
     _check_keys(cls, definition)
     _check_own(cls, mixin)
@@ -163,7 +166,7 @@ def _finish(mapper: Mapper[Any], cls: type[Any]) -> None:
             id_index=0,
             type_id=definition.type_id,
             colocation=colocation,
-            encode_row=_row_encoder(definition),
+            encode_row=_row_encoder(definition, mapper),
             is_shown=lambda instance: bool(instance.active),
         ),
     )
@@ -251,6 +254,13 @@ def _declared(cls: type[Any]) -> dict[str, FieldSettings]:
                 found[key] = value
             elif key in found:
                 del found[key]  # the class has something else in its place
+    for key in found:
+        if key in RESERVED:
+            raise ClassDefinitionError(
+                f"a blob field cannot be called {key!r}, which every object "
+                "class has or SQLAlchemy reserves; rename it",
+                class_name=cls.__name__,
+            )
     return found
 
 
@@ -290,12 +300,7 @@ def _check_settings(cls: type[Any], key: str, settings: FieldSettings) -> None:
     problem = None
     aliases = settings.aliases
     factory: Any = settings.default_factory
-    if key in RESERVED:
-        problem = (
-            f"a blob field cannot be called {key!r}, which every object "
-            "class has or SQLAlchemy reserves; rename it"
-        )
-    elif not isinstance(aliases, (tuple, list)) or not all(
+    if not isinstance(aliases, (tuple, list)) or not all(
         isinstance(alias, str) for alias in aliases
     ):
         problem = f"aliases of {key} is a tuple of str, not {aliases!r}"
@@ -340,10 +345,11 @@ def _check_keys(cls: type[Any], definition: Definition) -> None:
 # -- rows of INSERT
 
 
-def _row_encoder(definition: Definition) -> Any:
+def _row_encoder(definition: Definition, mapper: Mapper[Any]) -> Any:
     fields = definition.fields
 
     def encode_row(row: dict[str, Any]) -> dict[str, Any]:
+        check_names(mapper, fields, row)
         given = row.pop("data", None)
         # A copy: it may be the blob of an object, or given for many rows.
         data = Blob.coerce("data", {} if given is None else plain(given))
@@ -355,3 +361,26 @@ def _row_encoder(definition: Definition) -> Any:
         return row
 
     return encode_row
+
+
+def check_names(
+    mapper: Mapper[Any], fields: Iterable[str], row: Iterable[Any]
+) -> None:
+    """Refuse, in a row of a bulk statement, what is no attribute.
+
+    SQLAlchemy drops such keys, and with them what a mistyped one is for.
+
+    :param row: names, or the attributes themselves.
+    :raises UnsupportedStatementError: for a name that is not known.
+    """
+    for name in row:
+        if (
+            isinstance(name, str)
+            and name not in mapper.attrs
+            and name not in mapper.local_table.c
+            and name not in fields
+        ):
+            raise UnsupportedStatementError(
+                f"{name!r} is no attribute of {mapper.class_.__name__}",
+                construct=name,
+            )

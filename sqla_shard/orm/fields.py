@@ -410,7 +410,13 @@ class BlobField:
         """Return the descriptor that the class gets."""
 
         def fget(instance: Any) -> Any:
-            return self.read(blob_of(instance))
+            data = blob_of(instance)
+            value = self.read(data)
+            if isinstance(value, Node):
+                # ``session.get(Pin, i).tags.append(x)`` drops the object
+                # before it changes the list.
+                data.holder = instance
+            return value
 
         def fset(instance: Any, value: Any) -> None:
             self.write(blob_of(instance), value)

@@ -47,6 +47,7 @@ from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import PlacementError
 from sqla_shard.ids import unpack
+from sqla_shard.orm.definition import check_names
 from sqla_shard.orm.definition import define
 from sqla_shard.orm.definition import Definition
 from sqla_shard.orm.definition import finish
@@ -221,7 +222,8 @@ def _check_bulk_update(context: ORMExecuteState) -> None:
 
     Of a row of a bulk UPDATE it takes the columns and drops other keys.
 
-    :raises UnsupportedStatementError: for a row that sets a field.
+    :raises UnsupportedStatementError: for a row that sets a field, or what
+        is no attribute at all.
     """
     mapper = context.bind_mapper
     rows: Any = context.parameters
@@ -237,6 +239,7 @@ def _check_bulk_update(context: ORMExecuteState) -> None:
         for name in row:
             if name in fields:
                 raise fields[name].no_update()
+        check_names(mapper, (), row)
 
 
 event.listen(ObjectMixin, "after_mapper_constructed", finish, propagate=True)

@@ -101,15 +101,17 @@ def colocation_of(
     if name in fields:
         return _by_field(fields[name])
     class_name = mapper.class_.__name__
-    prop = mapper.column_attrs.get(name)
-    if prop is None:
+    # Not column_attrs, which configures all mappers: a relationship to a
+    # class that comes later would fail.
+    column: Any = mapper.columns.get(name)
+    if column is None:
         raise ClassDefinitionError(
             f"colocate_with={name!r} names neither a blob field nor a "
             "column of the class",
             class_name=class_name,
         )
-    kind = prop.columns[0].type
-    if not isinstance(kind, IdType) or prop.columns[0].primary_key:
+    kind = column.type
+    if not isinstance(kind, IdType) or column.primary_key:
         raise ClassDefinitionError(
             f"the column {name} that colocates is of type {kind!r}; make it "
             f"a blob_field(), or say {name}: Mapped[int] = "

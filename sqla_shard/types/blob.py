@@ -10,7 +10,8 @@ server's JSON functions can read, and gives it to Python as a :class:`Blob`, a
     pin.data["tags"].append("boats")      # the next flush writes it
 
 A container that was read before the object was refreshed is no longer part
-of it; changing it is an error rather than a change that is never written.
+of it, and neither is that of an object which nobody refers to any more;
+changing such a one is an error rather than a change that is never written.
 
 The column is text rather than the server's JSON type, because the flush
 compares the text that it has read with the text that is there: MySQL's type
@@ -66,11 +67,16 @@ class Blob(TrackedDict, Mutable):
         may be no INSERT, and may have failed.
     :ivar from_fields: whether it belongs to a new object and was made by
         setting fields, so that it says nothing of other keys.
+    :ivar holder: the object itself, once a container of it was given out: a
+        session forgets objects that nobody refers to.
+    :ivar released: whether another blob was assigned in its place.
     """
 
     source: str | None = None
     sent: str | None = None
     from_fields: bool = False
+    holder: object = None
+    released: bool = False
 
     @property
     def decoded(self) -> dict[str, Any]:
@@ -81,14 +87,23 @@ class Blob(TrackedDict, Mutable):
         return found
 
     def _changed(self) -> None:
-        for state, key in list(self._parents.items()):
-            if state.dict.get(key, self) is not self:
+        parents = self.__dict__.get("_parents")
+        if parents is None or self.released:
+            return  # of no object, or not any more
+        for state, key in list(parents.items()):
+            if state.dict.get(key) is not self:
                 raise BlobError(
-                    f"this container is of an earlier state of "
-                    f"{state.class_.__name__}.{key}, which was read again "
-                    "since: the change would never be written.  Take the "
-                    "container from the object again, and change that"
+                    "the change would never be written: this container is "
+                    f"of an earlier state of {state.class_.__name__}.{key}, "
+                    "which was read again since. Take the container from "
+                    "the object again, and change that"
                 )
+        if not parents:
+            raise BlobError(
+                "the change would never be written: nobody refers to the "
+                "object that this container is of, so its session has "
+                "forgotten it. Keep the object, or copy the container"
+            )
         self.changed()
 
     @classmethod
@@ -141,6 +156,8 @@ def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
         # The blob of another object: sharing it would tie the two.
         value = plain(value)
     value = Blob.coerce(initiator.key, value)
+    if isinstance(old, Blob):
+        old.released = True
     if value is not None:
         # What is overwritten is still what the database holds.
         value.source = old.source if isinstance(old, Blob) else None
