@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from tests.object_suites.harness import OnMariaDB
-from tests.object_suites.writers import InterleavingSuite
-from tests.object_suites.writers import RacingSuite
+from tests.object_suites.racing import InterleavingSuite
+from tests.object_suites.racing import RacingSuite
 from tests.object_suites.writers import WriterSuite
 
 

@@ -12,15 +12,19 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{module}"
         for module in (
+            "aliases",
             "bulk",
             "changes",
-            "columns",
             "expressions",
             "filters",
             "harness",
             "hiding",
             "lifecycle",
+            "merging",
             "plain_models",
+            "racing",
+            "random_values",
+            "sizes",
             "values",
             "writers",
         )

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from datetime import datetime
 from datetime import timezone
 from decimal import Decimal
 
 import pytest
-from sqlalchemy import insert
-from sqlalchemy import select
 
 from sqla_shard.exc import BlobError
-from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.exc import BlobValueError
 from tests.object_suites.harness import raw
 from tests.object_suites.harness import set_raw
-from tests.object_suites.harness import stored
 from tests.object_suites.harness import Suite
 from tests.object_suites.harness import thing
 from tests.object_suites.harness import updates
 from tests.object_suites.models import Point
 from tests.object_suites.models import Shape
 from tests.object_suites.models import Size
-from tests.object_suites.models import Small
 from tests.object_suites.models import Thing
 
 UTC = timezone.utc
@@ -401,6 +398,33 @@ class InPlaceSuite(Suite):
         session.commit()
         assert (new.tags, new.times) == (["a", "b", "c"], [T0])
 
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("tags", "c"), ("times", T1), ("sizes", Size(3))],
+    )
+    def test_object_that_nobody_holds(self, cluster, session, field, value):
+        """Its list was taken in passing, and is changed all the same."""
+        new = thing(cluster, **FULL, shard_id=1)
+        old = thing(cluster, shard_id=1)
+        set_raw(cluster, Thing, old, {})
+        for object_id in (new, old):
+            getattr(session.get(Thing, object_id), field).append(value)
+            gc.collect()
+        session.commit()
+        assert getattr(session.get(Thing, new), field)[-1] == value
+        assert getattr(session.get(Thing, old), field) == [value]
+
+    def test_objects_are_not_kept(self, cluster, session):
+        """Unless a container was taken, and then until the collector runs."""
+        new = thing(cluster, **FULL)
+        for read in (lambda t: t.text, lambda t: t.tags):
+            found = session.get(Thing, new)
+            read(found)
+            gone = weakref.ref(found)
+            del found
+            gc.collect()
+            assert gone() is None
+
     def test_random_changes(self, cluster, session, rng):
         """Like those of plain Python values, at any depth."""
         values: dict = {"tree": {}, "sizes": [], "tags": []}
@@ -459,67 +483,3 @@ def _random_change(rng: random.Random):
             tags.pop()
 
     return change
-
-
-class TooLargeSuite(Suite):
-    """A blob that does not fit is refused before it is sent."""
-
-    def test_insert(self, cluster, log):
-        with (
-            pytest.raises(BlobTooLargeError) as caught,
-            cluster.begin() as session,
-        ):
-            session.add(Small(text="x" * 200))
-        assert (caught.value.size, caught.value.limit) == (211, 200)
-        assert not [s for s in log.statements if "small" in s]
-
-    def test_update(self, cluster, session, log):
-        small = stored(cluster, Small, text="x" * 189)
-        found = session.get(Small, small)
-        log.clear()
-        found.text += "x"
-        with pytest.raises(BlobTooLargeError):
-            session.flush()
-        assert not log.statements
-        session.rollback()
-        found.text = "x" * 188 + "\n"  # two characters of JSON
-        with pytest.raises(BlobTooLargeError):
-            session.flush()
-        session.rollback()
-        found.text = "😀" * 47 + "x"
-        session.commit()
-        assert len(raw(cluster, Small, small)["text"]) == 48
-        found.text = "😀" * 48
-        with pytest.raises(BlobTooLargeError) as caught:
-            session.commit()
-        assert caught.value.size == 203
-        session.rollback()
-        assert found.text == "😀" * 47 + "x"
-
-    def test_exactly_fits(self, cluster, session):
-        small = stored(cluster, Small, text="x" * 189)
-        assert len(session.get(Small, small).text) == 189
-
-    def test_bulk_insert(self, cluster, log):
-        rows = [{"text": "x" * n} for n in (1, 500)]
-        with (
-            pytest.raises(BlobTooLargeError),
-            cluster.begin() as session,
-        ):
-            session.execute(insert(Small), rows)
-        assert not [s for s in log.statements if "small" in s]
-
-    def test_after_a_merge_of_changes(self, cluster, session):
-        """Two changes that fit alone and not together."""
-        small = stored(cluster, Small)
-        found = session.get(Small, small)
-        with cluster.begin() as other:
-            other.get(Small, small).text = "x" * 150
-        found.data["more"] = "y" * 100
-        with pytest.raises(BlobTooLargeError):
-            session.commit()
-        session.rollback()
-        assert raw(cluster, Small, small) == {"text": "x" * 150}
-        assert session.scalars(
-            select(Small.text).where(Small.id == small)
-        ).one() == ("x" * 150)

@@ -25,11 +25,24 @@ from tests.object_suites.models import Thing
 SHARDS = 4
 
 
+def add_globals(
+    document: dict[str, Any], names: tuple[str, ...], database: str
+) -> None:
+    """Add global keyspaces to a topology, beside ``main``."""
+    main = document["keyspaces"]["main"]
+    for name in names:
+        document["keyspaces"][name] = {
+            **main,
+            "database": database.format(name),
+        }
+
+
 class OnSQLite:
     """Gives a suite a cluster of SQLite files."""
 
     metadata = Base.metadata
     options: ClassVar[dict[str, Any]] = {}
+    more_globals: tuple[str, ...] = ()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -37,6 +50,7 @@ class OnSQLite:
         document = sqlite_topology(
             tmp_path_factory.mktemp("objects"), 2, SHARDS, main=True
         )
+        add_globals(document, cls.more_globals, "{}")
         with Cluster.from_topology(document, **cls.options) as cluster:
             cluster.create_all(cls.metadata)
             yield cluster
@@ -48,6 +62,7 @@ class OnMariaDB:
 
     metadata = Base.metadata
     options: ClassVar[dict[str, Any]] = {}
+    more_globals: tuple[str, ...] = ()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -58,6 +73,7 @@ class OnMariaDB:
             database=f"db_{name}{{shard:05d}}",
             main=f"main_{name}",
         )
+        add_globals(document, cls.more_globals, f"main_{name}_{{}}")
         mariadb_fleet.drop_databases(document)
         with Cluster.from_topology(document, **cls.options) as cluster:
             cluster.create_all(cls.metadata)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import uuid
 from datetime import date
@@ -13,10 +12,6 @@ from datetime import timezone
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
 from sqlalchemy import event
 
 from sqla_shard.exc import BlobValueError
@@ -32,7 +27,6 @@ from tests.object_suites.models import Level
 from tests.object_suites.models import Mixed
 from tests.object_suites.models import Pin
 from tests.object_suites.models import Point
-from tests.object_suites.models import Renamed
 from tests.object_suites.models import Shape
 from tests.object_suites.models import Size
 from tests.object_suites.models import Thing
@@ -324,182 +318,3 @@ class ValueSuite(Suite):
                 Pin(seen_with=value)
         assert Pin(seen_with=None).seen_with is None
         assert Pin(seen_with=pin).seen_with == pin
-
-
-class AliasSuite(Suite):
-    """Fields that had other names once."""
-
-    def old(self, cluster, **fields) -> int:
-        board = stored(cluster, Board, title="t")
-        renamed = stored(cluster, Renamed, home_id=board)
-        set_raw(cluster, Renamed, renamed, {"board": board, **fields})
-        return renamed
-
-    def test_read(self, cluster, session):
-        old = self.old(
-            cluster,
-            **{
-                "it's 100% \\ `old`?": "a",
-                "größe 😀": 5,
-                "labels": ["x"],
-                "moments": ["2024-05-06T07:08:09.000000+00:00"],
-            },
-        )
-        found = session.get(Renamed, old)
-        assert (found.title, found.size, found.tags) == ("a", 5, ["x"])
-        assert found.times == [datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)]
-        assert not session.dirty
-
-    def test_the_present_name_wins(self, cluster, session):
-        old = self.old(cluster, title="new", **{"%s :x {0}": "old"})
-        old_null = self.old(cluster, size=None, **{"größe 😀": 5})
-        assert session.get(Renamed, old).title == "new"
-        assert session.get(Renamed, old_null).size is None
-
-    def test_the_first_alias_wins(self, cluster, session):
-        old = self.old(
-            cluster, **{"%s :x {0}": "2", "it's 100% \\ `old`?": "1"}
-        )
-        assert session.get(Renamed, old).title == "1"
-
-    def test_write_moves_to_the_present_name(self, cluster, session):
-        old = self.old(cluster, **{"%s :x {0}": "a", "größe 😀": 5})
-        found = session.get(Renamed, old)
-        found.title = "b"
-        session.commit()
-        document = raw(cluster, Renamed, old)
-        assert document["title"] == "b"
-        assert "%s :x {0}" not in document
-        assert document["größe 😀"] == 5
-
-    def test_delete_removes_all_names(self, cluster, session):
-        old = self.old(cluster, title="a", **{"%s :x {0}": "b"})
-        found = session.get(Renamed, old)
-        del found.title
-        session.commit()
-        assert found.title == "untitled"
-        assert set(raw(cluster, Renamed, old)) == {"board"}
-
-    @pytest.mark.parametrize(
-        ("field", "alias", "first", "more"),
-        [
-            ("tags", "labels", ["a"], "b"),
-            (
-                "times",
-                "moments",
-                [datetime(2024, 1, 1, tzinfo=UTC)],
-                datetime(2025, 1, 1, tzinfo=UTC),
-            ),
-        ],
-    )
-    def test_change_in_place(
-        self, cluster, session, field, alias, first, more
-    ):
-        old = self.old(
-            cluster,
-            **{
-                alias: [
-                    v if isinstance(v, str) else v.isoformat() for v in first
-                ]
-            },
-        )
-        found = session.get(Renamed, old)
-        getattr(found, field).append(more)
-        getattr(found, field).append(more)
-        session.commit()
-        assert getattr(found, field) == [*first, more, more]
-        assert len({field, alias} & set(raw(cluster, Renamed, old))) == 1
-
-    def test_colocation(self, cluster, session):
-        """An object with its parent under an old name can be written."""
-        old = self.old(cluster)
-        found = session.get(Renamed, old)
-        assert found.home_id >> 46 == found.shard_id
-        found.title = "x"
-        session.commit()
-        found.home_id = found.home_id
-        session.commit()
-        assert "board" not in raw(cluster, Renamed, old)
-        elsewhere = stored(
-            cluster, Board, title="t", shard_id=(found.shard_id + 1) % 4
-        )
-        found.home_id = elsewhere
-        with pytest.raises(ColocationError, match="never leaves"):
-            session.flush()
-
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.text(st.characters(exclude_categories=["Cs"])),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=20,
-)
-sizes = st.builds(Size, st.integers(), st.integers())
-datetimes = st.datetimes(
-    min_value=datetime(2, 1, 1),
-    max_value=datetime(9998, 1, 1),
-    timezones=st.just(UTC),
-)
-decimals = st.decimals(allow_nan=False, allow_infinity=False)
-texts = st.text(st.characters(exclude_categories=["Cs"]))
-FIELD_VALUES = {
-    "text": texts,
-    "note": st.none() | texts,
-    "count": st.integers(),
-    "ratio": st.floats(allow_nan=False, allow_infinity=False),
-    "flag": st.booleans(),
-    "price": st.none() | decimals,
-    "at": st.none() | datetimes,
-    "day": st.none() | st.dates(),
-    "uid": st.none() | st.uuids(),
-    "color": st.sampled_from(Color),
-    "level": st.none() | st.sampled_from(Level),
-    "mixed": st.none() | st.sampled_from(list(Mixed)),
-    "size": st.none() | sizes,
-    "point": st.none()
-    | st.builds(
-        Point,
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.lists(texts, max_size=3),
-    ),
-    "tags": st.lists(texts, max_size=4),
-    "scores": st.dictionaries(texts, st.integers(), max_size=4),
-    "times": st.lists(datetimes, max_size=3),
-    "prices": st.dictionaries(texts, decimals, max_size=3),
-    "sizes": st.lists(sizes, max_size=3),
-    "free": json_values,
-}
-
-
-class RandomValueSuite(Suite):
-    @given(st.fixed_dictionaries({}, optional=FIELD_VALUES))
-    @settings(
-        suppress_health_check=[
-            HealthCheck.function_scoped_fixture,
-            # The suite runs on several kinds of servers.
-            HealthCheck.differing_executors,
-            HealthCheck.too_slow,
-        ],
-    )
-    def test_any_object_comes_back(self, cluster, values):
-        new = thing(cluster, **values)
-        with cluster.session() as session:
-            found = session.get(Thing, new)
-            for field, value in values.items():
-                assert identical(getattr(found, field), value)
-            # The text is what Python would write, and the server reads it.
-            assert raw(cluster, Thing, new) == json.loads(
-                json.dumps(found.data)
-            )
-            assert not session.dirty

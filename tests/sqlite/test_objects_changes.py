@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from tests.object_suites.changes import InPlaceSuite
-from tests.object_suites.changes import TooLargeSuite
 from tests.object_suites.harness import OnSQLite
+from tests.object_suites.sizes import TooLargeSuite
 
 
 class TestInPlace(OnSQLite, InPlaceSuite):
