@@ -83,7 +83,7 @@ class Model:
             before, after = self.base.get(field), self.mine.get(field)
             if before == after:
                 continue
-            if row.get(field) not in (before, after):
+            if row.get(field) != before:
                 return None
             if field in self.mine:
                 merged[field] = after
@@ -217,21 +217,26 @@ class RacingSuite(Suite):
                 found.tags.append(f"{number}.{round_}")
 
         self.race(work)
-        self.check(cluster, new)
+        document = raw(cluster, Thing, new)
+        assert document["count"] == self.writers * self.rounds
+        assert sorted(document["tags"]) == sorted(
+            f"{number}.{round_}"
+            for number in range(self.writers)
+            for round_ in range(self.rounds)
+        )
 
     def test_read_modify_write_repeated(self, cluster):
         new = thing(cluster, tags=[])
 
         def work(number: int, round_: int) -> None:
             def change(session) -> None:
-                found = session.get(Thing, new)
-                found.count += 1
-                found.tags.append(f"{number}.{round_}")
+                session.get(Thing, new).count += 1
 
             cluster.run(change, attempts=10_000, timeout=60)
 
         self.race(work)
-        self.check(cluster, new)
+        found = raw(cluster, Thing, new)["count"]
+        assert found == self.writers * self.rounds
 
     def test_each_its_own_field(self, cluster):
         """Nobody waits for a retry, nothing is lost."""
@@ -247,12 +252,3 @@ class RacingSuite(Suite):
         document = raw(cluster, Thing, new)
         for number in range(self.writers):
             assert document[f"writer {number}"] == [*range(self.rounds)]
-
-    def check(self, cluster, new: int) -> None:
-        document = raw(cluster, Thing, new)
-        assert document["count"] == self.writers * self.rounds
-        assert sorted(document["tags"]) == sorted(
-            f"{number}.{round_}"
-            for number in range(self.writers)
-            for round_ in range(self.rounds)
-        )
