@@ -150,6 +150,23 @@ def at_least_an_id(m, i):
 
 
 @refused(NO_KEY)
+def less_than_an_id(m, i):
+    return select(m.Pin.id).where(m.Pin.id < i.b)
+
+
+@refused(NO_KEY)
+def not_in_a_list(m, i):
+    return select(m.Pin.id).where(m.Pin.id.not_in([i.a, i.b]))
+
+
+@refused(NO_KEY)
+def joined_by_other_ids(m, i):
+    return select(m.Pin.id, m.Comment.id).where(
+        m.Pin.id == i.a, m.Comment.pin_id != m.Pin.id
+    )
+
+
+@refused(NO_KEY)
 def joined_by_a_number(m, i):
     return select(m.Pin.id, m.Comment.id).where(
         m.Pin.id == i.a, m.Comment.n == m.Pin.n
@@ -179,6 +196,22 @@ def an_aggregate_has_a_row_for_nothing(m, i):
 
 
 # -- subqueries
+
+
+@refused(NO_KEY)
+def a_subquery_that_names_an_id_of_its_own(m, i):
+    inner = select(m.Comment.id).where(m.Comment.pin_id == i.a)
+    return select(m.Pin.id).where(inner.exists())
+
+
+@refused(NO_KEY)
+def what_may_be_missing_is_not_in_a_subquery(m, i):
+    other = aliased(m.Pin)
+    return (
+        select(m.Pin.id)
+        .outerjoin(m.Comment, m.Comment.pin_id == m.Pin.id)
+        .where(m.Pin.id == i.a, m.Comment.pin_id.not_in(select(other.id)))
+    )
 
 
 @refused(NO_KEY)
@@ -316,6 +349,37 @@ def a_union_in_from_over_two_shards(m, i):
         select(m.Pin.id, m.Pin.n).where(m.Pin.id == i.a2),
     ).subquery()
     return select(found.c.n)
+
+
+@refused(SCATTER)
+def a_union_with_a_constant(m, i):
+    return union_all(
+        select(m.Pin.n).where(m.Pin.id.in_([i.a, i.b])), select(literal(7))
+    )
+
+
+@refused(NO_KEY)
+def a_missing_limited_row_is_not_in_a_subquery(m, i):
+    found = (
+        select(m.Comment.pin_id).where(m.Comment.pin_id == i.a).limit(1)
+    ).subquery()
+    other = aliased(m.Pin)
+    return (
+        select(m.Pin.id)
+        .outerjoin(found, found.c.pin_id == m.Pin.id)
+        .where(m.Pin.id == i.a, found.c.pin_id.not_in(select(other.id)))
+    )
+
+
+@refused(NO_KEY)
+def counted_by_an_id_beside_an_untied_table(m, i):
+    found = (
+        select(m.Comment.pin_id, func.count().label("k"))
+        .join(m.Tag, m.Tag.n == m.Comment.n)
+        .group_by(m.Comment.pin_id)
+        .subquery()
+    )
+    return select(found.c.pin_id, found.c.k).where(found.c.pin_id == i.a)
 
 
 @refused(NO_KEY)
