@@ -141,7 +141,7 @@ def test_valid_documents_load_and_come_back(document: dict[str, Any]) -> None:
     assert load(mapping) == topology
     assert load(json.loads(json.dumps(mapping))) == topology
     assert load(mapping).to_mapping() == mapping
-    restored = pickle.loads(pickle.dumps(topology))  # noqa: S301 # our own
+    restored = pickle.loads(pickle.dumps(topology))  # our own
     assert restored == topology
     assert hash(restored) == hash(topology)
     assert diff(topology, restored).is_empty
