@@ -12,8 +12,8 @@ import pytest
 for _name in (
     "differential",
     "forks",
-    "operations",
     "proofs",
+    "reading",
     "repeating",
     "semantics",
     "writing",

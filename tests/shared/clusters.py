@@ -29,6 +29,7 @@ __all__ = ["SHARDS", "ShardLog", "at", "on_mariadb", "on_sqlite"]
 #: Virtual shards of every cluster here; half of them on the first server.
 SHARDS = 32
 
+_CONTROL = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK")
 _SHARD = re.compile(r"db_?[a-z]*_?(\d{5})")
 
 
@@ -45,23 +46,18 @@ class ShardLog(StatementLog):
     SQLite, from the name of the database in the statement on MariaDB.
     """
 
-    @property
-    def by_shard(self) -> dict[int, int]:
-        """Return how many statements each shard has got."""
+    def take(self) -> dict[int, int]:
+        """Return how many statements each shard has got since last asked."""
         found: Counter[int] = Counter()
         for event in self.executions:
-            in_text = set(_SHARD.findall(event.statement))
-            names = in_text or set(_SHARD.findall(event.server))
-            # Transaction control and SELECT 1 name no shard on MariaDB.
-            for name in names:
+            if event.statement.startswith(_CONTROL):
+                continue
+            names = set(_SHARD.findall(event.statement))
+            # On MariaDB only SELECT 1 and the like name no shard.
+            for name in names or set(_SHARD.findall(event.server)):
                 found[int(name)] += 1
         self.clear()
         return dict(found)
-
-    @property
-    def touched(self) -> list[int]:
-        """Return the shards, in order, that got at least one statement."""
-        return sorted(self.by_shard)
 
 
 def on_sqlite(**options: Any) -> Any:

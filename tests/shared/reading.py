@@ -1,0 +1,614 @@
+"""Reading: what it returns, and exactly how many statements each shard gets.
+
+``{17: 2}`` means two statements on shard 17 and none on any other.
+"""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import exists
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy.orm import aliased
+from sqlalchemy.orm import contains_eager
+from sqlalchemy.orm import defer
+from sqlalchemy.orm import immediateload
+from sqlalchemy.orm import joinedload
+from sqlalchemy.orm import lazyload
+from sqlalchemy.orm import load_only
+from sqlalchemy.orm import raiseload
+from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import subqueryload
+from sqlalchemy.orm import undefer
+from sqlalchemy.orm import with_parent
+
+from sqla_shard import exc
+from sqla_shard import pack
+from sqla_shard import unpack
+from tests.shared.clusters import ShardLog
+from tests.shared.models import BOARD
+from tests.shared.models import Board
+from tests.shared.models import COMMENT
+from tests.shared.models import Comment
+from tests.shared.models import PIN
+from tests.shared.models import Pin
+from tests.shared.models import Setting
+from tests.shared.models import Tag
+
+__all__ = ["ByStatement", "Get", "GetMany", "Loading"]
+
+MISSING = pack(5, PIN, 12345)
+
+
+class _Reading:
+    @pytest.fixture
+    def session(self, cluster, data):
+        with cluster.session() as session:
+            yield session
+
+    @pytest.fixture
+    def log(self, session):
+        with ShardLog() as log:
+            yield log
+
+
+class Get(_Reading):
+    def test_one_statement_on_one_shard_and_then_none(
+        self, session, log, data
+    ):
+        for object_id in data.ids:
+            pin = session.get(Pin, object_id)
+            assert (pin.id, pin.title) == (object_id, data.titles[object_id])
+            assert log.take() == {unpack(object_id).shard_id: 1}
+            assert session.get(Pin, object_id) is pin
+            assert log.take() == {}
+
+    def test_absent(self, session, log):
+        assert session.get(Pin, MISSING) is None
+        assert log.take() == {5: 1}
+
+    def test_expired(self, session, log, data):
+        pin = session.get(Pin, data.ids[0])
+        session.expire(pin)
+        log.take()
+        assert session.get(Pin, data.ids[0]) is pin
+        assert pin.title == data.titles[data.ids[0]]
+        assert log.take() == {0: 1}
+
+    @pytest.mark.parametrize("shape", ["tuple", "list", "dict"])
+    def test_other_forms_of_the_key(self, session, log, data, shape):
+        key = data.ids[4]
+        forms = {"tuple": (key,), "list": [key], "dict": {"id": key}}
+        assert session.get(Pin, forms[shape]).id == key
+        assert log.take() == {1: 1}
+
+    def test_options_of_get(self, session, log, data):
+        key = data.ids[9]
+        pin = session.get(Pin, key, options=[selectinload(Pin.comments)])
+        assert log.take() == {17: 2}
+        assert len(pin.comments) == 2
+        pin.title = "changed in memory"
+        with session.no_autoflush:
+            again = session.get(Pin, key, populate_existing=True)
+        assert again is pin
+        assert pin.title == data.titles[key]
+        assert log.take() == {17: 1}
+
+    def test_with_for_update(self, session, log, data):
+        pin = session.get(Pin, data.ids[0])
+        log.take()
+        assert session.get(Pin, data.ids[0], with_for_update=True) is pin
+        assert log.take() == {0: 1}
+
+    def test_get_one(self, session, log, data):
+        assert session.get_one(Pin, data.ids[3]).id == data.ids[3]
+        assert log.take() == {1: 1}
+        with pytest.raises(Exception, match="No row was found"):
+            session.get_one(Pin, MISSING)
+
+    def test_a_key_of_two_columns(self, session, log, data):
+        session.add(Tag(pin_id=data.ids[3], name="x", n=1))
+        session.flush()
+        session.expunge_all()
+        log.take()
+        tag = session.get(Tag, (data.ids[3], "x"))
+        assert (tag.pin_id, tag.n) == (data.ids[3], 1)
+        assert log.take() == {1: 1}
+        assert session.get(Tag, (data.ids[3], "x")) is tag
+        assert session.get(Tag, {"pin_id": data.ids[4], "name": "x"}) is None
+        assert log.take() == {1: 1}
+
+    def test_a_class_of_the_global_keyspace(self, session, log):
+        assert session.get(Setting, "none") is None
+        assert len(log.executions) == 1
+        assert log.take() == {}
+
+    @pytest.mark.parametrize(
+        ("key", "error"),
+        [
+            (None, exc.InvalidIdError),
+            ("68719476737", exc.InvalidIdError),
+            (True, exc.InvalidIdError),
+            (1.5, exc.InvalidIdError),
+            (-1, exc.InvalidIdError),
+            (1 << 63, exc.InvalidIdError),
+            (1 << 62, exc.InvalidIdError),
+            (5, exc.WrongTypeError),
+            (pack(1, BOARD, 1), exc.WrongTypeError),
+            (pack(32, PIN, 1), exc.UnknownShardError),
+        ],
+    )
+    def test_what_is_no_id_is_refused(self, session, log, key, error):
+        with pytest.raises(error) as caught:
+            session.get(Pin, key)
+        assert type(caught.value) is error
+        assert log.executions == ()
+
+    def test_identity_token_is_refused(self, session, data):
+        with pytest.raises(exc.UnsupportedStatementError):
+            session.get(Pin, data.ids[0], identity_token=0)
+
+
+class GetMany(_Reading):
+    def test_order_duplicates_and_none(self, session, log, data):
+        i = data.ids
+        asked = [i[8], i[0], MISSING, i[8], i[10], i[1]]
+        found = session.get_many(Pin, asked)
+        assert [pin and pin.id for pin in found] == [
+            i[8],
+            i[0],
+            None,
+            i[8],
+            i[10],
+            i[1],
+        ]
+        assert found[0] is found[3]
+        assert log.take() == {0: 1, 2: 1, 5: 1, 17: 1}
+
+    def test_what_is_there_is_not_asked_for(self, session, log, data):
+        held = session.get(Pin, data.ids[0])
+        log.take()
+        found = session.get_many(Pin, iter([data.ids[0], data.ids[5]]))
+        assert found[0] is held
+        assert log.take() == {1: 1}
+        assert session.get_many(Pin, [data.ids[5], data.ids[0]]) == [
+            found[1],
+            held,
+        ]
+        assert log.take() == {}
+
+    def test_expired_is_asked_for(self, session, log, data):
+        held = session.get(Pin, data.ids[0])
+        session.expire(held)
+        log.take()
+        assert session.get_many(Pin, [data.ids[0]]) == [held]
+        assert log.take() == {0: 1}
+        assert held.title == data.titles[data.ids[0]]
+        assert log.take() == {}
+
+    def test_populate_existing(self, session, log, data):
+        held = session.get(Pin, data.ids[0])
+        held.title = "changed in memory"
+        log.take()
+        with session.no_autoflush:
+            session.get_many(
+                Pin,
+                data.ids[:2],
+                execution_options={"populate_existing": True},
+            )
+        assert held.title == data.titles[data.ids[0]]
+        assert log.take() == {0: 1}
+
+    def test_options(self, session, log, data):
+        ids = [data.ids[0], data.ids[11]]
+        found = session.get_many(
+            Pin, ids, options=[selectinload(Pin.comments)]
+        )
+        assert log.take() == {0: 2, 17: 2}
+        assert [len(pin.comments) for pin in found] == [2, 2]
+        assert log.take() == {}
+
+    def test_nothing(self, session, log):
+        assert session.get_many(Pin, []) == []
+        assert log.executions == ()
+
+    @pytest.mark.parametrize(
+        ("bad", "error"),
+        [
+            (pack(1, BOARD, 1), exc.WrongTypeError),
+            (7, exc.WrongTypeError),
+            (None, exc.InvalidIdError),
+            ("1", exc.InvalidIdError),
+            (pack(32, PIN, 1), exc.UnknownShardError),
+        ],
+    )
+    def test_one_bad_id_and_nothing_is_sent(
+        self, session, log, data, bad, error
+    ):
+        with pytest.raises(error):
+            session.get_many(Pin, [data.ids[0], bad])
+        assert log.executions == ()
+
+    def test_only_for_objects(self, session):
+        with pytest.raises(exc.UnsupportedStatementError, match="get_many"):
+            session.get_many(Setting, ["a"])
+        with pytest.raises(exc.UnsupportedStatementError, match="get_many"):
+            session.get_many(Tag, [(1, "x")])
+
+
+class Loading(_Reading):
+    """Attributes and relationships."""
+
+    def test_refresh_and_expire(self, session, log, data):
+        for object_id in data.ids[::3]:
+            shard_id = unpack(object_id).shard_id
+            pin = session.get(Pin, object_id)
+            log.take()
+            session.refresh(pin)
+            assert log.take() == {shard_id: 1}
+            session.refresh(pin, ["title"])
+            assert log.take() == {shard_id: 1}
+            session.expire(pin)
+            assert pin.title == data.titles[object_id]
+            assert log.take() == {shard_id: 1}
+            session.expire(pin, ["n"])
+            assert pin.n is None
+            assert log.take() == {shard_id: 1}
+
+    def test_expire_all_reads_each_object_from_its_shard(
+        self, session, log, data
+    ):
+        pins = session.get_many(Pin, data.ids[::3])
+        session.expire_all()
+        log.take()
+        assert [p.title for p in pins] == [
+            data.titles[i] for i in data.ids[::3]
+        ]
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_refresh_with_for_update(self, session, log, data):
+        pin = session.get(Pin, data.ids[0])
+        log.take()
+        session.refresh(pin, with_for_update=True)
+        assert log.take() == {0: 1}
+
+    def test_deferred_columns(self, session, log, data):
+        made = select(Pin).where(Pin.id.in_(data.ids))
+        pins = session.scalars(made.options(load_only(Pin.n))).all()
+        log.take()
+        pin = min(pins, key=lambda p: p.id)
+        assert pin.title == data.titles[pin.id]
+        assert log.take() == {0: 1}
+        session.expunge_all()
+        made = made.options(defer(Pin.title), raiseload(Pin.comments))
+        pin = session.scalars(made).first()
+        log.take()
+        assert pin.title == data.titles[pin.id]
+        assert list(log.take().values()) == [1]
+        with pytest.raises(Exception, match="raise"):
+            _ = pin.comments
+
+    def test_a_column_that_is_a_subquery(self, session, log, data):
+        pin = session.get(Pin, data.ids[0])
+        assert pin.comment_count == 2
+        assert log.take() == {0: 2}
+        session.expunge_all()
+        made = select(Pin).where(Pin.id.in_(data.ids))
+        pins = session.scalars(made.options(undefer(Pin.comment_count))).all()
+        assert [p.comment_count for p in pins] == [2] * 12
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_lazy_children(self, session, log, data):
+        for object_id in data.ids[::3]:
+            shard_id = unpack(object_id).shard_id
+            pin = session.get(Pin, object_id)
+            log.take()
+            assert [c.pin_id for c in pin.comments] == [object_id] * 2
+            assert log.take() == {shard_id: 1}
+            # And back, from the identity map.
+            assert pin.comments[0].pin is pin
+            assert log.take() == {}
+
+    def test_lazy_parent(self, session, log):
+        comment = session.get(Comment, pack(0, COMMENT, 1))
+        log.take()
+        assert comment.pin.id == comment.pin_id
+        assert log.take() == {0: 1}
+
+    def test_lazy_parent_on_another_shard(self, session, log, data):
+        for object_id in data.ids[::4]:
+            pin = session.get(Pin, object_id)
+            there = unpack(pin.board_id).shard_id
+            assert there in (3, 18)
+            session.expunge_all()
+            pin = session.get(Pin, object_id)
+            log.take()
+            assert pin.board.id == pin.board_id
+            assert log.take() == {there: 1}
+
+    def test_no_parent_and_no_statement(self, session, log, data):
+        pin = session.get(Pin, data.ids[0])
+        log.take()
+        assert pin.root_id is pin.root is None
+        assert log.take() == {}
+
+    def test_an_object_that_refers_to_its_like(self, session, log, data):
+        parent = session.get(Pin, data.ids[0])
+        child = session.get(Pin, data.ids[1])
+        child.root = parent
+        session.flush()
+        assert child.root_id == parent.id
+        session.expire_all()
+        log.take()
+        assert [p.id for p in parent.replies] == [child.id]
+        assert child.root is parent
+        assert set(log.take()) == {0}
+
+    @pytest.mark.parametrize(
+        ("option", "each", "later"),
+        [
+            (selectinload(Pin.comments), 2, False),
+            (joinedload(Pin.comments), 1, False),
+            (subqueryload(Pin.comments), 2, False),
+            (immediateload(Pin.comments), 4, False),
+            (lazyload(Pin.comments), 1, True),
+        ],
+        ids=["selectin", "joined", "subquery", "immediate", "lazy"],
+    )
+    def test_eager_children(self, session, log, data, option, each, later):
+        made = select(Pin).where(Pin.id.in_(data.ids)).options(option)
+        pins = session.scalars(made).unique().all()
+        assert log.take() == dict.fromkeys((0, 1, 2, 17), each)
+        assert sorted(p.id for p in pins) == data.ids
+        for pin in pins:
+            assert [c.pin_id for c in pin.comments] == [pin.id] * 2
+            assert pin.comments == sorted(pin.comments, key=lambda c: c.id)
+        lazily = dict.fromkeys((0, 1, 2, 17), 3) if later else {}
+        assert log.take() == lazily
+
+    def test_eager_children_are_unique(self, session, data):
+        # Rows of an object that were loaded from different statements.
+        made = select(Pin).where(Pin.id.in_(data.ids))
+        made = made.options(joinedload(Pin.comments))
+        assert len(list(session.scalars(made).unique())) == len(data.ids)
+        assert len(session.query(Pin).filter(Pin.id.in_(data.ids)).all()) == 12
+
+    def test_eager_parents(self, session, log, data):
+        made = select(Comment).where(Comment.pin_id.in_(data.ids))
+        for option, each in (
+            (joinedload(Comment.pin), 1),
+            (selectinload(Comment.pin), 2),
+            (subqueryload(Comment.pin), 2),
+        ):
+            session.expunge_all()
+            comments = session.scalars(made.options(option)).all()
+            assert log.take() == dict.fromkeys((0, 1, 2, 17), each)
+            assert all(c.pin.id == c.pin_id for c in comments)
+            assert log.take() == {}
+
+    def test_eager_parents_on_other_shards(self, session, log, data):
+        made = select(Pin).where(Pin.id.in_(data.ids))
+        made = made.options(selectinload(Pin.board))
+        pins = session.scalars(made).all()
+        assert log.take() == dict.fromkeys((0, 1, 2, 17, 3, 18), 1)
+        assert all(p.board.id == p.board_id for p in pins)
+        assert log.take() == {}
+
+    @pytest.mark.parametrize("option", [joinedload, subqueryload])
+    def test_a_join_to_other_shards_is_refused(
+        self, session, log, data, option
+    ):
+        made = select(Pin).where(Pin.id == data.ids[0])
+        with pytest.raises(exc.UnsupportedStatementError, match="full_id"):
+            session.scalars(made.options(option(Pin.board))).all()
+        assert 3 not in log.take()
+
+    def test_two_levels(self, session, log, data):
+        made = select(Pin).where(Pin.id.in_(data.ids[:6]))
+        made = made.options(
+            selectinload(Pin.comments).joinedload(Comment.pin),
+            selectinload(Pin.board),
+        )
+        pins = session.scalars(made).all()
+        assert log.take() == {0: 2, 1: 2, 3: 1, 18: 1}
+        assert all(c.pin is p for p in pins for c in p.comments)
+        assert log.take() == {}
+
+    def test_contains_eager(self, session, log, data):
+        made = (
+            select(Pin)
+            .join(Pin.comments)
+            .where(Pin.id.in_(data.ids), Comment.body == "x")
+            .options(contains_eager(Pin.comments))
+        )
+        pins = session.scalars(made).unique().all()
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+        assert [[c.body for c in p.comments] for p in pins] == [["x"]] * 12
+
+    def test_options_of_the_mapper_for_many_rows(self, session, log, data):
+        # Chunks of selectinload are routed one by one.
+        made = select(Pin).where(Pin.id.in_(data.ids * 200))
+        made = made.options(selectinload(Pin.comments))
+        assert len(session.scalars(made).all()) == len(data.ids)
+        assert log.take() == {0: 2, 1: 2, 2: 2, 17: 2}
+
+
+class ByStatement(_Reading):
+    """Statements as they are written with SQLAlchemy's own means."""
+
+    def test_entities_and_columns(self, session, log, data):
+        made = select(Pin, Pin.id, Pin.title).where(Pin.id.in_(data.ids))
+        for pin, object_id, title in session.execute(made):
+            assert pin.id == object_id
+            assert title == data.titles[object_id]
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_only_the_shards_that_are_named(self, session, log, data):
+        i = data.ids
+        for where, want in (
+            (Pin.id == i[0], {0: 1}),
+            (Pin.id.in_(i[:6]), {0: 1, 1: 1}),
+            ((Pin.id == i[0]) | (Pin.id == i[9]), {0: 1, 17: 1}),
+            ((Pin.id.in_(i)) & (Pin.id.in_(i[:3])), {0: 1}),
+            (with_parent(session.get(Pin, i[3]), Pin.comments), {1: 1}),
+        ):
+            log.take()
+            entity = Comment if "comments" in str(where) else Pin
+            session.scalars(select(entity).where(where)).all()
+            assert log.take() == want
+
+    def test_aliases_and_joins(self, session, log, data):
+        a, b = aliased(Comment), aliased(Comment)
+        made = (
+            select(a.id, b.id)
+            .join(b, a.pin_id == b.pin_id)
+            .where(a.pin_id.in_(data.ids), a.id < b.id)
+        )
+        assert len(session.execute(made).all()) == len(data.ids)
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_outer_join(self, session, log, data):
+        made = (
+            select(Pin.id, Tag.name)
+            .outerjoin(Tag, Tag.pin_id == Pin.id)
+            .where(Pin.id.in_(data.ids))
+        )
+        assert sorted(map(tuple, session.execute(made))) == [
+            (i, None) for i in data.ids
+        ]
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_core(self, session, log, data):
+        table = Pin.__table__
+        made = select(table.c.local_id, table.c.title)
+        rows = session.execute(made.where(table.c.local_id.in_(data.ids)))
+        assert dict(map(tuple, rows)) == data.titles
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+        with pytest.raises(exc.NoShardKeyError):
+            session.execute(made)
+        assert log.executions == ()
+
+    def test_textual_sql_needs_a_shard(self, session, log):
+        made = text("SELECT count(*) FROM pins")
+        with pytest.raises(exc.ShardError):
+            session.execute(
+                select(Pin).from_statement(text("SELECT * FROM pins"))
+            )
+        assert log.executions == ()
+        found = session.scalar(made, bind_arguments={"shard_id": 17})
+        assert found == 3
+        assert len(log.executions) == 1
+
+    def test_connection_of_a_shard(self, session, data):
+        connection = session.connection(bind_arguments={"shard_id": 17})
+        assert connection.scalar(text("SELECT count(*) FROM pins")) == 3
+        table = Pin.__table__
+        found = connection.scalars(select(table.c.local_id))
+        assert sorted(found) == data.ids[9:]
+        again = session.connection(bind_arguments={"shard_id": 17})
+        assert again is connection
+
+    def test_query(self, session, log, data):
+        i = data.ids
+        query = session.query(Pin).filter(Pin.id == i[9])
+        assert query.one().id == i[9]
+        assert query.count() == 1
+        assert query.first().title == data.titles[i[9]]
+        assert query.exists() is not None
+        assert session.query(query.exists()).scalar()
+        assert log.take() == {17: 4}
+        found = session.query(Pin.title).filter(Pin.id.in_(i)).all()
+        assert sorted(t for (t,) in found) == sorted(data.titles.values())
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+        with pytest.warns(DeprecationWarning, match="legacy"):
+            assert session.query(Pin).get(i[0]).id == i[0]
+        assert log.take() == {0: 1}
+        with pytest.raises(exc.NoShardKeyError):
+            session.query(Pin).all()
+        with pytest.raises(exc.ScatterUnsupportedError):
+            session.query(Pin).filter(Pin.id.in_(i)).count()
+        assert log.executions == ()
+
+    def test_query_update_and_delete(self, session, log, data):
+        query = session.query(Pin).filter(Pin.id == data.ids[0])
+        assert query.update({"n": 4}) == 1
+        assert session.get(Pin, data.ids[0]).n == 4
+        comments = session.query(Comment).filter_by(pin_id=data.ids[0])
+        assert comments.delete() == 2
+        assert set(log.take()) == {0}
+
+    def test_exists_and_correlated_subqueries(self, session, log, data):
+        count = (
+            select(func.count(Comment.id))
+            .where(Comment.pin_id == Pin.id)
+            .scalar_subquery()
+        )
+        made = select(Pin.id, count).where(
+            Pin.id.in_(data.ids), exists().where(Comment.pin_id == Pin.id)
+        )
+        assert sorted(map(tuple, session.execute(made))) == [
+            (i, 2) for i in data.ids
+        ]
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_streaming(self, session, log, data):
+        made = select(Pin).where(Pin.id.in_(data.ids))
+        found = []
+        streamed = made.execution_options(stream_results=True, yield_per=2)
+        for part in session.scalars(streamed).partitions():
+            found += [pin.id for pin in part]
+        assert sorted(found) == data.ids
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+        one = made.where(Pin.id.in_(data.ids[:3]))
+        one = one.execution_options(yield_per=1)
+        assert sorted(p.id for p in session.scalars(one)) == data.ids[:3]
+        assert log.take() == {0: 1}
+
+    def test_locking(self, session, log, data):
+        made = select(Pin).where(Pin.id.in_(data.ids[:3])).with_for_update()
+        assert len(session.scalars(made).all()) == 3
+        assert log.take() == {0: 1}
+
+    def test_locking_on_several_shards(self, session, log, data):
+        made = select(Pin).where(Pin.id.in_(data.ids)).with_for_update()
+        assert len(session.scalars(made).all()) == len(data.ids)
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+
+    def test_no_row_can_match(self, session, log):
+        assert session.scalars(select(Pin).where(Pin.id.in_([]))).all() == []
+        made = select(func.count()).where(Pin.id.in_([]))
+        assert session.scalar(made) == 0
+        assert sum(log.take().values()) == 2
+
+    def test_rows_of_the_global_keyspace(self, session, log):
+        session.add(Setting(name="a", value="b"))
+        session.flush()
+        assert session.scalars(select(Setting.value)).all() == ["b"]
+        assert session.query(Setting).count() == 1
+        assert log.take() == {}
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            select(Pin),
+            select(Pin).where(Pin.title == "x"),
+            select(Pin).where(Pin.board_id == pack(3, BOARD, 1)),
+            select(Pin).join(Pin.comments),
+            select(func.count()).select_from(Pin),
+            select(Tag).where(Tag.name == "x"),
+            select(Pin, Board).where(Pin.id == MISSING),
+        ],
+        ids=str,
+    )
+    def test_nothing_is_sent_to_all_shards(self, session, log, made):
+        with pytest.raises(exc.NoShardKeyError) as caught:
+            session.execute(made)
+        assert caught.value.tables
+        assert log.executions == ()
+
+    def test_two_keyspaces_in_one_statement(self, session, log, data):
+        made = select(Pin, Setting).where(Pin.id == data.ids[0])
+        with pytest.raises(exc.KeyspaceMismatchError):
+            session.execute(made)
+        assert log.executions == ()
