@@ -162,6 +162,7 @@ class BlobField:
         self._names_type = settings.ref is not None
         self._default = settings.default
         self._factory = settings.default_factory
+        self._expression: Any = None
 
     @property
     def label(self) -> str:
@@ -377,7 +378,16 @@ class BlobField:
     # -- on the class
 
     def expression(self, cls: Any) -> Any:
-        """Return the field as SQL, of a class or an alias of it."""
+        """Return the field as SQL, of the class or an alias of it."""
+        if not isinstance(cls, type):
+            return self._expression_of(cls)
+        # One for the class: the constructor asks whether it has each
+        # attribute that it is given.
+        if self._expression is None:
+            self._expression = self._expression_of(cls)
+        return self._expression
+
+    def _expression_of(self, cls: Any) -> Any:
         column = cls.data.__clause_element__()
         form, kind = self.sql_type()
         default = self._default

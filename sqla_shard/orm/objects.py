@@ -193,8 +193,10 @@ def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
 
 def _fill(instance: ObjectMixin) -> None:
     data = blob_of(instance)
-    for made in instance.__sqla_shard__.fields.values():
-        made.fill(data)
+    fields = instance.__sqla_shard__.fields
+    if not fields.keys() <= data.keys():
+        for made in fields.values():
+            made.fill(data)
 
 
 def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
@@ -212,7 +214,7 @@ def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
 
 def _before_update(mapper: Any, connection: Any, target: ObjectMixin) -> None:
     state: Any = inspect(target)
-    if state.attrs.ts.history.has_changes():
+    if "ts" in state.committed_state:
         # session.merge() sets it, too.
         state.session.expire(target, ["ts"])
 

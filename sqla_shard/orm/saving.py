@@ -48,7 +48,7 @@ def write_blob(
     :raises BlobTooLargeError: when the blob does not fit its column.
     """
     state = inspect(target)
-    if not state.attrs.data.history.has_changes():
+    if "data" not in state.committed_state:
         return
     blob: Blob = target.data
     statements = _statements_of(mapper)

@@ -31,6 +31,7 @@ from sqlalchemy import Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.mutable import Mutable
+from sqlalchemy.orm.attributes import flag_modified
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
@@ -90,7 +91,10 @@ class Blob(TrackedDict, Mutable):
         parents = self.__dict__.get("_parents")
         if parents is None or self.released:
             return  # of no object, or not any more
-        for state, key in list(parents.items()):
+        # As Mutable.changed() does, which takes twice as long.
+        states = [state for ref in parents.keyrefs() if (state := ref())]
+        for state in states:
+            key = parents[state]
             if state.dict.get(key) is not self:
                 raise BlobError(
                     "the change would never be written: this container is "
@@ -98,13 +102,13 @@ class Blob(TrackedDict, Mutable):
                     "which was read again since. Take the container from "
                     "the object again, and change that"
                 )
-        if not parents:
+            flag_modified(state.obj(), key)
+        if not states:
             raise BlobError(
                 "the change would never be written: nobody refers to the "
                 "object that this container is of, so its session has "
                 "forgotten it. Keep the object, or copy the container"
             )
-        self.changed()
 
     @classmethod
     def coerce(cls, key: str, value: Any) -> Any:
