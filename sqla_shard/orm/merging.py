@@ -16,12 +16,13 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.orm import Mapper
 
+from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import StaleDataError
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.tracking import plain
 
-__all__ = ["GONE", "changes", "conflicts", "watch_merge"]
+__all__ = ["GONE", "changes", "conflicts", "watch_assignments"]
 
 GONE: Any = object()
 """Stands for the JSON text of a field that was removed."""
@@ -52,17 +53,24 @@ def conflicts(mine: Iterable[str], theirs: Iterable[str]) -> list[str]:
     return sorted(set(mine) & set(theirs))
 
 
-def watch_merge(mapper: Mapper[Any], cls: type[Any]) -> None:
+def watch_assignments(mapper: Mapper[Any], cls: type[Any]) -> None:
     """Handle ``after_mapper_constructed``: listen to assigned blobs."""
     # Before the listener of Blob itself, which forgets where they are from.
-    event.listen(cls.data, "set", _merged, raw=True, retval=True)
+    event.listen(cls.data, "set", _assigned, raw=True, retval=True)
 
 
-def _merged(state: Any, value: Any, old: Any, initiator: Any) -> Any:
+def _assigned(state: Any, value: Any, old: Any, initiator: Any) -> Any:
     """Handle an assignment to ``data``: tell ``session.merge()`` from others.
 
+    :raises BlobValueError: for None.
     :raises StaleDataError: when a field was changed on both sides.
     """
+    if value is None:
+        raise BlobValueError(
+            "a blob is a dict, not None; assign {} to empty it",
+            field=f"{state.class_.__name__}.data",
+            value=None,
+        )
     if (
         value is old
         or state.key is None

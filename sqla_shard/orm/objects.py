@@ -53,7 +53,7 @@ from sqla_shard.orm.definition import Definition
 from sqla_shard.orm.definition import finish
 from sqla_shard.orm.fields import blob_of
 from sqla_shard.orm.hiding import Activity
-from sqla_shard.orm.merging import watch_merge
+from sqla_shard.orm.merging import watch_assignments
 from sqla_shard.orm.saving import write_blob
 from sqla_shard.session import ShardSession
 from sqla_shard.session.unit_of_work import REQUESTED
@@ -246,7 +246,7 @@ def _check_bulk_update(context: ORMExecuteState) -> None:
 
 event.listen(ObjectMixin, "after_mapper_constructed", finish, propagate=True)
 event.listen(
-    ObjectMixin, "after_mapper_constructed", watch_merge, propagate=True
+    ObjectMixin, "after_mapper_constructed", watch_assignments, propagate=True
 )
 event.listen(ObjectMixin, "before_insert", _before_insert, propagate=True)
 event.listen(ObjectMixin, "after_insert", _after_insert, propagate=True)

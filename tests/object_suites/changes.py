@@ -334,9 +334,11 @@ class InPlaceSuite(Suite):
         for value in (T0, {1, 2}, Decimal(1), float("nan"), b"x"):
             with pytest.raises(BlobValueError, match='data\\["x"\\]'):
                 new.data["x"] = value
-        for value in ([1], "text", 5):
+        for value in ([1], "text", 5, None):
             with pytest.raises(BlobValueError, match="a blob is a dict"):
                 new.data = value
+            with pytest.raises(BlobValueError, match="a blob is a dict"):
+                Thing(data=value)
         assert "x" not in new.data
         assert not session.dirty
 

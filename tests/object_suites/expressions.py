@@ -22,7 +22,7 @@ from sqlalchemy import union_all
 from sqlalchemy import update
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm import Bundle
-from sqlalchemy.orm import column_property
+from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import InvalidIdError
@@ -422,10 +422,27 @@ class ExpressionSuite(Suite):
         ]
         assert raw(cluster, Thing, new[2]) is None
 
-    def test_column_property(self, cluster, ids):
-        """A field in a mapping of its own."""
-        doubled = column_property(Thing.count * 2)
-        assert "count" in str(doubled.expression)
+    def test_loader_criteria(self, session, ids):
+        for criterion in (
+            with_loader_criteria(Thing, Thing.count > 3),
+            with_loader_criteria(Thing, lambda cls: cls.count > 3),
+        ):
+            found = session.scalars(
+                select(Thing.count).where(Thing.id.in_(ids)).options(criterion)
+            ).all()
+            assert found == [5]
+
+    def test_one_expression_in_many_places(self, session, ids):
+        column = Thing.limit
+        statement = (
+            select(column, func.max(column + 1))
+            .where(Thing.id.in_(ids), column > 5, column < 50)
+            .group_by(column)
+            .having(column != 7)
+            .order_by(column)
+        )
+        for _ in range(2):
+            assert session.execute(statement).all() == [(10, 11)]
 
     def test_cache_does_not_grow_with_values(self, cluster, ids):
         with cluster.session() as session:

@@ -29,10 +29,9 @@ def add_globals(
     document: dict[str, Any], names: tuple[str, ...], database: str
 ) -> None:
     """Add global keyspaces to a topology, beside ``main``."""
-    main = document["keyspaces"]["main"]
     for name in names:
         document["keyspaces"][name] = {
-            **main,
+            **document["keyspaces"]["main"],
             "database": database.format(name),
         }
 
@@ -42,13 +41,14 @@ class OnSQLite:
 
     metadata = Base.metadata
     options: ClassVar[dict[str, Any]] = {}
+    main = True
     more_globals: tuple[str, ...] = ()
 
     @pytest.fixture(scope="class")
     @classmethod
     def cluster(cls, tmp_path_factory) -> Iterator[Cluster]:
         document = sqlite_topology(
-            tmp_path_factory.mktemp("objects"), 2, SHARDS, main=True
+            tmp_path_factory.mktemp("objects"), 2, SHARDS, main=cls.main
         )
         add_globals(document, cls.more_globals, "{}")
         with Cluster.from_topology(document, **cls.options) as cluster:
@@ -62,6 +62,7 @@ class OnMariaDB:
 
     metadata = Base.metadata
     options: ClassVar[dict[str, Any]] = {}
+    main = True
     more_globals: tuple[str, ...] = ()
 
     @pytest.fixture(scope="class")
@@ -71,7 +72,7 @@ class OnMariaDB:
         document = mariadb_fleet.topology_mapping(
             shards=SHARDS,
             database=f"db_{name}{{shard:05d}}",
-            main=f"main_{name}",
+            main=f"main_{name}" if cls.main else False,
         )
         add_globals(document, cls.more_globals, f"main_{name}_{{}}")
         mariadb_fleet.drop_databases(document)

@@ -218,3 +218,23 @@ assign_keyspace(
     ),
     "reference",
 )
+
+
+class NowhereBase(DeclarativeBase):
+    """For a table that is never created: nothing says where."""
+
+
+class Anywhere(NowhereBase):
+    __tablename__ = "anywhere"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class NoPlainBase(DeclarativeBase):
+    pass
+
+
+class Lonely(ObjectMixin, NoPlainBase, type_id=1):
+    __tablename__ = "lonely"
+
+    name: Mapped[str] = blob_field()

@@ -22,9 +22,11 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import KeyspaceMismatchError
+from sqla_shard.exc import UnknownKeyspaceError
 from tests.object_suites.harness import on_mariadb
 from tests.object_suites.harness import Suite
 from tests.object_suites.plain_classes import Account
+from tests.object_suites.plain_classes import Anywhere
 from tests.object_suites.plain_classes import Author
 from tests.object_suites.plain_classes import author_tags
 from tests.object_suites.plain_classes import Book
@@ -35,6 +37,8 @@ from tests.object_suites.plain_classes import Intern
 from tests.object_suites.plain_classes import Island
 from tests.object_suites.plain_classes import Item
 from tests.object_suites.plain_classes import Language
+from tests.object_suites.plain_classes import Lonely
+from tests.object_suites.plain_classes import NoPlainBase
 from tests.object_suites.plain_classes import Page
 from tests.object_suites.plain_classes import PlainBase
 from tests.object_suites.plain_classes import ReferenceBase
@@ -368,3 +372,38 @@ class TwoGlobalsSuite(Suite):
                 bind_arguments={"keyspace": "reference"},
             )
             assert found.scalar() is not None
+
+    def test_model_that_names_none(self, cluster):
+        with (
+            pytest.raises(UnknownKeyspaceError) as caught,
+            cluster.begin() as session,
+        ):
+            session.add(Anywhere())
+        assert set(caught.value.known) >= {"main", "reference"}
+        with (
+            pytest.raises(UnknownKeyspaceError),
+            cluster.session() as session,
+        ):
+            session.scalars(select(Anywhere)).all()
+
+
+class NoGlobalSuite(Suite):
+    metadata = NoPlainBase.metadata
+    main = False
+
+    def test_objects(self, cluster):
+        with cluster.begin() as session:
+            session.add(Lonely(name="x"))
+
+    def test_plain_models(self, cluster):
+        for work in (
+            lambda session: session.add(Anywhere()),
+            lambda session: session.scalars(select(Anywhere)).all(),
+            lambda session: session.get(Anywhere, 1),
+            lambda session: session.execute(insert(Anywhere), [{"id": 1}]),
+        ):
+            with (
+                pytest.raises(UnknownKeyspaceError, match="global"),
+                cluster.begin() as session,
+            ):
+                work(session)

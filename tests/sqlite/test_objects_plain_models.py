@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from tests.object_suites.harness import OnSQLite
+from tests.object_suites.plain_models import NoGlobalSuite
 from tests.object_suites.plain_models import PlainSuite
 from tests.object_suites.plain_models import TwoGlobalsSuite
 
@@ -10,4 +11,8 @@ class TestPlain(PlainSuite, OnSQLite):
 
 
 class TestTwoGlobals(TwoGlobalsSuite, OnSQLite):
+    pass
+
+
+class TestNoGlobal(NoGlobalSuite, OnSQLite):
     pass

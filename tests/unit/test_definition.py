@@ -19,6 +19,8 @@ from sqlalchemy import JSON
 from sqlalchemy import MetaData
 from sqlalchemy import String
 from sqlalchemy import Table
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import configure_mappers
 from sqlalchemy.orm import declarative_base
 from sqlalchemy.orm import DeclarativeBase
@@ -440,6 +442,25 @@ def test_impossible_tables(base, namespace, message):
     with pytest.raises(ClassDefinitionError, match=message):
         type("Pin", (ObjectMixin, base), namespace, type_id=1)
     assert is_clean(base)
+
+
+def test_class_that_sqlalchemy_refuses(base):
+    with pytest.raises(InvalidRequestError, match="__tablename__"):
+
+        class One(ObjectMixin, base, type_id=1):
+            name: Mapped[str] = blob_field()
+
+    with pytest.raises(ArgumentError):
+
+        class Two(ObjectMixin, base, type_id=1):
+            __tablename__ = "pins"
+            size: Mapped[complex] = mapped_column()
+
+    assert is_clean(base)
+
+    class Pin(ObjectMixin, base, type_id=1):
+        __tablename__ = "pins"
+        name: Mapped[str] = blob_field()
 
 
 def test_a_corrected_class_can_be_defined(any_base):
