@@ -438,7 +438,7 @@ class ExpressionSuite(Suite):
             select(column, func.max(column + 1))
             .where(Thing.id.in_(ids), column > 5, column < 50)
             .group_by(column)
-            .having(column != 7)
+            .having(func.max(column) != 7)
             .order_by(column)
         )
         for _ in range(2):
