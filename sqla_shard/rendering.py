@@ -267,7 +267,10 @@ def execute_everywhere(
     context.dialect.do_execute(cursor, statement, parameters, context)
     rows = list(cursor.fetchall())
     for connection, text, values in jobs:
-        result: Any = connection.exec_driver_sql(text, values)
+        # Rendered already, whatever the connection itself is bound to.
+        result: Any = connection.exec_driver_sql(
+            text, values, execution_options={OPTION: None}
+        )
         rows.extend(result.cursor.fetchall())
         result.close()
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(

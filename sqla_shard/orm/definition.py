@@ -158,6 +158,9 @@ def _finish(mapper: Mapper[Any], cls: type[Any]) -> None:
     )
     types_of(cls.metadata).register(definition.type_id, cls)
     keep_updated(table, "ts")
+    # Without it SQLite gives the id of a deleted row to the next one, and
+    # whoever kept the old id would find another object.
+    table.dialect_options["sqlite"]["autoincrement"] = True
     declare(
         table,
         TableSpec(

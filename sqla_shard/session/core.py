@@ -51,6 +51,7 @@ from sqla_shard.session.statements import prepare
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_objects
 from sqla_shard.session.unit_of_work import place_of
+from sqla_shard.session.views import bind_to
 from sqla_shard.session.views import ShardView
 
 __all__ = ["CrossShard", "ShardSession"]
@@ -187,6 +188,10 @@ class ShardSession(ShardedSession):
             place = self.bulk
         if place is None:
             place = self.place_for(mapper, shard_id, instance, clause)
+            if self._flushing:
+                # The rows of a many-to-many relationship are written by
+                # what SQLAlchemy takes from here, without a word on where.
+                bind_to(self.root_connection(place), self._plan_of(place))
         return place.engine
 
     def place_for(
@@ -248,9 +253,12 @@ class ShardSession(ShardedSession):
         known = self._views.get(place)
         # The unit of work batches rows of one and the same connection.
         if known is None or known[0] is not root:
-            plan = Plan((place,), wrote=self.log.wrote)
-            known = self._views[place] = root, ShardView(root, place, plan)
+            view = ShardView(root, place, self._plan_of(place))
+            known = self._views[place] = root, view
         return known[1]
+
+    def _plan_of(self, place: Place) -> Plan:
+        return Plan((place,), wrote=self.log.wrote)
 
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""

@@ -14,7 +14,7 @@ from sqla_shard.rendering import Plan
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.types.ids import inserting_on
 
-__all__ = ["ShardView", "bound_to"]
+__all__ = ["ShardView", "bind_to", "bound_to"]
 
 
 class ShardView(Connection):
@@ -54,6 +54,16 @@ class ShardView(Connection):
             return super().scalar(*args, **kwargs)
 
 
+def bind_to(root: Connection, plan: Plan) -> None:
+    """Send what is executed on the connection itself to a shard.
+
+    Statements that are given a plan of their own go where that says.
+    """
+    root._execution_options = root._execution_options.union(
+        {OPTION: plan, "schema_translate_map": TRANSLATE}
+    )
+
+
 @contextmanager
 def bound_to(root: Connection, place: Place, plan: Plan) -> Iterator[None]:
     """Bind the connection itself to a shard inside the block.
@@ -62,9 +72,7 @@ def bound_to(root: Connection, place: Place, plan: Plan) -> Iterator[None]:
     and pass no execution options on.
     """
     before = root._execution_options
-    root._execution_options = before.union(
-        {OPTION: plan, "schema_translate_map": TRANSLATE}
-    )
+    bind_to(root, plan)
     try:
         with inserting_on(place.shard_id):
             yield

@@ -13,7 +13,6 @@ from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import selectinload
@@ -45,17 +44,6 @@ from tests.object_suites.plain_classes import ReferenceBase
 from tests.object_suites.plain_classes import Seen
 from tests.object_suites.plain_classes import Stone
 from tests.object_suites.plain_classes import Tag
-
-
-def expect_no_secondary(request, cluster) -> None:
-    """Many-to-many rows of the unit of work miss their database."""
-    if on_mariadb(cluster):
-        request.applymarker(
-            pytest.mark.xfail(
-                reason="INSERT INTO a secondary table names no database",
-                raises=OperationalError,
-            )
-        )
 
 
 class PlainSuite(Suite):
@@ -124,8 +112,7 @@ class PlainSuite(Suite):
         assert session.get(Book, key) is merged
         assert merged.title == "z"
 
-    def test_many_to_many(self, request, cluster, session):
-        expect_no_secondary(request, cluster)
+    def test_many_to_many(self, cluster, session):
         one, two = Author(name="m1"), Author(name="m2")
         tag = Tag("shared")
         one.tags = [tag, Tag("own")]
@@ -318,8 +305,7 @@ class TwoGlobalsSuite(Suite):
     metadata = ReferenceBase.metadata
     more_globals = ("reference",)
 
-    def test_each_in_its_own(self, request, cluster):
-        expect_no_secondary(request, cluster)
+    def test_each_in_its_own(self, cluster):
         with cluster.begin() as session:
             session.add(
                 Country(
