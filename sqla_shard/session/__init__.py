@@ -4,6 +4,7 @@
 ``transactions``  what a transaction has written, and where
 ``views``         a server's connection, seen from one shard
 ``contract``      what the parts ask of the session
+``links``         what ties the shards of objects to one another
 ``unit_of_work``  before a flush
 ``loading``       get and get_many
 ``inserting``     the shard of a row

@@ -6,13 +6,11 @@ has written nothing.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState
 from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import RelationshipDirection
 
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import PlacementError
@@ -23,8 +21,9 @@ from sqla_shard.rendering import Place
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
 from sqla_shard.session.contract import Scope
+from sqla_shard.session.links import Collections
+from sqla_shard.session.links import links_of
 from sqla_shard.session.placement import parent_shard
-from sqla_shard.types import ShardedId
 
 __all__ = ["REQUESTED", "place_objects", "place_of"]
 
@@ -32,9 +31,15 @@ __all__ = ["REQUESTED", "place_objects", "place_of"]
 REQUESTED = "_sqla_shard_requested"
 
 
-def place_of(scope: Scope, mapper: Any, instance: Any) -> Place:
+def place_of(
+    scope: Scope,
+    mapper: Any,
+    instance: Any,
+    collections: Collections | None = None,
+) -> Place:
     """Return where an object is, or will be inserted.
 
+    :param collections: the same for all objects of a flush.
     :raises PlacementError: when that cannot be told.
     """
     state = inspect(instance)
@@ -53,12 +58,10 @@ def place_of(scope: Scope, mapper: Any, instance: Any) -> Place:
         return places.place(keyspace, shard_id)
     place = scope.placed.get(state)
     if place is None:
-        shard_id = _told(scope, state, spec)
-        if shard_id is None and spec.colocation is not None:
-            # Raises: by now a flushed parent would have left its id.
-            value = spec.colocation.read(instance)
-            shard_id = parent_shard(spec, _name(state), value)
+        collections = collections or Collections(scope)
+        shard_id = _told(scope, state, spec, collections)
         if shard_id is None:
+            _check_root(state, spec)
             shard_id = _root_shard(scope, state, spec)
         place = scope.placed[state] = places.place(keyspace, shard_id)
     return place
@@ -70,40 +73,52 @@ def place_objects(scope: Scope) -> None:
     :raises PlacementError: when a shard cannot be told.
     :raises CrossShardWriteError: when there would be a second one.
     """
+    collections = Collections(scope)
     for instance in (*scope.dirty, *scope.deleted):
         state = inspect(instance)
         if instance in scope.deleted or scope.is_modified(instance):
             place = place_of(scope, state.mapper, instance)
-            _check_stays(state, place)
+            _check_stays(scope, state, place)
             scope.log.wrote(place, _described(state))
-    later = []
+    roots = []
     for instance in scope.new:
         state = inspect(instance)
         spec = spec_of(state.mapper.local_table)
-        if spec.kind != "global" and _told(scope, state, spec) is None:
-            later.append((state, spec))
+        if (
+            spec.kind != "global"
+            and _told(scope, state, spec, collections) is None
+        ):
+            # They go where the others are, whatever the order.
+            roots.append(state)
         else:
-            _place(scope, state)
-    for state, spec in later:
-        # A child without its parent's id yet gets it while the parent is
-        # flushed, if a relationship connects them.
-        if spec.colocation is None or not _may_be_filled(state, spec):
-            _place(scope, state)
+            _place(scope, state, collections)
+    for state in roots:
+        _place(scope, state, collections)
+    for child, attribute, parent in collections:
+        # One that is not in the session is not written either.
+        if child.session is not None:
+            place = place_of(scope, None, child.obj())
+            _check_link(scope, child, attribute, parent, place)
 
 
-def _place(scope: Scope, state: InstanceState[Any]) -> None:
-    place = place_of(scope, state.mapper, state.obj())
-    _check_local_references(state, place)
+def _place(
+    scope: Scope, state: InstanceState[Any], collections: Collections
+) -> None:
+    place = place_of(scope, state.mapper, state.obj(), collections)
+    _check_references(scope, state, place)
     scope.log.wrote(place, _described(state))
 
 
 def _told(
-    scope: Scope, state: InstanceState[Any], spec: TableSpec
+    scope: Scope,
+    state: InstanceState[Any],
+    spec: TableSpec,
+    collections: Collections,
 ) -> int | None:
-    """Return the shard that an object itself tells; None for no word."""
+    """Return the shard that an object or its parent tells; None for none."""
     given = state.dict.get(_id_attribute(state.mapper, spec))
     requested: int | None = state.dict.get(REQUESTED)
-    parent = _parent_shard(scope, state, spec)
+    parent = _parent_shard(scope, state, spec, collections)
     if given is not None:
         told = check_type(given, spec.type_id, _name(state)).shard_id
         if parent is not None and parent != told:
@@ -117,57 +132,69 @@ def _told(
 def _apart(
     state: InstanceState[Any], spec: TableSpec, told: int, parent: int
 ) -> ColocationError:
-    assert spec.colocation is not None  # noqa: S101  # there is a parent
-    field = spec.colocation.field
     return ColocationError(
         f"the parent is on shard {parent}, but the object was asked to be "
         f"on shard {told}; it lives with its parent, so leave out shard_id",
         class_name=_name(state),
-        field=field,
-        value=spec.colocation.read(state.obj()),
+        field=_telling(state.mapper, spec),
+        value=_stored(state, spec),
     )
 
 
 def _parent_shard(
-    scope: Scope, state: InstanceState[Any], spec: TableSpec
+    scope: Scope,
+    state: InstanceState[Any],
+    spec: TableSpec,
+    collections: Collections,
 ) -> int | None:
-    if spec.colocation is None:
+    """Return the shard of the parent; None where none is known."""
+    value = None if spec.colocation is None else _stored(state, spec)
+    if value is not None:
+        return parent_shard(spec, _name(state), value)
+    telling = _telling(state.mapper, spec)
+    for relation, attribute in links_of(state.mapper).up:
+        parent = state.dict.get(relation)
+        if parent is not None and attribute == telling:
+            return place_of(scope, None, parent, collections).shard_id
+    parent = collections.parent(state, telling)
+    if parent is None:
         return None
-    value = spec.colocation.read(state.obj())
-    if value is None:
-        parent = _pending_parent(state, spec)
-        if parent is not None:
-            return place_of(scope, None, parent).shard_id
-        if _may_be_filled(state, spec):
-            return None
-    return parent_shard(spec, _name(state), value)
+    return place_of(scope, None, parent, collections).shard_id
 
 
-def _parent_relationships(state: InstanceState[Any], spec: TableSpec) -> Any:
-    assert spec.colocation is not None  # noqa: S101  # the callers have asked
-    prop = state.mapper.attrs.get(spec.colocation.field)
-    columns = set(getattr(prop, "columns", ()))
-    return [
-        relation
-        for relation in state.mapper.relationships
-        if relation.direction is RelationshipDirection.MANYTOONE
-        and columns & relation.local_columns
-    ]
+def _stored(state: InstanceState[Any], spec: TableSpec) -> Any:
+    """Return the parent's id, as far as the object has it."""
+    if spec.colocation is None:
+        return state.dict.get(_id_attribute(state.mapper, spec))
+    return spec.colocation.read(state.obj())
 
 
-def _pending_parent(state: InstanceState[Any], spec: TableSpec) -> Any:
-    for relation in _parent_relationships(state, spec):
-        parent = state.dict.get(relation.key)
-        if parent is not None:
-            return parent
-    return None
+def _telling(mapper: Mapper[Any], spec: TableSpec) -> str:
+    """Return the attribute that holds the parent's id.
+
+    Where nothing is declared it is the id itself, which in a mapping row is
+    that of the object it belongs to.
+    """
+    if spec.colocation is not None:
+        return spec.colocation.field
+    return _id_attribute(mapper, spec)
 
 
-def _may_be_filled(state: InstanceState[Any], spec: TableSpec) -> bool:
-    """Tell whether the flush of a parent will fill in its id."""
-    assert spec.colocation is not None  # noqa: S101  # the callers have asked
-    prop = state.mapper.attrs.get(spec.colocation.field)
-    return any(column.foreign_keys for column in getattr(prop, "columns", ()))
+def _check_root(state: InstanceState[Any], spec: TableSpec) -> None:
+    """Refuse a child without a parent.
+
+    :raises ColocationError: when its parent's id is not known.
+    :raises PlacementError: when it is a mapping row without one.
+    """
+    if spec.colocation is not None:
+        parent_shard(spec, _name(state), _stored(state, spec))
+    column = state.mapper.primary_key[spec.id_index or 0]
+    if column.foreign_keys:
+        raise PlacementError(
+            f"{_name(state)}.{_telling(state.mapper, spec)} is None, so the "
+            "shard of the new row cannot be told; it is that of the object "
+            "which the row belongs to"
+        )
 
 
 def _root_shard(
@@ -183,7 +210,9 @@ def _root_shard(
     return scope.cluster.placement(keyspace=keyspace, cls=state.mapper.class_)
 
 
-def _check_stays(state: InstanceState[Any], place: Place) -> None:
+def _check_stays(
+    scope: Scope, state: InstanceState[Any], place: Place
+) -> None:
     """Refuse a parent on another shard: an object never moves."""
     spec = spec_of(state.mapper.local_table)
     if spec.colocation is not None:
@@ -191,51 +220,67 @@ def _check_stays(state: InstanceState[Any], place: Place) -> None:
         if value is not None:
             shard_id = parent_shard(spec, _name(state), value)
             if shard_id != place.shard_id:
-                raise ColocationError(
-                    f"{value} is on shard {shard_id}, the object on shard "
-                    f"{place.shard_id}, which it never leaves; insert a "
-                    "copy beside the new parent and delete this one",
-                    class_name=_name(state),
-                    field=spec.colocation.field,
-                    value=value,
+                raise _elsewhere(
+                    state, spec.colocation.field, value, shard_id, place
                 )
-    _check_local_references(state, place)
+    _check_references(scope, state, place)
 
 
-def _check_local_references(state: InstanceState[Any], place: Place) -> None:
-    for key, type_id in _local_references(state.mapper):
+def _check_references(
+    scope: Scope, state: InstanceState[Any], place: Place
+) -> None:
+    """Refuse references to other shards where only the own one can be."""
+    links = links_of(state.mapper)
+    for key, type_id in links.references:
         value = state.dict.get(key)
-        if not isinstance(value, int):
+        if value is None:
             continue
         parts = unpack(value)
-        if parts.shard_id != place.shard_id or parts.type_id != type_id:
+        if type_id not in (None, parts.type_id):
             raise ColocationError(
-                f"{value} is of type {parts.type_id} on shard "
-                f"{parts.shard_id}; this column refers to objects of type "
-                f"{type_id} on the row's own shard, {place.shard_id}. Use "
-                "an ObjectRef column for objects elsewhere",
+                f"{value} is an id of type {parts.type_id}; this column "
+                f"refers to objects of type {type_id}",
                 class_name=_name(state),
                 field=key,
                 value=value,
             )
+        if parts.shard_id != place.shard_id:
+            raise _elsewhere(state, key, value, parts.shard_id, place)
+    for key, attribute in links.up:
+        parent = state.dict.get(key)
+        if parent is not None:
+            _check_link(scope, state, attribute, parent, place)
 
 
-_references: weakref.WeakKeyDictionary[
-    Mapper[Any], tuple[tuple[str, int], ...]
-] = weakref.WeakKeyDictionary()
+def _check_link(
+    scope: Scope,
+    state: InstanceState[Any],
+    attribute: str,
+    parent: Any,
+    place: Place,
+) -> None:
+    """Refuse what a relationship is about to put into a reference."""
+    shard_id = place_of(scope, None, parent).shard_id
+    if shard_id != place.shard_id:
+        raise _elsewhere(state, attribute, parent, shard_id, place)
 
 
-def _local_references(mapper: Mapper[Any]) -> tuple[tuple[str, int], ...]:
-    """Return the attributes that hold ids of the row's own shard."""
-    found = _references.get(mapper)
-    if found is None:
-        found = _references[mapper] = tuple(
-            (prop.key, prop.columns[0].type.type_id)
-            for prop in mapper.column_attrs
-            if isinstance(prop.columns[0].type, ShardedId)
-            and not prop.columns[0].primary_key
-        )
-    return found
+def _elsewhere(
+    state: InstanceState[Any],
+    field: str,
+    value: Any,
+    shard_id: int,
+    place: Place,
+) -> ColocationError:
+    return ColocationError(
+        f"{value} is on shard {shard_id}, the object on shard "
+        f"{place.shard_id}, which it never leaves, and this field refers to "
+        "its own shard alone. Insert a copy beside the new parent and "
+        "delete this one, or use an ObjectRef column for objects elsewhere",
+        class_name=_name(state),
+        field=field,
+        value=value,
+    )
 
 
 def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:

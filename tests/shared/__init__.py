@@ -11,6 +11,7 @@ import pytest
 # Their asserts are the tests.
 for _name in (
     "differential",
+    "flushing",
     "forks",
     "proofs",
     "reading",

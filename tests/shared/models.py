@@ -73,6 +73,8 @@ class Pin(Base):
         cascade="all, delete-orphan",
         order_by="Comment.id",
     )
+    #: Nothing leads back from a tag.
+    tags: Mapped[list[Tag]] = relationship(cascade="all, delete-orphan")
     board: Mapped[Board | None] = relationship(
         primaryjoin=lambda: foreign(Pin.board_id) == Board.id, viewonly=True
     )
