@@ -62,7 +62,7 @@ def test_forms_of_annotations(base):
         c: Mapped["str | None"] = blob_field(default=None)  # noqa: UP037
         d: Mapped[Optional[int]] = blob_field(default=None)  # noqa: UP045
         e: Mapped[Optional["date"]] = blob_field(default=None)  # noqa: UP037, UP045
-        f: Mapped[list["date"]] = blob_field(default_factory=list)  # noqa: UP037
+        f: Mapped["list[date]"] = blob_field(default_factory=list)  # noqa: UP037
         g: int = blob_field(default=0)
         h = blob_field(type_=list[int], default_factory=list)
         i: "Mapped[date | None]" = blob_field(default=None)  # noqa: UP037
