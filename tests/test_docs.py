@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import getpass
 import importlib
 import importlib.util
 import io
@@ -30,6 +29,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import types
 from collections.abc import Iterator
@@ -464,16 +464,21 @@ def test_examples_in_docstrings_are_true(name):
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
+def certificates():
     """Make an authority, another one, and a server for localhost only."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("openssl is not installed")
-    directory = tmp_path_factory.mktemp("tls")
-    # A server that root starts runs as another user.
-    for folder in (directory, *directory.parents):
-        if folder.owner() == getpass.getuser() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
+    # A server that root starts runs as another user, for whom pytest keeps
+    # its own directories closed.
+    with tempfile.TemporaryDirectory(prefix="sqla-shard-tls-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        _make_certificates(program, directory)
+        yield directory
+
+
+def _make_certificates(program, directory):
 
     def openssl(command: str) -> None:
         subprocess.run(
@@ -497,7 +502,6 @@ def certificates(tmp_path_factory):
     )
     for path in directory.iterdir():
         path.chmod(0o644)
-    return directory
 
 
 def cipher(server: Any, host: str, query: str = "", **arguments: Any) -> str:
