@@ -6,22 +6,26 @@ rules: its own id, its parent's, or the shard of the transaction's roots.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.sql.elements import BindParameter
 
+from sqla_shard.exc import ColocationError
 from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import PlacementError
+from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.rendering import Place
 from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.placement import parent_shard
+from sqla_shard.types import IdType
 
-__all__ = ["group_rows", "rows_of", "updated_rows"]
+__all__ = ["check_rows", "group_rows", "rows_of", "updated_rows"]
 
 Row = dict[str, Any]
 
@@ -35,8 +39,7 @@ def rows_of(statement: Any, parameters: Any) -> list[Row] | None:
         return None
     rows = parameters if isinstance(parameters, list) else [parameters]
     encode = spec_of(statement.table).encode_row
-    orm = statement._propagate_attrs.get("compile_state_plugin") == "orm"
-    if encode is None or not orm:
+    if encode is None or _mapper_of(statement) is None:
         return list(rows)
     return [encode(dict(row)) for row in rows]
 
@@ -49,31 +52,209 @@ def group_rows(
     :raises NoShardKeyError: for INSERT .. FROM SELECT.
     :raises PlacementError: when a row's shard cannot be told.
     """
-    table = statement.table
     if statement.select is not None:
+        name = statement.table.name
         raise NoShardKeyError(
-            f"INSERT INTO {table.name} .. FROM SELECT does not tell its "
+            f"INSERT INTO {name} .. FROM SELECT does not tell its "
             'shard; say bind_arguments={"shard_id": n}',
-            tables=(table.name,),
+            tables=(name,),
         )
-    spec = spec_of(table)
+    placer = _Placer(scope, statement)
     own = _own_values(statement)
-    if parameters is None or any(own):
-        places = [_place_of_row(scope, table, spec, row) for row in own]
-        if len(set(places)) > 1:
+    ready = rows_of(statement, parameters)
+    if ready is None or len(own) > 1:
+        places = {placer.place(row) for row in own}
+        if len(places) > 1:
             raise UnsupportedStatementError(
                 "the rows of one INSERT .. VALUES are on several shards; "
                 "use session.execute(insert(Class), rows)",
                 construct="VALUES",
             )
-        return {places[0]: rows_of(statement, parameters)}
-    grouped: dict[Place, list[Row]] = {}
+        return dict.fromkeys(places, ready)
+    grouped: dict[Place, Any] = {}
     given = parameters if isinstance(parameters, list) else [parameters]
-    ready = rows_of(statement, parameters) or []
     for row, encoded in zip(given, ready, strict=True):
-        place = _place_of_row(scope, table, spec, row)
+        place = placer.place({**own[0], **row})
         grouped.setdefault(place, []).append(encoded)
+    if len(grouped) > 1 and statement._sort_by_parameter_order:
+        raise ScatterUnsupportedError(
+            "RETURNING in the order of the rows is not supported for rows "
+            "of several shards; return a column that tells them apart",
+            construct="sort_by_parameter_order",
+        )
+    return grouped
+
+
+def check_rows(
+    scope: Scope, statement: Any, parameters: Any, shard_id: int
+) -> None:
+    """Refuse rows that belong on another shard than the one that is told.
+
+    :raises ColocationError: for such a row.
+    """
+    placer = _Placer(scope, statement)
+    given = parameters if isinstance(parameters, list) else [parameters or {}]
+    own = _own_values(statement)
+    for row in own:
+        for more in given:
+            placer.check({**row, **more}, shard_id)
+
+
+def updated_rows(
+    scope: Scope, statement: Any, rows: Sequence[Row]
+) -> dict[Place, Any]:
+    """Return the rows of a bulk UPDATE by place; each names its id.
+
+    :raises NoShardKeyError: when a row does not.
+    :raises ColocationError: when it would move to another shard.
+    """
+    placer = _Placer(scope, statement)
+    if placer.spec.kind == "global":
+        return {scope.places.place(placer.keyspace, 0): list(rows)}
+    grouped: dict[Place, list[Row]] = {}
+    for row in rows:
+        shard_id = placer.own_shard(row)
+        if shard_id is None:
+            raise NoShardKeyError(
+                f"a row of this UPDATE of {statement.table.name} has no id",
+                tables=(statement.table.name,),
+            )
+        placer.check(row, shard_id)
+        place = scope.places.place(placer.keyspace, shard_id)
+        grouped.setdefault(place, []).append(row)
     return dict(grouped)
+
+
+class _Placer:
+    """Places the rows of one statement."""
+
+    def __init__(self, scope: Scope, statement: Any) -> None:
+        self._scope = scope
+        self._table = table = statement.table
+        self.spec = spec = spec_of(table)
+        self.keyspace = scope.places.keyspace(spec.keyspace, spec.kind)
+        self._mapper = mapper = _mapper_of(statement)
+        self._name = str(table.name)
+        if mapper is not None:
+            self._name = mapper.class_.__name__
+        #: Columns that say where a row is, and their names in a row.
+        self._columns = tuple(_telling(table, mapper))
+        self._root: int | None = None
+
+    def place(self, row: Mapping[str, Any]) -> Place:
+        """Return the place of a new row."""
+        shard_id = self.own_shard(row)
+        if shard_id is None and self.spec.colocation is not None:
+            parent = self._parent(row)
+            shard_id = parent_shard(self.spec, self._name, parent)
+        if shard_id is None:
+            self._check_root()
+            shard_id = self._root_shard()
+        self.check(row, shard_id)
+        return self._scope.places.place(self.keyspace, shard_id)
+
+    def own_shard(self, row: Mapping[str, Any]) -> int | None:
+        """Return the shard of the row's own id; None if it has none."""
+        for column, names in self._columns:
+            value = _value(row, names)
+            if column.primary_key and value is not None:
+                return check_type(
+                    value, self.spec.type_id, self._name
+                ).shard_id
+        return None
+
+    def check(self, row: Mapping[str, Any], shard_id: int) -> None:
+        """Refuse references to other shards where only the own one can be.
+
+        :raises ColocationError: for such a reference.
+        """
+        spec = self.spec
+        parent = None if spec.colocation is None else self._parent(row)
+        if parent is not None:
+            told = parent_shard(spec, self._name, parent)
+            if told != shard_id:
+                raise self._elsewhere("", parent, told, shard_id)
+        for column, names in self._columns:
+            value = _value(row, names)
+            if value is not None:
+                kind: Any = column.type
+                name = f"{self._name}.{names[0]}"
+                told = check_type(value, kind.type_id, name).shard_id
+                if told != shard_id:
+                    raise self._elsewhere(names[0], value, told, shard_id)
+
+    def _elsewhere(
+        self, field: str, value: Any, told: int, shard_id: int
+    ) -> ColocationError:
+        if not field and self.spec.colocation is not None:
+            field = self.spec.colocation.field
+        return ColocationError(
+            f"{value} is on shard {told}, the row on shard {shard_id}, and "
+            "this field refers to its own shard alone",
+            class_name=self._name,
+            field=field,
+            value=value,
+        )
+
+    def _parent(self, row: Mapping[str, Any]) -> Any:
+        assert self.spec.colocation is not None  # noqa: S101  # asked before
+        field = self.spec.colocation.field
+        for _, names in self._columns:
+            if field in names:
+                return _value(row, names)
+        value = row.get(field)
+        if value is None and isinstance(row.get("data"), Mapping):
+            value = row["data"].get(field)
+        return value
+
+    def _check_root(self) -> None:
+        for column, names in self._columns:
+            if column.primary_key and column.foreign_keys:
+                raise PlacementError(
+                    f"a row of {self._name} has no {names[0]}, so its "
+                    "shard cannot be told; it is that of the object which "
+                    "the row belongs to"
+                )
+
+    def _root_shard(self) -> int:
+        scope = self._scope
+        if self._root is None:
+            first = scope.log.first
+            if scope.root_shard_id is not None:
+                self._root = scope.root_shard_id
+            elif first is not None and first[0].keyspace == self.keyspace.name:
+                self._root = first[0].shard_id
+            else:
+                mapper = self._mapper
+                self._root = scope.cluster.placement(
+                    keyspace=self.keyspace,
+                    cls=None if mapper is None else mapper.class_,
+                )
+        return self._root
+
+
+def _mapper_of(statement: Any) -> Any:
+    """Return the mapper of an ORM statement; None for a Core one."""
+    attributes = statement._propagate_attrs
+    if attributes.get("compile_state_plugin") != "orm":
+        return None
+    return attributes["plugin_subject"].mapper
+
+
+def _telling(table: Any, mapper: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    for column in table.c:
+        if isinstance(column.type, IdType) and column.type.routes:
+            names = [column.key, column.name]
+            if mapper is not None:
+                names.insert(0, mapper.get_property_by_column(column).key)
+            yield column, tuple(dict.fromkeys(names))
+
+
+def _value(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    for name in names:
+        if row.get(name) is not None:
+            return row[name]
+    return None
 
 
 def _own_values(statement: Any) -> list[Row]:
@@ -93,72 +274,3 @@ def _literal(value: Any) -> Any:
     if isinstance(value, BindParameter):
         return value.effective_value
     return value
-
-
-def _place_of_row(
-    scope: Scope, table: Any, spec: TableSpec, row: Mapping[str, Any]
-) -> Place:
-    keyspace = scope.places.keyspace(spec.keyspace, spec.kind)
-    shard_id = _told_by_row(table, spec, row)
-    if shard_id is None:
-        shard_id = _shard_of_roots(scope, table, spec)
-    return scope.places.place(keyspace, shard_id)
-
-
-def _told_by_row(
-    table: Any, spec: TableSpec, row: Mapping[str, Any]
-) -> int | None:
-    if spec.id_index is not None:
-        column = list(table.primary_key)[spec.id_index]
-        for name in ("id", column.key, column.name):
-            if row.get(name) is not None:
-                return check_type(row[name], spec.type_id, table.name).shard_id
-    if spec.colocation is not None:
-        field = spec.colocation.field
-        value = row.get(field)
-        if value is None and isinstance(row.get("data"), Mapping):
-            value = row["data"].get(field)
-        return parent_shard(spec, table.name, value)
-    return None
-
-
-def _shard_of_roots(scope: Scope, table: Any, spec: TableSpec) -> int:
-    if scope.root_shard_id is not None:
-        return scope.root_shard_id
-    keyspace = scope.places.keyspace(spec.keyspace, spec.kind)
-    first = scope.log.first
-    if first is not None and first[0].keyspace == keyspace.name:
-        return first[0].shard_id
-    chosen = scope.cluster.placement(keyspace=keyspace, cls=type(table))
-    # The rest of the transaction's roots, and of these rows, follow.
-    scope.log.wrote(
-        scope.places.place(keyspace, chosen), f"rows of {table.name}"
-    )
-    return chosen
-
-
-def updated_rows(
-    scope: Scope, statement: Any, rows: Sequence[Row]
-) -> dict[Place, Any]:
-    """Return the rows of a bulk UPDATE by place; each names its id.
-
-    :raises NoShardKeyError: when a row does not.
-    """
-    spec = spec_of(statement.table)
-    places = scope.places
-    keyspace = places.keyspace(spec.keyspace, spec.kind)
-    if keyspace.kind == "global":
-        return {places.place(keyspace, 0): list(rows)}
-    grouped: dict[Place, list[Row]] = {}
-    for row in rows:
-        column = list(statement.table.primary_key)[spec.id_index or 0]
-        names = {"id", column.key, column.name} & set(row)
-        shard_id = _told_by_row(statement.table, spec, row) if names else None
-        if shard_id is None:
-            raise NoShardKeyError(
-                f"a row of this UPDATE of {statement.table.name} has no id",
-                tables=(statement.table.name,),
-            )
-        place = places.place(keyspace, shard_id)
-        grouped.setdefault(place, []).append(row)
-    return dict(grouped)

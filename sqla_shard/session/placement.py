@@ -32,12 +32,12 @@ class PlacementPolicy(Protocol):
     """Chooses the shard of a root object."""
 
     def __call__(
-        self, *, keyspace: Keyspace, cls: type[Any], **context: Any
+        self, *, keyspace: Keyspace, cls: type[Any] | None, **context: Any
     ) -> int:
         """Return an open shard of the keyspace.
 
         :param keyspace: of the object's class.
-        :param cls: the class.
+        :param cls: the class; None for rows of a Core INSERT.
         :param context: room for more; accept and ignore it.
         """
         ...
@@ -57,7 +57,7 @@ class RandomPlacement:
         self._tables: dict[int, tuple[Keyspace, list[float]]] = {}
 
     def __call__(
-        self, *, keyspace: Keyspace, cls: type[Any], **context: Any
+        self, *, keyspace: Keyspace, cls: type[Any] | None, **context: Any
     ) -> int:
         """Return a random shard.
 
@@ -76,7 +76,7 @@ class RandomPlacement:
             raise PlacementError(
                 f"no server of keyspace {keyspace.name!r} takes new roots: "
                 "all weights are 0. Give one a weight in the topology, or "
-                f"say {cls.__name__}(shard_id=...)"
+                "say shard_id="
             )
         at = bisect_right(sums, self._rng.random() * sums[-1])
         server = keyspace.servers[min(at, len(sums) - 1)]

@@ -8,6 +8,7 @@ shards, is taken apart into one execution per shard.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.session.contract import Scope
+from sqla_shard.session.inserting import check_rows
 from sqla_shard.session.inserting import group_rows
 from sqla_shard.session.inserting import rows_of
 from sqla_shard.session.inserting import updated_rows
@@ -60,6 +62,8 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         given: Any = context.parameters
         rows = updated_rows(scope, statement, given)
         return _by_shard(context, scope, rows)
+    if many and told is None and isinstance(statement, (Update, Delete)):
+        return _each_row(context, scope)
     if told is not None:
         places: Sequence[Place] = (_told_place(context, scope, told),)
     else:
@@ -122,12 +126,18 @@ def _decided(context: ORMExecuteState, scope: Scope) -> Sequence[Place]:
     if decision.shards:
         keyspace = decision.keyspace
         return [places.place(keyspace, i) for i in decision.shards]
-    # No row can match.  One shard is asked all the same: it gives the
-    # empty answer its columns, and a count its zero.
+    return (_anywhere(scope, decision),)
+
+
+def _anywhere(scope: Scope, decision: Decision) -> Place:
+    """Return where to ask for rows that cannot be.
+
+    The answer is empty, but has its columns, and a count its zero.
+    """
     first = scope.log.first
     if first is not None and first[0].keyspace == decision.keyspace.name:
-        return (first[0],)
-    return (places.place(decision.keyspace, 0),)
+        return first[0]
+    return scope.places.place(decision.keyspace, 0)
 
 
 def _send(
@@ -150,11 +160,37 @@ def _each_shard(
     context: ORMExecuteState, scope: Scope, places: Sequence[Place]
 ) -> Result[Any]:
     """Run an UPDATE or DELETE once on each shard."""
-    for place in places:
-        # Before the first one is sent: all or nothing.
-        table: Any = context.statement
-        scope.log.wrote(place, f"rows of {table.table.name}")
+    _log(context, scope, places)
     return _merged([_invoke(context, scope, place) for place in places])
+
+
+def _each_row(context: ORMExecuteState, scope: Scope) -> Result[Any]:
+    """Run an UPDATE or DELETE with each of many parameter sets."""
+    grouped: dict[Place, list[Any]] = {}
+    given: Any = context.parameters
+    for row in given:
+        decision = route(context.statement, row, scope.places)
+        for shard_id in decision.shards:
+            place = scope.places.place(decision.keyspace, shard_id)
+            grouped.setdefault(place, []).append(decision.parameters)
+    if not grouped:
+        grouped[_anywhere(scope, decision)] = given
+    _log(context, scope, grouped)
+    results = []
+    for place, rows in grouped.items():
+        context.parameters = rows
+        results.append(_invoke(context, scope, place))
+    return _merged(results)
+
+
+def _log(
+    context: ORMExecuteState, scope: Scope, places: Iterable[Place]
+) -> None:
+    """Take note of writes to all places before the first one is sent."""
+    statement: Any = context.statement
+    with scope.log.all_or_none():
+        for place in places:
+            scope.log.wrote(place, f"rows of {statement.table.name}")
 
 
 def _invoke(
@@ -186,8 +222,10 @@ def _insert(
             'told; say bind_arguments={"shard_id": n}',
             tables=(statement.table.name,),
         )
+    check(statement)
     if told is not None:
         place = scope.places.place(keyspace, told)
+        check_rows(scope, statement, context.parameters, told)
         rows = rows_of(statement, context.parameters)
         return _by_shard(context, scope, {place: rows})
     return _by_shard(
@@ -199,9 +237,7 @@ def _by_shard(
     context: ORMExecuteState, scope: Scope, rows: dict[Place, Any]
 ) -> Result[Any]:
     """Run an INSERT or bulk UPDATE with the rows of each shard."""
-    statement: Any = context.statement
-    for place in rows:
-        scope.log.wrote(place, f"rows of {statement.table.name}")
+    _log(context, scope, rows)
     given: Any = context.parameters
     results = []
     for place, part in rows.items():

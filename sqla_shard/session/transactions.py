@@ -8,6 +8,8 @@ sent, refuses a second shard, and says after a failed COMMIT what is where.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection
@@ -18,6 +20,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
+from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
 
 __all__ = ["TransactionLog", "watch"]
@@ -54,6 +57,20 @@ class TransactionLog:
                     second=(place.shard_id, _described(place, what)),
                 )
         self._written[place.engine] = place.server
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Take note of the writes in the block, or of none if it fails.
+
+        What was refused has not been sent, and must not keep later writes
+        from another shard.
+        """
+        before = self.snapshot()
+        try:
+            yield
+        except ShardError:
+            self.restore(before)
+            raise
 
     def snapshot(self) -> tuple[Any, ...]:
         """Return what :meth:`restore` needs after a savepoint."""

@@ -73,6 +73,13 @@ def place_objects(scope: Scope) -> None:
     :raises PlacementError: when a shard cannot be told.
     :raises CrossShardWriteError: when there would be a second one.
     """
+    # What a refused flush has found out may not be true of the next one.
+    scope.placed.clear()
+    with scope.log.all_or_none():
+        _place_objects(scope)
+
+
+def _place_objects(scope: Scope) -> None:
     collections = Collections(scope)
     for instance in (*scope.dirty, *scope.deleted):
         state = inspect(instance)

@@ -10,6 +10,7 @@ import pytest
 
 # Their asserts are the tests.
 for _name in (
+    "changing",
     "differential",
     "flushing",
     "forks",

@@ -1,0 +1,538 @@
+"""INSERT, UPDATE and DELETE as statements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import bindparam
+from sqlalchemy import delete
+from sqlalchemy import func
+from sqlalchemy import insert
+from sqlalchemy import literal
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy import update
+from sqlalchemy.orm import Bundle
+
+from sqla_shard import exc
+from sqla_shard import full_id
+from sqla_shard import pack
+from sqla_shard import unpack
+from tests.shared.clusters import at
+from tests.shared.clusters import ShardLog
+from tests.shared.models import BOARD
+from tests.shared.models import Board
+from tests.shared.models import COMMENT
+from tests.shared.models import Comment
+from tests.shared.models import Note
+from tests.shared.models import PIN
+from tests.shared.models import Pin
+from tests.shared.models import Setting
+from tests.shared.models import Tag
+
+__all__ = ["Deleting", "Inserting", "Updating", "pins_of"]
+
+SHARDS = (0, 5, 18)
+
+
+def pins_of() -> Any:
+    """Return a fixture: the ids of two pins on each of some shards."""
+
+    @pytest.fixture(scope="module")
+    def pins(cluster: Any) -> list[int]:
+        with cluster.begin(cross_shard="unordered") as session:
+            made = [
+                at(i, Pin(title=f"p{k}", n=k)) for i in SHARDS for k in (0, 1)
+            ]
+            session.add_all(made)
+            session.flush()
+            for pin in made:
+                pin.comments = [Comment(body="x", n=0)]
+            session.flush()
+            return sorted(pin.id for pin in made)
+
+    return pins
+
+
+class _Changing:
+    @pytest.fixture
+    def session(self, cluster, pins):
+        """A session that is rolled back."""
+        with cluster.session() as session:
+            yield session
+
+    @pytest.fixture
+    def many(self, cluster, pins):
+        """One that may write several shards; it is rolled back."""
+        with cluster.session(cross_shard="unordered") as session:
+            yield session
+
+    @pytest.fixture
+    def log(self, pins):
+        with ShardLog() as log:
+            yield log
+
+
+def shards_of(ids: Any) -> list[int]:
+    return [unpack(i).shard_id for i in ids]
+
+
+class Inserting(_Changing):
+    def test_rows_of_children_go_to_their_parents(self, many, log, pins):
+        rows = [{"pin_id": i, "body": str(i), "n": 1} for i in pins]
+        many.execute(insert(Comment), rows)
+        assert log.take() == {0: 1, 5: 1, 18: 1}
+        made = select(Comment.pin_id, Comment.body).where(
+            Comment.pin_id.in_(pins), Comment.n == 1
+        )
+        assert sorted(map(tuple, many.execute(made))) == [
+            (i, str(i)) for i in pins
+        ]
+
+    def test_rows_with_ids_of_their_own(self, many, log):
+        ids = [pack(i, PIN, 500 + k) for k in (1, 2) for i in (3, 0)]
+        many.execute(insert(Pin), [{"id": i, "title": "own"} for i in ids])
+        assert log.take() == {0: 1, 3: 1}
+        assert [p.id for p in many.get_many(Pin, ids)] == ids
+
+    def test_rows_of_mapping_tables(self, many, log, pins):
+        rows = [{"pin_id": i, "name": "x", "n": 1} for i in pins]
+        many.execute(insert(Tag), rows)
+        assert log.take() == {0: 1, 5: 1, 18: 1}
+        assert all(many.get(Tag, (i, "x")).n == 1 for i in pins)
+
+    def test_rows_of_objects_with_a_blob(self, many, log, pins):
+        rows = [{"pin_id": i, "text": "t", "n": 7} for i in pins]
+        many.execute(insert(Note), rows)
+        assert log.take() == {0: 1, 5: 1, 18: 1}
+        found = many.scalars(
+            select(Note).where(Note.pin_id.in_(pins), Note.n == 7)
+        ).all()
+        assert sorted(note.pin_id for note in found) == pins
+
+    def test_roots_share_one_shard(self, session, log):
+        session.execute(insert(Pin), [{"title": str(k)} for k in range(20)])
+        (shard_id,) = log.take()
+        session.execute(insert(Board), [{"name": "b"}])
+        assert set(log.take()) == {shard_id}
+        pin = Pin(title="c")
+        session.add(pin)
+        session.flush()
+        assert unpack(pin.id).shard_id == shard_id
+
+    @pytest.mark.parametrize("shard_id", [0, 9])
+    def test_roots_on_a_shard_that_is_told(
+        self, cluster, session, log, shard_id
+    ):
+        session.execute(
+            insert(Pin),
+            [{"title": "a"}, {"title": "b"}],
+            bind_arguments={"shard_id": shard_id},
+        )
+        assert log.take() == {shard_id: 1}
+        session.rollback()
+        with cluster.session(shard_id=shard_id) as other:
+            new = other.execute(
+                insert(Pin).values(title="c")
+            ).inserted_primary_key
+            assert shards_of(new) == [shard_id]
+
+    def test_one_row(self, session, log, pins):
+        made = insert(Comment).values(pin_id=pins[0], body="1")
+        (new,) = session.execute(made).inserted_primary_key
+        assert (unpack(new).shard_id, unpack(new).type_id) == (0, COMMENT)
+        assert session.get(Comment, new).pin_id == pins[0]
+        session.execute(
+            insert(Comment).values(n=3), {"pin_id": pins[1], "body": "2"}
+        )
+        made = select(Comment.id).where(Comment.pin_id == pins[1])
+        assert max(session.scalars(made)) > new
+        assert set(log.take()) == {0}
+
+    def test_several_rows_in_one_statement(self, session, log, pins):
+        rows = [{"pin_id": pins[2], "body": str(k)} for k in range(3)]
+        session.execute(insert(Comment).values(rows))
+        assert log.take() == {5: 1}
+        rows[0]["pin_id"] = pins[0]
+        with pytest.raises(exc.UnsupportedStatementError, match="several"):
+            session.execute(insert(Comment).values(rows))
+        assert log.executions == ()
+
+    def test_returning_ids_and_columns(self, session, log):
+        rows = [{"title": f"r{k}", "n": k} for k in range(5)]
+        made = insert(Pin).returning(Pin.id, Pin.title)
+        found = session.execute(
+            made, rows, bind_arguments={"shard_id": 18}
+        ).all()
+        assert sorted(title for _, title in found) == [
+            row["title"] for row in rows
+        ]
+        assert {unpack(i)[:2] for i, _ in found} == {(18, PIN)}
+        assert log.take() == {18: 1}
+
+    def test_returning_objects(self, session, log):
+        pin = session.scalars(
+            insert(Pin).values(title="r").returning(Pin),
+            bind_arguments={"shard_id": 18},
+        ).one()
+        assert session.get(Pin, pin.id) is pin
+        pin.title = "s"
+        session.flush()
+        assert log.take() == {18: 2}
+        pins = session.scalars(
+            insert(Pin).returning(Pin),
+            [{"title": str(k)} for k in range(10)],
+        ).all()
+        assert all(p in session for p in pins)
+        assert {unpack(p.id).shard_id for p in pins} == {18}
+
+    def test_returning_in_the_order_of_the_rows(self, session, many, pins):
+        made = insert(Pin).returning(
+            Pin.id, Pin.title, sort_by_parameter_order=True
+        )
+        rows = [{"title": str(k)} for k in range(30)]
+        found = session.execute(made, rows).all()
+        assert [title for _, title in found] == [r["title"] for r in rows]
+        made = insert(Comment).returning(
+            Comment.id, sort_by_parameter_order=True
+        )
+        rows = [{"pin_id": i, "body": "1"} for i in pins]
+        with pytest.raises(exc.ScatterUnsupportedError):
+            many.execute(made, rows)
+
+    def test_returning_from_several_shards(self, many, log, pins):
+        made = insert(Comment).returning(Comment.pin_id, Comment.id)
+        rows = [{"pin_id": i, "body": "1"} for i in pins]
+        found = many.execute(made, rows).all()
+        assert sorted(pin_id for pin_id, _ in found) == pins
+        assert all(shards_of(row)[0] == shards_of(row)[1] for row in found)
+        assert log.take() == {0: 1, 5: 1, 18: 1}
+
+    def test_core(self, many, log, pins):
+        table = Comment.__table__
+        many.execute(insert(table), [{"pin_id": i, "body": "1"} for i in pins])
+        assert log.take() == {0: 1, 5: 1, 18: 1}
+        made = insert(table).values({table.c.pin_id: pins[0], "body": "2"})
+        (new,) = many.execute(made).inserted_primary_key
+        assert unpack(new)[:2] == (0, COMMENT)
+
+    def test_rows_of_several_tables(self, session, log):
+        session.execute(insert(Setting), [{"name": "a", "value": "b"}])
+        assert session.get(Setting, "a").value == "b"
+        assert log.take() == {}
+
+    @pytest.mark.parametrize(
+        ("entity", "row", "error"),
+        [
+            (Comment, {"body": "1"}, exc.ColocationError),
+            (Comment, {"body": "1", "pin_id": None}, exc.ColocationError),
+            (
+                Comment,
+                {"body": "1", "pin_id": pack(0, BOARD, 1)},
+                exc.ColocationError,
+            ),
+            (Comment, {"body": "1", "pin_id": "7"}, exc.InvalidIdError),
+            (
+                Comment,
+                {"body": "1", "pin_id": pack(32, PIN, 1)},
+                exc.UnknownShardError,
+            ),
+            (
+                Comment,
+                {"id": pack(1, COMMENT, 9), "pin_id": pack(0, PIN, 1)},
+                exc.ColocationError,
+            ),
+            (Pin, {"id": pack(0, BOARD, 1), "title": "a"}, exc.WrongTypeError),
+            (
+                Pin,
+                {
+                    "id": pack(0, PIN, 9),
+                    "title": "a",
+                    "root_id": pack(1, 1, 1),
+                },
+                exc.ColocationError,
+            ),
+            (
+                Pin,
+                {
+                    "id": pack(0, PIN, 9),
+                    "title": "a",
+                    "home_id": pack(1, 2, 1),
+                },
+                exc.ColocationError,
+            ),
+            (Tag, {"name": "x"}, exc.PlacementError),
+        ],
+    )
+    @pytest.mark.parametrize("core", [False, True], ids=["orm", "core"])
+    def test_rows_that_cannot_be_placed(
+        self, session, log, entity, row, error, core
+    ):
+        target = entity.__table__ if core else entity
+        if core and "id" in row:
+            row = {**row, "local_id": row["id"]}
+            del row["id"]
+        for made in (
+            lambda: session.execute(insert(target), [row]),
+            lambda: session.execute(insert(target), row),
+            lambda: session.execute(insert(target).values(row)),
+        ):
+            with pytest.raises(error):
+                made()
+        assert log.executions == ()
+
+    @pytest.mark.parametrize("entity", [Comment, Note, Tag])
+    def test_a_shard_that_is_told_and_wrong(self, session, log, pins, entity):
+        rows = {
+            Comment: {"body": "1", "pin_id": pins[0]},
+            Note: {"text": "1", "pin_id": pins[0]},
+            Tag: {"name": "1", "pin_id": pins[0]},
+        }
+        told = {"shard_id": 5}
+        for made, given in (
+            (insert(entity), [rows[entity]]),
+            (insert(entity), rows[entity]),
+        ):
+            with pytest.raises(exc.ColocationError, match="shard 5"):
+                session.execute(made, given, bind_arguments=told)
+        assert log.executions == ()
+
+    def test_from_select(self, session, log, pins):
+        rows = select(Pin.id, literal("copied"), Pin.n)
+        made = insert(Comment).from_select(
+            ["pin_id", "body", "n"], rows.where(Pin.id == pins[1])
+        )
+        with pytest.raises(exc.NoShardKeyError):
+            session.execute(made)
+        assert log.executions == ()
+        session.execute(made, bind_arguments={"shard_id": 0})
+        assert log.take() == {0: 1}
+        found = session.scalars(
+            select(Comment.pin_id).where(
+                Comment.pin_id == pins[1], Comment.body == "copied"
+            )
+        )
+        assert found.all() == [pins[1]]
+
+    def test_from_select_in_another_form(self, session, log):
+        bare = select(Board.id, Board.name)
+        made = insert(Pin).from_select(["board_id", "title"], bare)
+        with pytest.raises(exc.UnsupportedStatementError, match="full_id"):
+            session.execute(made, bind_arguments={"shard_id": 0})
+        assert log.executions == ()
+        session.add(at(0, Board(name="b")))
+        session.flush()
+        whole = select(full_id(Board.id), Board.name)
+        made = insert(Pin).from_select(["board_id", "title"], whole)
+        session.execute(made, bind_arguments={"shard_id": 0})
+        found = session.scalars(
+            select(Pin.board_id).where(Pin.board_id.is_not(None)),
+            bind_arguments={"shard_id": 0},
+        ).all()
+        assert {unpack(i)[:2] for i in found} == {(0, BOARD)}
+
+    @pytest.mark.parametrize(
+        "name",
+        ["bulk_save_objects", "bulk_insert_mappings", "bulk_update_mappings"],
+    )
+    def test_the_legacy_methods_are_refused(self, session, name):
+        with pytest.raises(exc.UnsupportedStatementError, match="insert"):
+            getattr(session, name)(Pin, [])
+
+
+class Updating(_Changing):
+    @pytest.mark.parametrize("how", ["auto", "evaluate", "fetch", False])
+    def test_one_shard(self, session, log, pins, how):
+        pin = session.get(Pin, pins[0])
+        other = session.get(Pin, pins[1])
+        log.take()
+        done = session.execute(
+            update(Pin).where(Pin.id == pins[0]).values(title="new"),
+            execution_options={"synchronize_session": how},
+        )
+        assert done.rowcount == 1
+        assert set(log.take()) == {0}
+        if how is False:
+            session.refresh(pin)
+        assert (pin.title, other.title) == ("new", "p1")
+
+    @pytest.mark.parametrize("how", ["evaluate", "fetch"])
+    def test_several_shards(self, many, log, pins, how):
+        held = many.get_many(Pin, pins)
+        log.take()
+        done = many.execute(
+            update(Pin)
+            .where(Pin.id.in_(pins), Pin.n == 1)
+            .values(n=Pin.n + 10, title="new"),
+            execution_options={"synchronize_session": how},
+        )
+        assert done.rowcount == 3
+        assert set(log.take()) == {0, 5, 18}
+        assert [pin.n for pin in held] == [0, 11] * 3
+        assert [pin.title for pin in held] == ["p0", "new"] * 3
+
+    def test_by_primary_key(self, many, log, pins):
+        held = many.get_many(Pin, pins)
+        rows = [{"id": i, "title": f"t{i}"} for i in pins]
+        many.execute(update(Pin), rows)
+        assert [pin.title for pin in held] == [r["title"] for r in rows]
+        many.expire_all()
+        assert [pin.title for pin in held] == [r["title"] for r in rows]
+        log.take()
+        with pytest.raises(exc.NoShardKeyError):
+            many.execute(update(Pin), [{"title": "x"}])
+        with pytest.raises(exc.WrongTypeError):
+            many.execute(update(Pin), [{"id": 5, "title": "x"}])
+        assert log.executions == ()
+
+    def test_one_shard_of_many_rows(self, session, log, pins):
+        rows = [{"id": i, "title": "t"} for i in pins[2:4]]
+        session.execute(update(Pin), rows)
+        assert set(log.take()) == {5}
+
+    def test_many_parameter_sets(self, many, log, pins):
+        table = Pin.__table__
+        made = (
+            update(table)
+            .where(table.c.local_id == bindparam("b_id"))
+            .values(title=bindparam("b_title"))
+        )
+        rows = [{"b_id": i, "b_title": f"t{i}"} for i in pins]
+        many.execute(made, rows)
+        assert set(log.take()) == {0, 5, 18}
+        titles = many.scalars(select(Pin.title).where(Pin.id.in_(pins)))
+        assert sorted(titles) == sorted(r["b_title"] for r in rows)
+        gone = delete(table).where(table.c.local_id == bindparam("b_id"))
+        many.execute(
+            delete(Comment.__table__).where(
+                Comment.__table__.c.pin_id.in_(pins)
+            )
+        )
+        many.execute(gone, [{"b_id": i} for i in pins[1:5]])
+        found = many.scalars(select(Pin.id).where(Pin.id.in_(pins)))
+        assert sorted(found) == [pins[0], pins[5]]
+
+    def test_core(self, session, log, pins):
+        table = Pin.__table__
+        made = update(table).where(table.c.local_id == pins[4])
+        assert session.execute(made.values(title="new")).rowcount == 1
+        assert log.take() == {18: 1}
+        with pytest.raises(exc.NoShardKeyError):
+            session.execute(update(table).values(title="new"))
+        assert log.executions == ()
+
+    def test_values_when_executed(self, session, log, pins):
+        made = update(Pin).where(Pin.id == bindparam("which"))
+        session.execute(made, {"which": pins[0], "title": "new"})
+        assert session.get(Pin, pins[0]).title == "new"
+        assert set(log.take()) == {0}
+
+    def test_to_a_count_of_its_own_children(self, many, pins):
+        count = (
+            select(func.count(Comment.id))
+            .where(Comment.pin_id == Pin.id)
+            .scalar_subquery()
+        )
+        many.execute(
+            update(Pin).where(Pin.id.in_(pins)).values(n=count + 40),
+            execution_options={"synchronize_session": False},
+        )
+        assert [p.n for p in many.get_many(Pin, pins)] == [41] * 6
+
+    def test_of_the_global_keyspace(self, session, log):
+        session.add(Setting(name="u", value="1"))
+        session.flush()
+        done = session.execute(update(Setting).values(value="2"))
+        assert done.rowcount == 1
+        assert session.get(Setting, "u").value == "2"
+        assert log.take() == {}
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda c: update(Comment).values(pin_id=pack(5, PIN, 1)),
+            lambda c: update(Comment).values({"pin_id": pack(5, PIN, 1)}),
+            lambda c: update(Comment).values(
+                {Comment.pin_id: pack(5, PIN, 1)}
+            ),
+            lambda c: update(c).values(pin_id=pack(5, PIN, 1)),
+            lambda c: update(c).ordered_values((c.c.pin_id, pack(5, PIN, 1))),
+            lambda c: update(Comment).values(pin_id=Comment.reply_to_id),
+            lambda c: update(Comment).values(n=Comment.pin_id),
+            lambda c: update(Comment).values(
+                pin_id=bindparam("x", pack(0, PIN, 1), type_=Comment.n.type)
+            ),
+        ],
+    )
+    def test_an_object_does_not_move(self, session, log, pins, made):
+        where = Comment.pin_id == pins[0]
+        statement = made(Comment.__table__).where(where)
+        with pytest.raises(exc.ShardError) as caught:
+            session.execute(statement)
+        assert isinstance(caught.value, exc.UnsupportedStatementError)
+        assert log.executions == ()
+
+    def test_an_object_does_not_move_when_executed(self, session, log, pins):
+        made = update(Comment).where(Comment.pin_id == bindparam("w"))
+        with pytest.raises(exc.UnsupportedStatementError, match="move"):
+            session.execute(made, {"w": pins[0], "pin_id": pins[2]})
+        row = {"id": pack(0, COMMENT, 1), "pin_id": pins[2]}
+        with pytest.raises(exc.ShardError):
+            session.execute(update(Comment), [row])
+        row = {"id": pack(0, PIN, 1), "home_id": pack(5, BOARD, 1)}
+        with pytest.raises(exc.ShardError):
+            session.execute(update(Pin), [row])
+        assert log.executions == ()
+
+    def test_to_another_parent_of_the_same_shard(self, session, log, pins):
+        done = session.execute(
+            update(Comment)
+            .where(Comment.pin_id == pins[0])
+            .values(pin_id=pins[1])
+        )
+        assert done.rowcount == 1
+        made = select(Comment.pin_id).where(Comment.pin_id.in_(pins[:2]))
+        assert session.scalars(made).all() == [pins[1]] * 2
+
+
+class Deleting(_Changing):
+    @pytest.mark.parametrize("how", ["auto", "evaluate", "fetch", False])
+    def test_one_shard(self, session, log, pins, how):
+        held = session.scalars(
+            select(Comment).where(Comment.pin_id.in_(pins[:2]))
+        ).all()
+        log.take()
+        done = session.execute(
+            delete(Comment).where(Comment.pin_id == pins[0]),
+            execution_options={"synchronize_session": how},
+        )
+        assert done.rowcount == 1
+        assert set(log.take()) == {0}
+        if how is not False:
+            assert [c in session for c in held] == [
+                c.pin_id != pins[0] for c in held
+            ]
+
+    def test_several_shards(self, many, log, pins):
+        done = many.execute(delete(Comment).where(Comment.pin_id.in_(pins)))
+        assert done.rowcount == 6
+        assert set(log.take()) == {0, 5, 18}
+
+    def test_nothing_can_match(self, session, log):
+        done = session.execute(delete(Comment).where(Comment.id.in_([])))
+        assert done.rowcount == 0
+
+    def test_textual(self, session, log, pins):
+        made = text("UPDATE pins SET n = 5")
+        with pytest.raises(exc.ShardError):
+            session.execute(made, bind_arguments={"shard_id": 99})
+        assert log.executions == ()
+        session.execute(made, bind_arguments={"shard_id": 5})
+        found = session.scalars(select(Pin.n).where(Pin.id.in_(pins)))
+        assert sorted(found) == [0, 0, 1, 1, 5, 5]
+
+    def test_a_bundle_of_columns(self, session, pins):
+        bundle = Bundle("pair", Pin.id, Pin.title)
+        row = session.execute(select(bundle).where(Pin.id == pins[0])).one()
+        assert tuple(row.pair) == (pins[0], "p0")
