@@ -129,12 +129,23 @@ def finish(mapper: Mapper[Any], cls: type[Any]) -> None:
     try:
         _finish(mapper, cls)
     except BaseException:
-        # Otherwise create_all() would create the table, and the corrected
-        # class could not have its name.
-        table: Any = mapper.local_table
-        table.metadata.remove(table)
-        mapper.registry._dispose_manager_and_mapper(mapper.class_manager)
+        _forget(mapper)
         raise
+
+
+def _forget(mapper: Mapper[Any]) -> None:
+    """Undo the mapping of a class that is refused.
+
+    Otherwise create_all() would create the table, the corrected class could
+    not have the name, and as long as a traceback holds the class, all other
+    mappers would fail with it.
+    """
+    table: Any = mapper.local_table
+    table.metadata.remove(table)
+    manager = mapper.class_manager
+    # What registry.dispose() does, which has no form for a single class.
+    mapper.registry._managers.pop(manager, None)
+    mapper.registry._dispose_manager_and_mapper(manager)
 
 
 def _finish(mapper: Mapper[Any], cls: type[Any]) -> None:

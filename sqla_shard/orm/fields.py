@@ -320,14 +320,16 @@ class BlobField:
         :raises ColocationError: when it is no id of a parent.
         """
         encoded = self.encode(value)
-        known = data.decoded.pop(self.name, None)
-        if known is not None:
-            if known.value is value and known.is_of(self.stored(data)):
-                # ``obj.field += [x]`` ends here with what was given out.
-                data.decoded[self.name] = known
-                self._put_back(data, value)
-                return
-            detach(known.value)
+        known = data.decoded.get(self.name)
+        if (
+            known is not None
+            and known.value is value
+            and known.is_of(self.stored(data))
+        ):
+            # ``obj.field += [x]`` ends here with what was given out.
+            self._put_back(data, value)
+            return
+        data.decoded.pop(self.name, None)
         data[self.name] = encoded
         self._drop_aliases(data)
 
@@ -343,9 +345,7 @@ class BlobField:
                 field=self.label,
                 value=None,
             )
-        known = data.decoded.pop(self.name, None)
-        if known is not None:
-            detach(known.value)
+        data.decoded.pop(self.name, None)
         for key in (self.name, *self.aliases):
             data.pop(key, None)
 

@@ -5,6 +5,9 @@ relationships; a statement that asks for inactive objects too passes that on
 to its eager loads.  Not so UPDATE and DELETE, textual SQL and statements of
 Core: they see every row, and ``.where(Class.active)`` leaves some out.  An
 inactive object that a session has can be refreshed and changed like others.
+
+``session.delete()`` reads what it cascades to, so that inactive objects stay;
+where they have a foreign key, the server refuses.  Delete them first.
 """
 
 from __future__ import annotations
@@ -90,8 +93,9 @@ def _leave_out(context: ORMExecuteState) -> None:
         # An object that the session has stays what it is when it is
         # refreshed; it would seem to be deleted.
         and not context.is_column_load
+        # A collection that merge() loads is compared with one that was read
+        # without inactive objects: they would seem to be taken out of it.
         and not context.execution_options.get(INCLUDE_INACTIVE)
-        and not context.session.shows_hidden  # type: ignore[attr-defined]  # a ShardSession
         and _may_read_objects(context)
     ):
         context.statement = context.statement.options(_ACTIVE)

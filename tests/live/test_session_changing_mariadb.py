@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.shared import changing
+from tests.shared import inserting
+from tests.shared import updating
 from tests.shared.clusters import on_mariadb
 
 pytestmark = pytest.mark.live
 
 cluster = on_mariadb("changing")
-pins = changing.pins_of()
+pins = inserting.pins_of()
 
 
-class TestInserting(changing.Inserting):
+class TestInserting(inserting.Inserting):
     pass
 
 
-class TestUpdating(changing.Updating):
+class TestUpdating(updating.Updating):
     pass
 
 
-class TestDeleting(changing.Deleting):
+class TestDeleting(updating.Deleting):
     pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.shared import querying
 from tests.shared import reading
 from tests.shared.clusters import on_mariadb
 from tests.shared.semantics import sample
@@ -26,5 +27,5 @@ class TestLoading(reading.Loading):
     pass
 
 
-class TestByStatement(reading.ByStatement):
+class TestByStatement(querying.ByStatement):
     pass

@@ -213,6 +213,18 @@ class InPlaceSuite(Suite):
         session.commit()
         assert getattr(found, field) == expected
 
+    def test_default_knows_what_it_may_hold(self):
+        new = Thing()
+        held = new.tags, new.scores
+        for _ in range(2):
+            held[0].append("a")
+            held[1]["a"] = 1
+            with pytest.raises(BlobValueError, match=r"Thing\.tags"):
+                held[0].append(5)
+            with pytest.raises(BlobValueError, match=r"Thing\.scores"):
+                held[1]["a"] = "x"
+        assert held == (["a", "a"], {"a": 1})
+
     def test_default_read_before_the_insert(self, cluster, session):
         new = Thing()
         tags, times = new.tags, new.times
@@ -320,6 +332,10 @@ class InPlaceSuite(Suite):
         assert new.data["sizes"] == [{"w": 5, "h": 6}, {"w": 7, "h": 3}]
         new.data["sizes"].append({"w": 8, "h": 8})
         assert new.sizes[2] == Size(8, 8)
+        held = new.sizes
+        new.data["sizes"] = [{"w": 0, "h": 0}]
+        held.append(Size(9))  # of the value that was replaced
+        assert new.sizes == [Size(0, 0)]
         del new.data["sizes"]
         assert new.sizes == []
         new.text = "t"

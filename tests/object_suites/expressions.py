@@ -357,6 +357,17 @@ class ExpressionSuite(Suite):
             self.values(session, [new], Thing.count, Thing.limit == 10) == []
         )
 
+    def test_numbers_of_another_program(self, cluster, session):
+        """A whole number in a field of floats."""
+        new = thing(cluster, shard_id=SHARD)
+        set_raw(cluster, Thing, new, {"ratio": 3, "price": 5})
+        row = session.execute(
+            select(Thing.ratio, Thing.price).where(Thing.id == new)
+        ).one()
+        assert (repr(row.ratio), row.price) == ("3.0", Decimal(5))
+        found = session.get(Thing, new)
+        assert (found.ratio, found.price) == row
+
     def test_aliases(self, cluster, session):
         board = stored(cluster, Board, title="t", shard_id=SHARD)
         documents = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import selectinload
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import StaleDataError
@@ -16,6 +18,7 @@ from tests.object_suites.harness import updates
 from tests.object_suites.lifecycle import change
 from tests.object_suites.lifecycle import detached
 from tests.object_suites.models import Board
+from tests.object_suites.models import Part
 from tests.object_suites.models import Pin
 from tests.object_suites.models import Size
 from tests.object_suites.models import Thing
@@ -177,9 +180,43 @@ class MergeSuite(Suite):
         two.data = one.data
         session.commit()
         assert (two.text, two.tags, two.note) == ("a", ["x"], None)
-        two.data = Thing(text="c").data
+        new = Thing(text="c")
+        two.data = new.data
         session.commit()
         assert raw(cluster, Thing, two.id) == {"text": "c"}
+
+    def test_relationship_with_a_hidden_child(self, cluster, session, log):
+        """It is not taken out of a collection that does not show it."""
+        owner = thing(cluster, shard_id=1)
+        with cluster.begin() as other:
+            found = other.get(Thing, owner)
+            found.parts.extend(Part(name=name) for name in "abc")
+            other.flush()
+            found.parts[1].deactivate()
+            ids = [part.id for part in found.parts]
+        for asked in (False, True):
+            with cluster.session() as other:
+                given = other.get(Thing, owner)
+                if asked:
+                    given = other.scalars(
+                        select(Thing)
+                        .where(Thing.id == owner)
+                        .options(selectinload(Thing.parts))
+                        .execution_options(
+                            include_inactive=True, populate_existing=True
+                        )
+                    ).one()
+                names = [part.name for part in given.parts]
+                assert names == (["a", "b", "c"] if asked else ["a", "c"])
+                other.expunge_all()
+            log.clear()
+            session.merge(given)
+            session.commit()
+            assert not updates(log)
+        found = session.get_many(
+            Part, ids, execution_options={"include_inactive": True}
+        )
+        assert [part.thing_id for part in found] == [owner] * 3
 
     def test_refuses_what_a_field_cannot_hold(self):
         with pytest.raises(BlobValueError):

@@ -25,6 +25,7 @@ from tests.object_suites.models import Board
 from tests.object_suites.models import Color
 from tests.object_suites.models import Level
 from tests.object_suites.models import Mixed
+from tests.object_suites.models import Part
 from tests.object_suites.models import Pin
 from tests.object_suites.models import Point
 from tests.object_suites.models import Shape
@@ -204,6 +205,13 @@ class ValueSuite(Suite):
             with pytest.raises(BlobValueError, match=r"title: cannot be del"):
                 del found.title
             assert found.title == "t"
+
+    def test_missing_value_leaves_nothing_half_written(self, cluster, log):
+        with cluster.session() as session:
+            session.add(Thing(parts=[Part()]))
+            with pytest.raises(BlobValueError, match=r"Part\.name"):
+                session.flush()
+        assert not [s for s in log.statements if "INSERT" in s]
 
     def test_required_field_of_an_object_added_during_the_flush(self, cluster):
         with cluster.session() as session:

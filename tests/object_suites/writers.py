@@ -104,6 +104,23 @@ class WriterSuite(Suite):
             other.commit()
         assert raw(cluster, Thing, a.id)["count"] == 1
 
+    def test_one_and_true_are_different_values(self, cluster, two):
+        """Equal to Python, they are not one and the same JSON."""
+        one, a, other, b = two(free=1, tree={"x": 0}, note="n")
+        a.free, a.tree = True, {"x": False}
+        b.note = "two"
+        one.commit()
+        other.commit()
+        document = raw(cluster, Thing, a.id)
+        assert document["free"] is True
+        assert document["tree"]["x"] is False
+        assert document["note"] == "two"
+        a.free = 1.0
+        b.free = False
+        one.commit()
+        with pytest.raises(StaleDataError, match="'free'"):
+            other.commit()
+
     def test_the_row_is_gone(self, cluster, two):
         one, a, other, b = two(text="x")
         new = a.id

@@ -10,14 +10,15 @@ import pytest
 
 # Their asserts are the tests.
 for _name in (
-    "changing",
     "differential",
     "flushing",
-    "forks",
+    "inserting",
+    "placing",
     "proofs",
+    "querying",
     "reading",
-    "repeating",
     "semantics",
+    "updating",
     "writing",
 ):
     pytest.register_assert_rewrite(f"tests.shared.{_name}")

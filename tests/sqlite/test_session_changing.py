@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from tests.shared import changing
+from tests.shared import inserting
+from tests.shared import updating
 from tests.shared.clusters import on_sqlite
 
 cluster = on_sqlite()
-pins = changing.pins_of()
+pins = inserting.pins_of()
 
 
-class TestInserting(changing.Inserting):
+class TestInserting(inserting.Inserting):
     pass
 
 
-class TestUpdating(changing.Updating):
+class TestUpdating(updating.Updating):
     pass
 
 
-class TestDeleting(changing.Deleting):
+class TestDeleting(updating.Deleting):
     pass

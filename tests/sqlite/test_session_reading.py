@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.shared import querying
 from tests.shared import reading
 from tests.shared.clusters import on_sqlite
 from tests.shared.semantics import sample
@@ -22,5 +23,5 @@ class TestLoading(reading.Loading):
     pass
 
 
-class TestByStatement(reading.ByStatement):
+class TestByStatement(querying.ByStatement):
     pass

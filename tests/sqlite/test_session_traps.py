@@ -21,8 +21,8 @@ from tests.shared.models import PIN
 from tests.shared.models import PLAIN
 from tests.shared.models import PlainBase
 from tests.shared.models import SHARDED
-from tests.shared.traps import ACCEPTED
-from tests.shared.traps import REFUSED
+from tests.shared.traps_of_many_rows import ACCEPTED
+from tests.shared.traps_of_many_rows import REFUSED
 
 _OPTIONS = {"enable_from_linting": False}
 cluster = on_sqlite(engine_options=_OPTIONS)

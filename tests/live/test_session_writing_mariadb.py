@@ -1,0 +1,26 @@
+"""Transactions and placement on MariaDB."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.shared import placing
+from tests.shared import writing
+from tests.shared.clusters import on_mariadb
+
+pytestmark = pytest.mark.live
+
+cluster = on_mariadb("writing")
+pins = writing.pair()
+
+
+class TestSecondShard(writing.SecondShard):
+    pass
+
+
+class TestSavepoints(writing.Savepoints):
+    pass
+
+
+class TestPlacement(placing.Placement):
+    pass
