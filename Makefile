@@ -1,11 +1,14 @@
 # The two commands of the README are `make demo` and `make test`.  Each does
 # all of its own set-up and repeats none of it: Python packages go into .venv,
-# again when pyproject.toml changes; MariaDB comes from apt.
+# again when pyproject.toml changes; MariaDB and Chromium come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
-#   ARGS     arguments for pytest, such as ARGS="-k topology -x"
+#   DB       what the demo keeps its pins in: sqlite or mariadb
+#   ARGS     arguments for pytest, such as ARGS="-k topology -x", or for the
+#            demo, such as ARGS="--port 8080"
 
 PYTHON ?= python3
+DB := sqlite
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -15,13 +18,24 @@ PYTEST := $(BIN)/python -m pytest
 # One after the other, whatever -j says: the checks read better in order, and
 # pytest's closing line must come last.
 .NOTPARALLEL:
-.PHONY: help demo test lint type docs servers soak bench clean
+.PHONY: help demo quickstart test lint type docs servers mariadb chromium \
+    soak bench clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(VENV)/.package ## run the quickstart on SQLite; needs Python only
-	@$(BIN)/python -m examples.quickstart
+DEMO_ON_sqlite := $(VENV)/.examples
+DEMO_ON_mariadb := $(VENV)/.examples mariadb
+DEMO_ARGS_mariadb := --mariadb
+ifndef DEMO_ON_$(DB)
+    $(error DB=$(DB) is neither sqlite nor mariadb)
+endif
+
+demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mariadb on real servers
+	@$(BIN)/python -m examples.pinboard $(DEMO_ARGS_$(DB)) $(ARGS)
+
+quickstart: $(VENV)/.package ## import bookmarks and show where each lives
+	@$(BIN)/python -m examples.quickstart $(ARGS)
 
 test: $(VENV)/.dev servers ## check everything, on real MariaDB
 	@failed=; for check in lint type docs; do \
@@ -51,7 +65,7 @@ bench: $(VENV)/.dev servers ## print the figures of docs and README
 
 clean: ## remove what the other commands made, .venv included
 	@rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-	    build dist docs/_build
+	    build dist docs/_build artefacts
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- Python packages ------------------------------------------------------
@@ -70,50 +84,93 @@ $(VENV)/.package: pyproject.toml
 	@$(PIP) install --editable .
 	@touch $@
 
+# With the driver, for which DB=mariadb would otherwise install all again.
+$(VENV)/.examples: $(VENV)/.package
+	@echo "make: installing the packages of the examples in $(VENV)"
+	@$(PIP) install --editable '.[mysql]' --group examples
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
 	@$(PIP) install --editable '.[mysql,testing]' --group dev
 	@touch $@
 
-# -- MariaDB --------------------------------------------------------------
-# The two packages of the bare programs: unlike mariadb-server they bring no
-# service that would start now and at each boot.  Older releases have the
-# version in their names.  Without MariaDB the tests that need it are skipped
-# and counted, or fail where CI=true.
+# -- MariaDB and Chromium -------------------------------------------------
+# From apt-get, where it may be used.  Without them the tests that need them
+# are skipped and counted, or fail where CI=true.
 
-define INSTALL_MARIADB
+define APT_GET
 PATH="$$PATH:/usr/sbin:/usr/local/sbin"
-find_mariadb() {
-    command -v mariadbd && command -v mariadb-install-db
-}
 complain() {
-    echo "make: NO MARIADB: $$1. Install MariaDB 10.6 or later" >&3
+    echo "make: NO $$what: $$1. $$advice" >&3
     tail -n 5 "$$log" >&3
     exit 0
 }
+prepare() {
+    log=$$(mktemp)
+    trap 'rm -f "$$log"' EXIT
+    exec 3>&1 >"$$log" 2>&1
+    command -v apt-get >/dev/null ||
+        complain "and no apt-get to install it with"
+    sudo=
+    if [ "$$(id -u)" -ne 0 ]; then
+        sudo -n true || complain "and no right to install it"
+        sudo="sudo -n"
+    fi
+    echo "make: installing $$1" >&3
+    $$sudo apt-get update -qq
+}
+install() {
+    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+        --no-install-recommends "$$@" || complain "apt-get could not install it"
+}
+endef
+export APT_GET
+
+# The two packages of the bare programs: unlike mariadb-server they bring no
+# service that would start now and at each boot.  Older releases have the
+# version in their names.
+
+define INSTALL_MARIADB
+what=MARIADB
+advice="Install MariaDB 10.6 or later"
+find_mariadb() {
+    command -v mariadbd && command -v mariadb-install-db
+}
 if [ -n "$$SQLA_SHARD_MARIADB$$SQLA_SHARD_TEST_SERVERS" ]; then exit; fi
 if find_mariadb >/dev/null; then exit; fi
-log=$$(mktemp)
-trap 'rm -f "$$log"' EXIT
-exec 3>&1 >"$$log" 2>&1
-command -v apt-get >/dev/null || complain "and no apt-get to install it with"
-sudo=
-if [ "$$(id -u)" -ne 0 ]; then
-    sudo -n true || complain "and no right to install it"
-    sudo="sudo -n"
-fi
-echo "make: installing MariaDB (programs only, no service)" >&3
-$$sudo apt-get update -qq
+prepare "MariaDB (programs only, no service)"
 names="mariadb-server-core mariadb-client-core"
 if ! apt-cache show $$names >/dev/null; then
     names=$$(apt-cache pkgnames mariadb- |
         grep -E '^mariadb-(server|client)-core-[0-9.]+$$')
 fi
-$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
-    --no-install-recommends $$names || complain "apt-get could not install it"
+install $$names
 find_mariadb || complain "although apt-get installed it"
 endef
 export INSTALL_MARIADB
 
-servers: ## install MariaDB for the tests, where apt-get may
-	@sh -c "$$INSTALL_MARIADB"
+# Ubuntu has it as a snap only, which a script cannot install quietly.
+
+define INSTALL_CHROMIUM
+what=CHROMIUM
+advice="Install Chromium, or name one in SQLA_SHARD_CHROMIUM"
+find_chromium() {
+    command -v chromium || command -v chromium-browser ||
+        command -v google-chrome
+}
+if [ -n "$$SQLA_SHARD_CHROMIUM" ]; then exit; fi
+if find_chromium >/dev/null; then exit; fi
+prepare "Chromium, for the tests of the pinboard"
+install chromium
+find_chromium || complain "although apt-get installed it"
+endef
+export INSTALL_CHROMIUM
+
+servers: mariadb chromium ## install what the tests need, where apt-get may
+
+mariadb:
+	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
+
+chromium:
+	@sh -c "$$APT_GET; $$INSTALL_CHROMIUM"
