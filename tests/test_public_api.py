@@ -73,6 +73,19 @@ SAMPLES = [
     exc.KeyspaceMismatchError({"a": ("x",), "b": ("y",)}),
     exc.ScatterUnsupportedError("m", construct="LIMIT"),
     exc.UnsupportedStatementError("m", construct="cast()"),
+    exc.InvalidSequenceError(value="7"),
+    exc.InvalidMoveError("m", target_id=3, before=None, after=None),
+    exc.MissingTargetError(mapping="A", source_id=1, target_id=2),
+    exc.SequenceExhaustedError(mapping="A", source_id=1, rows=5),
+    exc.StaleNeighbourError(
+        mapping="A",
+        source_id=1,
+        target_id=2,
+        before=3,
+        after=None,
+        missing=[3],
+    ),
+    exc.InvalidBookmarkError("m", bookmark="x"),
     exc.PlacementError("m"),
     exc.ColocationError("m", class_name="A", field="f", value=None),
     exc.CrossShardWriteError(first=(1, "a"), second=(2, "b")),
@@ -100,5 +113,10 @@ def test_errors_survive_pickling(error: exc.ShardError) -> None:
 
 
 def test_every_error_has_a_sample() -> None:
-    bases = {exc.ShardError, exc.RoutingError, exc.BlobError}
+    bases = {
+        exc.ShardError,
+        exc.RoutingError,
+        exc.BlobError,
+        exc.MappingError,
+    }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases

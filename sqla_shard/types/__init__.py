@@ -4,6 +4,7 @@
 ``binds``     parameters that differ by shard
 ``tracking``  JSON containers that notice changes
 ``blob``      :class:`JSONBlob`
+``sequences`` :class:`Sequence38`
 ``times``     :class:`UTCTimestamp`
 """
 
@@ -15,6 +16,7 @@ from sqla_shard.types.ids import full_id
 from sqla_shard.types.ids import IdType
 from sqla_shard.types.ids import ObjectRef
 from sqla_shard.types.ids import ShardedId
+from sqla_shard.types.sequences import Sequence38
 from sqla_shard.types.times import UTCTimestamp
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "IdType",
     "JSONBlob",
     "ObjectRef",
+    "Sequence38",
     "ShardedId",
     "UTCTimestamp",
     "full_id",

@@ -1,0 +1,119 @@
+"""Every error that this package raises.
+
+All of them descend from :class:`sqlalchemy.exc.SQLAlchemyError`, so that a
+handler written for SQLAlchemy catches them too.  Each names the value that
+it met and what to do about it; the parts of the message are also attributes
+of the instance.  All can be pickled, and none is wrapped into a
+:class:`sqlalchemy.exc.StatementError` on its way out of a statement::
+
+    ShardError
+    ├── InvalidIdError (ValueError)       not an object id, or a part of one
+    │   └── WrongTypeError                an id, but of another class
+    ├── DuplicateTypeError                two classes with one type id
+    ├── ClassDefinitionError (TypeError)  a mapped class that cannot work
+    ├── TopologyError                     a topology that cannot be used
+    ├── UnknownKeyspaceError              no such keyspace in the topology
+    ├── UnknownShardError                 a shard that is not open
+    ├── RoutingError
+    │   ├── NoShardKeyError               the shards cannot be told
+    │   ├── KeyspaceMismatchError         tables of two keyspaces
+    │   ├── ScatterUnsupportedError       no correct merge over shards
+    │   └── UnsupportedStatementError     would give a wrong answer
+    ├── PlacementError                    no shard for a new object
+    │   └── ColocationError               the parent's shard cannot be used
+    ├── CrossShardWriteError              a second shard in a transaction
+    ├── BlobError
+    │   ├── BlobValueError (ValueError)   a value that a field cannot hold
+    │   └── BlobTooLargeError             more bytes than the column holds
+    ├── MappingError
+    │   ├── InvalidMoveError (ValueError) neighbours that make no sense
+    │   ├── InvalidSequenceError (ValueError)  not a position in a list
+    │   ├── MissingTargetError            not in the list
+    │   ├── SequenceExhaustedError        no room left for a position
+    │   └── StaleNeighbourError           the list has changed meanwhile
+    ├── InvalidBookmarkError (ValueError) not a bookmark of this list
+    ├── StaleDataError (orm.exc.StaleDataError)
+    ├── CommitUnknownError                COMMIT was sent, its answer lost
+    ├── PartialCommitError                some servers committed, some not
+    ├── RetriesExhaustedError             ``cluster.run`` gave up
+    ├── ClusterClosedError                the cluster was closed
+    ├── ForkedSessionError                a session begun before a fork
+    ├── MissingDriverError (ImportError)  a driver is not installed
+    └── ServerProcessError                a test server did not start
+"""
+
+from __future__ import annotations
+
+from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.definitions import ClassDefinitionError
+from sqla_shard.exc.definitions import DuplicateTypeError
+from sqla_shard.exc.definitions import InvalidIdError
+from sqla_shard.exc.definitions import Problem
+from sqla_shard.exc.definitions import TopologyError
+from sqla_shard.exc.definitions import UnknownKeyspaceError
+from sqla_shard.exc.definitions import UnknownShardError
+from sqla_shard.exc.definitions import WrongTypeError
+from sqla_shard.exc.lists import InvalidBookmarkError
+from sqla_shard.exc.lists import InvalidMoveError
+from sqla_shard.exc.lists import InvalidSequenceError
+from sqla_shard.exc.lists import MappingError
+from sqla_shard.exc.lists import MissingTargetError
+from sqla_shard.exc.lists import SequenceExhaustedError
+from sqla_shard.exc.lists import StaleNeighbourError
+from sqla_shard.exc.objects import BlobError
+from sqla_shard.exc.objects import BlobTooLargeError
+from sqla_shard.exc.objects import BlobValueError
+from sqla_shard.exc.objects import ColocationError
+from sqla_shard.exc.objects import CrossShardWriteError
+from sqla_shard.exc.objects import PlacementError
+from sqla_shard.exc.objects import StaleDataError
+from sqla_shard.exc.running import ClusterClosedError
+from sqla_shard.exc.running import CommitUnknownError
+from sqla_shard.exc.running import ForkedSessionError
+from sqla_shard.exc.running import MissingDriverError
+from sqla_shard.exc.running import PartialCommitError
+from sqla_shard.exc.running import RetriesExhaustedError
+from sqla_shard.exc.running import ServerProcessError
+from sqla_shard.exc.statements import KeyspaceMismatchError
+from sqla_shard.exc.statements import NoShardKeyError
+from sqla_shard.exc.statements import RoutingError
+from sqla_shard.exc.statements import ScatterUnsupportedError
+from sqla_shard.exc.statements import UnsupportedStatementError
+
+__all__ = [
+    "BlobError",
+    "BlobTooLargeError",
+    "BlobValueError",
+    "ClassDefinitionError",
+    "ClusterClosedError",
+    "ColocationError",
+    "CommitUnknownError",
+    "CrossShardWriteError",
+    "DuplicateTypeError",
+    "ForkedSessionError",
+    "InvalidBookmarkError",
+    "InvalidIdError",
+    "InvalidMoveError",
+    "InvalidSequenceError",
+    "KeyspaceMismatchError",
+    "MappingError",
+    "MissingDriverError",
+    "MissingTargetError",
+    "NoShardKeyError",
+    "PartialCommitError",
+    "PlacementError",
+    "Problem",
+    "RetriesExhaustedError",
+    "RoutingError",
+    "ScatterUnsupportedError",
+    "SequenceExhaustedError",
+    "ServerProcessError",
+    "ShardError",
+    "StaleDataError",
+    "StaleNeighbourError",
+    "TopologyError",
+    "UnknownKeyspaceError",
+    "UnknownShardError",
+    "UnsupportedStatementError",
+    "WrongTypeError",
+]

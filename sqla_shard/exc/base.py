@@ -1,0 +1,33 @@
+"""The root of the tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.exc import DontWrapMixin
+from sqlalchemy.exc import SQLAlchemyError
+
+__all__ = [
+    "ShardError",
+]
+
+
+def _rebuild(
+    cls: type[ShardError], args: tuple[Any, ...], state: dict[str, Any]
+) -> ShardError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ShardError(SQLAlchemyError, DontWrapMixin):
+    """Base of every error of this package."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+    def __reduce__(self) -> Any:
+        # Subclasses take keyword arguments; the default would call them
+        # with the message alone and fail in the process that unpickles.
+        return _rebuild, (type(self), self.args, self.__dict__)

@@ -1,0 +1,113 @@
+"""Transactions, processes and what is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqla_shard.exc.base import ShardError
+
+__all__ = [
+    "ClusterClosedError",
+    "CommitUnknownError",
+    "ForkedSessionError",
+    "MissingDriverError",
+    "PartialCommitError",
+    "RetriesExhaustedError",
+    "ServerProcessError",
+]
+
+
+class CommitUnknownError(ShardError):
+    """Raised when the connection was lost after COMMIT was sent.
+
+    Whether the transaction is in the database is not known; repeating it
+    might write it twice.
+
+    :ivar server: the server that did not answer.
+    """
+
+    def __init__(self, *, server: str) -> None:
+        super().__init__(
+            f"the connection to {server} was lost during COMMIT: whether "
+            "it took effect is unknown. Read the objects before repeating "
+            "the transaction"
+        )
+        self.server = server
+
+
+class PartialCommitError(ShardError):
+    """Raised when only some servers of a transaction committed.
+
+    :ivar committed: servers whose COMMIT succeeded.
+    :ivar failed: the server whose COMMIT failed.
+    :ivar rolled_back: servers that were not reached and roll back.
+    :ivar unknown: whether the failed server may have committed after all.
+    """
+
+    def __init__(
+        self,
+        *,
+        committed: Sequence[str],
+        failed: str,
+        rolled_back: Sequence[str],
+        unknown: bool,
+    ) -> None:
+        state = "may or may not have committed" if unknown else "did not"
+        super().__init__(
+            f"committed on {', '.join(committed)}; {failed} {state}; rolled "
+            f"back on {', '.join(rolled_back) or 'no other'}. Repair by "
+            "reading the objects on each server"
+        )
+        self.committed = tuple(committed)
+        self.failed = failed
+        self.rolled_back = tuple(rolled_back)
+        self.unknown = unknown
+
+
+class RetriesExhaustedError(ShardError):
+    """Raised when ``Cluster.run`` has repeated a transaction in vain.
+
+    The last failure is the ``__cause__``.
+
+    :ivar attempts: how many times the transaction was tried.
+    """
+
+    def __init__(self, *, attempts: int, last: BaseException) -> None:
+        super().__init__(
+            f"gave up after {attempts} attempts; the last failed with "
+            f"{type(last).__name__}: {last}"
+        )
+        self.attempts = attempts
+
+
+class ClusterClosedError(ShardError):
+    """Raised when a closed cluster is asked for a connection."""
+
+
+class ForkedSessionError(ShardError):
+    """Raised when a child process uses a session of its parent."""
+
+
+class MissingDriverError(ShardError, ImportError):
+    """Raised when the driver that a URL names is not installed.
+
+    :ivar driver: the driver, such as ``pymysql``.
+    """
+
+    def __init__(self, *, driver: str, reason: str) -> None:
+        super().__init__(
+            f"the driver {driver!r} cannot be imported ({reason}); for "
+            "PyMySQL, pip install 'sqla-shard[mysql]'"
+        )
+        self.driver = driver
+
+
+class ServerProcessError(ShardError):
+    """Raised when a local server for tests does not start or stop.
+
+    :ivar log: the end of the server's own log.
+    """
+
+    def __init__(self, message: str, *, log: str) -> None:
+        super().__init__(f"{message}\n{log}" if log else message)
+        self.log = log

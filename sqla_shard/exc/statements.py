@@ -1,0 +1,70 @@
+"""Statements that are not sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqla_shard.exc.base import ShardError
+
+__all__ = [
+    "KeyspaceMismatchError",
+    "NoShardKeyError",
+    "RoutingError",
+    "ScatterUnsupportedError",
+    "UnsupportedStatementError",
+]
+
+
+class RoutingError(ShardError):
+    """Base of the errors of statements that are not sent."""
+
+
+class NoShardKeyError(RoutingError):
+    """Raised when nothing in a statement tells the shards it is for.
+
+    :ivar tables: names of the sharded tables of the statement.
+    """
+
+    def __init__(self, message: str, *, tables: Sequence[str]) -> None:
+        super().__init__(message)
+        self.tables = tuple(tables)
+
+
+class KeyspaceMismatchError(RoutingError):
+    """Raised when one statement names tables of two keyspaces.
+
+    :ivar tables: table names by keyspace.
+    """
+
+    def __init__(self, tables: dict[str, tuple[str, ...]]) -> None:
+        listed = "; ".join(
+            f"{', '.join(names)} in {keyspace!r}"
+            for keyspace, names in sorted(tables.items())
+        )
+        super().__init__(
+            f"one statement cannot read several keyspaces: {listed}. Their "
+            "tables may be on different servers; use one statement for each"
+        )
+        self.tables = tables
+
+
+class ScatterUnsupportedError(RoutingError):
+    """Raised when the rows of several shards cannot be merged correctly.
+
+    :ivar construct: the part of the statement, such as ``ORDER BY``.
+    """
+
+    def __init__(self, message: str, *, construct: str) -> None:
+        super().__init__(message)
+        self.construct = construct
+
+
+class UnsupportedStatementError(RoutingError):
+    """Raised when a statement or call would give a wrong answer.
+
+    :ivar construct: the part that is refused.
+    """
+
+    def __init__(self, message: str, *, construct: str) -> None:
+        super().__init__(message)
+        self.construct = construct
