@@ -92,7 +92,7 @@ $(VENV)/.examples: $(VENV)/.package
 
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
-	@$(PIP) install --editable '.[mysql,testing]' --group dev
+	@$(PIP) install --editable '.[mysql,testing,flask]' --group dev
 	@touch $@
 
 # -- MariaDB and Chromium -------------------------------------------------
