@@ -22,6 +22,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   explaining   where something goes, without going there
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields
+#   ext/         for other packages: Flask; nothing imports it
 #   testing/     local servers and statement logs; nothing imports it
 
 from __future__ import annotations

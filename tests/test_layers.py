@@ -38,9 +38,10 @@ LAYERS = [
     ("explaining", "* -session -retrying -creating", ""),
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
-    ("testing", "*", "sqlalchemy pymysql pytest"),
-    # The front door: everything but what only tests need.
-    ("__init__", "* -testing", ""),
+    ("ext", "*", "sqlalchemy flask werkzeug click"),
+    ("testing", "* -ext", "sqlalchemy pymysql pytest"),
+    # The front door: everything but what is loaded by those who use it.
+    ("__init__", "* -ext -testing", ""),
 ]
 
 # Loaded by those who use them, never by `import sqla_shard`.
@@ -52,6 +53,7 @@ OPTIONAL = (
     "pymemcache",
     "pymysql",
     "pytest",
+    "sqla_shard.ext",
     "sqla_shard.testing",
 )
 

@@ -100,6 +100,8 @@ SAMPLES = [
     exc.ClusterClosedError("m"),
     exc.ForkedSessionError("m"),
     exc.MissingDriverError(driver="pymysql", reason="m"),
+    exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
+    exc.ExtensionSetupError("m", app="shop"),
     exc.ServerProcessError("m", log="l"),
 ]
 

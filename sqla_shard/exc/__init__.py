@@ -39,6 +39,8 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── ClusterClosedError                the cluster was closed
     ├── ForkedSessionError                a session begun before a fork
     ├── MissingDriverError (ImportError)  a driver is not installed
+    ├── MissingExtraError (ImportError)   a package of an extra is not
+    ├── ExtensionSetupError               an extension that is not set up
     └── ServerProcessError                a test server did not start
 """
 
@@ -69,8 +71,10 @@ from sqla_shard.exc.objects import PlacementError
 from sqla_shard.exc.objects import StaleDataError
 from sqla_shard.exc.running import ClusterClosedError
 from sqla_shard.exc.running import CommitUnknownError
+from sqla_shard.exc.running import ExtensionSetupError
 from sqla_shard.exc.running import ForkedSessionError
 from sqla_shard.exc.running import MissingDriverError
+from sqla_shard.exc.running import MissingExtraError
 from sqla_shard.exc.running import PartialCommitError
 from sqla_shard.exc.running import RetriesExhaustedError
 from sqla_shard.exc.running import ServerProcessError
@@ -90,6 +94,7 @@ __all__ = [
     "CommitUnknownError",
     "CrossShardWriteError",
     "DuplicateTypeError",
+    "ExtensionSetupError",
     "ForkedSessionError",
     "InvalidBookmarkError",
     "InvalidIdError",
@@ -98,6 +103,7 @@ __all__ = [
     "KeyspaceMismatchError",
     "MappingError",
     "MissingDriverError",
+    "MissingExtraError",
     "MissingTargetError",
     "NoShardKeyError",
     "PartialCommitError",

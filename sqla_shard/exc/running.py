@@ -9,8 +9,10 @@ from sqla_shard.exc.base import ShardError
 __all__ = [
     "ClusterClosedError",
     "CommitUnknownError",
+    "ExtensionSetupError",
     "ForkedSessionError",
     "MissingDriverError",
+    "MissingExtraError",
     "PartialCommitError",
     "RetriesExhaustedError",
     "ServerProcessError",
@@ -100,6 +102,33 @@ class MissingDriverError(ShardError, ImportError):
             "PyMySQL, pip install 'sqla-shard[mysql]'"
         )
         self.driver = driver
+
+
+class MissingExtraError(ShardError, ImportError):
+    """Raised when the package that an extra would install is missing.
+
+    :ivar package: the package, such as ``Flask``.
+    :ivar extra: the extra of this package that installs it.
+    """
+
+    def __init__(self, *, package: str, extra: str, reason: str) -> None:
+        super().__init__(
+            f"{package} cannot be imported ({reason}); "
+            f"pip install 'sqla-shard[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra
+
+
+class ExtensionSetupError(ShardError):
+    """Raised when an extension was not set up for an application, or twice.
+
+    :ivar app: name of the application.
+    """
+
+    def __init__(self, message: str, *, app: str) -> None:
+        super().__init__(f"the application {app!r} {message}")
+        self.app = app
 
 
 class ServerProcessError(ShardError):
