@@ -10,6 +10,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #
 #   exc          every error
 #   ids          64-bit object ids, type registry
+#   paging       pages of rows, and bookmarks
 #   topology/    which server holds which virtual shard; files
 #   types/       column types: ids, references, JSON blobs, times
 #   dialects/    where MariaDB, MySQL and SQLite differ
@@ -22,6 +23,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   explaining   where something goes, without going there
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields
+#   mappings/    ordered lists of objects
 #   ext/         for other packages: Flask; nothing imports it
 #   testing/     local servers and statement logs; nothing imports it
 
@@ -31,9 +33,11 @@ from sqla_shard.cluster import Cluster
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
+from sqla_shard.mappings import MappingMixin
 from sqla_shard.orm import blob_field
 from sqla_shard.orm import KeyspaceMixin
 from sqla_shard.orm import ObjectMixin
+from sqla_shard.paging import Page
 from sqla_shard.rendering import SCHEMA
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import FileSource
@@ -41,6 +45,7 @@ from sqla_shard.topology import Topology
 from sqla_shard.types import full_id
 from sqla_shard.types import JSONBlob
 from sqla_shard.types import ObjectRef
+from sqla_shard.types import Sequence38
 from sqla_shard.types import ShardedId
 
 __all__ = [
@@ -49,9 +54,12 @@ __all__ = [
     "FileSource",
     "JSONBlob",
     "KeyspaceMixin",
+    "MappingMixin",
     "ObjectId",
     "ObjectMixin",
     "ObjectRef",
+    "Page",
+    "Sequence38",
     "ShardSession",
     "ShardedId",
     "Topology",

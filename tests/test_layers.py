@@ -26,6 +26,7 @@ LAYERS = [
     ("exc", "", "sqlalchemy"),
     ("_typing", "exc", "sqlalchemy"),
     ("ids", "exc _typing", ""),
+    ("paging", "exc _typing", ""),
     ("topology", "exc _typing ids", "tomli"),
     ("types", "exc _typing ids", "sqlalchemy"),
     ("dialects", "exc _typing ids topology types", "sqlalchemy"),
@@ -38,6 +39,7 @@ LAYERS = [
     ("explaining", "* -session -retrying -creating", ""),
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
+    ("mappings", "* -cluster", "sqlalchemy"),
     ("ext", "*", "sqlalchemy flask werkzeug click"),
     ("testing", "* -ext", "sqlalchemy pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.

@@ -1,0 +1,76 @@
+"""Adding rows to a list and taking them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import delete
+from sqlalchemy import insert
+
+from sqla_shard.mappings.lists import chunked
+from sqla_shard.mappings.lists import List
+from sqla_shard.mappings.ordering import next_on_top
+from sqla_shard.mappings.ordering import STEP
+
+__all__ = ["append", "append_many", "remove"]
+
+
+def append(rows: List, target_id: int) -> bool:
+    """Put a target on top of the list."""
+    present, top = rows.locked(
+        rows.statements.lock_top, row=rows.checked(target_id)
+    )
+    if present is not None:
+        return False
+    _insert(rows, [target_id], next_on_top(top))
+    return True
+
+
+def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
+    """Put targets on top of the list, one after the other."""
+    wanted = list(dict.fromkeys(map(rows.checked, target_ids)))
+    if not wanted:
+        return []
+    (top,) = rows.locked(rows.statements.lock_many)
+    added = []
+    for part in chunked(wanted):
+        found = rows.execute(rows.statements.present_locked, ids=part)
+        present = {target_id for target_id, _ in found}
+        added += [i for i in part if i not in present]
+    first = next_on_top(top)
+    for part in chunked(added):
+        _insert(rows, part, first)
+        first += len(part) * STEP
+    return added
+
+
+def _insert(rows: List, target_ids: Iterable[int], first: int) -> None:
+    definition = rows.statements.definition
+    rows.session.execute(
+        insert(rows.cls),
+        [
+            {
+                definition.source.column: rows.source_id,
+                definition.target.column: target_id,
+                "sequence": first + index * STEP,
+            }
+            for index, target_id in enumerate(target_ids)
+        ],
+    )
+
+
+def remove(rows: List, target_id: int) -> bool:
+    """Take a target out of the list."""
+    (present,) = rows.locked(
+        rows.statements.lock_row, row=rows.checked(target_id)
+    )
+    if present is None:
+        return False
+    statements = rows.statements
+    rows.session.execute(
+        delete(rows.cls).where(
+            statements.source == rows.source_id,
+            statements.target == target_id,
+        )
+    )
+    return True

@@ -1,0 +1,339 @@
+"""What happens when a mapping class is created.
+
+:func:`define` runs before SQLAlchemy maps the class: it makes the columns.
+:func:`finish` runs when it was mapped: it tells routing about the table.
+Classes that are given by name may come later; :func:`link` finds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from sqlalchemy import Index
+from sqlalchemy import inspect
+from sqlalchemy.orm import foreign
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import relationship
+
+from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.mappings.ordering import MOST_MOVES
+from sqla_shard.mappings.ordering import now
+from sqla_shard.orm.definition import forget
+from sqla_shard.orm.definition import is_abstract
+from sqla_shard.routing import declare
+from sqla_shard.routing import spec_of
+from sqla_shard.routing import TableSpec
+from sqla_shard.types import ObjectRef
+from sqla_shard.types import Sequence38
+
+__all__ = ["Definition", "End", "define", "finish", "link"]
+
+_RESERVED = frozenset({"metadata", "registry", "sequence", "source", "target"})
+
+
+@dataclass
+class End:
+    """One side of a mapping.
+
+    :ivar given: the class, or its name.
+    :ivar column: name of the column with its id.
+    :ivar entity: the class, once it is known.
+    :ivar type_id: type of its objects, once it is known.
+    """
+
+    given: Any
+    column: str
+    entity: Any = None
+    type_id: int | None = None
+
+
+@dataclass
+class Definition:
+    """What a mapping class was defined with.
+
+    :ivar narrow_below: gaps that take fewer moves are reported.
+    :ivar respace_to: how many moves each gap takes after a re-spacing.
+    :ivar callbacks: called for each narrow gap.
+    """
+
+    source: End
+    target: End
+    keyspace: str | None
+    narrow_below: int
+    respace_to: int
+    callbacks: list[Callable[..., Any]] = field(default_factory=list)
+
+
+def define(
+    cls: type[Any],
+    *,
+    source: Any,
+    target: Any,
+    source_column: str | None,
+    target_column: str | None,
+    keyspace: str | None,
+    narrow_below: int,
+    respace_to: int,
+) -> None:
+    """Check a class that is about to be mapped and make its columns.
+
+    :raises ClassDefinitionError: when it could not work.
+    """
+    if is_abstract(cls):
+        if source is not None or target is not None:
+            raise ClassDefinitionError(
+                "it is abstract, so source and target belong to the classes "
+                "that inherit from it",
+                class_name=cls.__name__,
+            )
+        return
+    _check_base(cls)
+    if source is None or target is None:
+        raise ClassDefinitionError(
+            f"say what it maps: class {cls.__name__}(MappingMixin, Base, "
+            "source=Board, target=Pin)",
+            class_name=cls.__name__,
+        )
+    definition = Definition(
+        source=_end(cls, "source", source, source_column),
+        target=_end(cls, "target", target, target_column),
+        keyspace=keyspace,
+        narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
+        respace_to=_moves(cls, "respace_to", respace_to, 1, MOST_MOVES),
+    )
+    if definition.source.column == definition.target.column:
+        raise ClassDefinitionError(
+            f"source and target would both be in a column "
+            f"{definition.source.column!r}; name them, such as "
+            "source_column='follower_id', target_column='followee_id'",
+            class_name=cls.__name__,
+        )
+    if "__tablename__" not in cls.__dict__ and "__table__" not in vars(cls):
+        cls.__tablename__ = _snake(cls.__name__)
+    _make_columns(cls, definition)
+    cls.__sqla_shard_mapping__ = definition
+
+
+def _check_base(cls: type[Any]) -> None:
+    if getattr(cls, "metadata", None) is None:
+        raise ClassDefinitionError(
+            "MappingMixin stands before a declarative base: class "
+            f"{cls.__name__}(MappingMixin, Base, source=..., target=...)",
+            class_name=cls.__name__,
+        )
+    for base in cls.__mro__[1:]:
+        if "__mapper__" in base.__dict__:
+            raise ClassDefinitionError(
+                f"its base {base.__name__} is mapped to a table of its own; "
+                "share columns and methods through a base with "
+                "__abstract__ = True",
+                class_name=cls.__name__,
+            )
+
+
+def _end(cls: type[Any], role: str, given: Any, named: object) -> End:
+    if isinstance(given, type):
+        name = given.__name__
+    elif isinstance(given, str) and given:
+        name = given
+    else:
+        raise ClassDefinitionError(
+            f"{role}={given!r}; it takes an object class, or its name",
+            class_name=cls.__name__,
+        )
+    column = f"{_snake(name)}_id" if named is None else named
+    if not (isinstance(column, str) and column.isidentifier()):
+        raise ClassDefinitionError(
+            f"{role}_column={column!r} is not a name",
+            class_name=cls.__name__,
+        )
+    if column in _RESERVED or column.startswith("__"):
+        raise ClassDefinitionError(
+            f"{role}_column={column!r} is a name that every mapping class "
+            "has already; take another",
+            class_name=cls.__name__,
+        )
+    return End(given, column)
+
+
+def _moves(
+    cls: type[Any], name: str, value: Any, least: int, most: int
+) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ClassDefinitionError(
+            f"{name}={value!r}; it is a number of moves from {least} to "
+            f"{most}",
+            class_name=cls.__name__,
+        )
+    return value
+
+
+def _snake(name: str) -> str:
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
+
+
+def _make_columns(cls: Any, definition: Definition) -> None:
+    for end, colocated, order in (
+        (definition.source, True, -30),
+        (definition.target, False, -20),
+    ):
+        setattr(
+            cls,
+            end.column,
+            mapped_column(
+                ObjectRef(colocated=colocated),
+                primary_key=True,
+                autoincrement=False,
+                sort_order=order,
+            ),
+        )
+    cls.sequence = mapped_column(
+        Sequence38(), nullable=False, default=now, sort_order=-10
+    )
+    cls.source = _relationship(cls, "source", definition.source)
+    cls.target = _relationship(cls, "target", definition.target)
+
+
+def _relationship(cls: Any, role: str, end: End) -> Any:
+    """Return a relationship that reads objects on whatever shard."""
+
+    def entity() -> Any:
+        link(cls)
+        return end.entity
+
+    def condition() -> Any:
+        link(cls)
+        key = inspect(end.entity).primary_key[0]
+        there = inspect(end.entity).get_property_by_column(key).key
+        here = getattr(cls, end.column)
+        return foreign(here) == getattr(end.entity, there)
+
+    return relationship(
+        entity,
+        primaryjoin=condition,
+        viewonly=True,
+        uselist=False,
+        lazy="select",
+        doc=f"The {role}, an object on any shard.",
+    )
+
+
+def finish(mapper: Mapper[Any], cls: type[Any]) -> None:
+    """Handle ``after_mapper_constructed``: tell routing about the table.
+
+    :raises ClassDefinitionError: when the class cannot work.
+    """
+    try:
+        _finish(mapper, cls)
+    except BaseException:
+        forget(mapper)
+        raise
+
+
+def _finish(mapper: Mapper[Any], cls: Any) -> None:
+    definition: Definition = cls.__sqla_shard_mapping__
+    table: Any = mapper.local_table
+    keys = [column.name for column in table.primary_key]
+    wanted = [definition.source.column, definition.target.column]
+    if keys != wanted:
+        raise ClassDefinitionError(
+            f"its primary key is ({', '.join(keys)}); that of a mapping "
+            f"table is ({', '.join(wanted)}) alone",
+            class_name=cls.__name__,
+        )
+    if table.schema is not None:
+        raise ClassDefinitionError(
+            f"its table is in schema {table.schema!r}; the schema is the "
+            "virtual shard's database, which the id of each source names",
+            class_name=cls.__name__,
+        )
+    source, target = table.primary_key
+    Index(None, source, table.c.sequence, target)
+    _declare(cls, table, definition)
+    for end in (definition.source, definition.target):
+        if isinstance(end.given, type):
+            _know(cls, end, end.given)
+    if definition.source.entity is not None:
+        _take_source(cls, definition)
+
+
+def _declare(cls: Any, table: Any, definition: Definition) -> None:
+    declare(
+        table,
+        TableSpec(
+            kind="objects",
+            keyspace=definition.keyspace,
+            id_index=0,
+            type_id=definition.source.type_id,
+        ),
+    )
+
+
+def link(cls: Any) -> Definition:
+    """Find the classes that a mapping class was given by name.
+
+    :returns: the definition, complete.
+    :raises ClassDefinitionError: when there is no such class.
+    """
+    definition: Definition = cls.__sqla_shard_mapping__
+    for end in (definition.source, definition.target):
+        if end.entity is None:
+            _know(cls, end, _named(cls, end.given))
+            if end is definition.source:
+                _take_source(cls, definition)
+    return definition
+
+
+def _named(cls: Any, name: str) -> Any:
+    found = [
+        mapper.class_
+        for mapper in cls.registry.mappers
+        if mapper.class_.__name__ == name
+    ]
+    if len(found) != 1:
+        what = "no class" if not found else "several classes"
+        raise ClassDefinitionError(
+            f"{what} {name!r} in its declarative base; give the class itself",
+            class_name=cls.__name__,
+        )
+    return found[0]
+
+
+def _know(cls: Any, end: End, entity: Any) -> None:
+    """Take over what the class of an end says of its ids."""
+    mapper = inspect(entity, raiseerr=False)
+    spec = None if mapper is None else spec_of(mapper.local_table)
+    if (
+        spec is None
+        or spec.id_index != 0
+        or spec.type_id is None
+        or len(mapper.primary_key) != 1
+    ):
+        raise ClassDefinitionError(
+            f"{entity.__name__} is no object class; a mapping table holds "
+            "ids of objects",
+            class_name=cls.__name__,
+        )
+    end.entity = entity
+    end.type_id = spec.type_id
+    inspect(cls).local_table.c[end.column].type.type_id = spec.type_id
+
+
+def _take_source(cls: Any, definition: Definition) -> None:
+    """Put the table where the sources are."""
+    theirs = spec_of(inspect(definition.source.entity).local_table).keyspace
+    if definition.keyspace not in (None, theirs):
+        raise ClassDefinitionError(
+            f"keyspace={definition.keyspace!r}, but its source "
+            f"{definition.source.entity.__name__} is in {theirs!r}; the rows "
+            "are on the shard of their source, so leave it out",
+            class_name=cls.__name__,
+        )
+    definition.keyspace = theirs
+    _declare(cls, inspect(cls).local_table, definition)

@@ -1,0 +1,110 @@
+"""One list: a mapping class, a session and the id of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import inspect
+
+from sqla_shard.ids import check_type
+from sqla_shard.mappings.statements import Statements
+from sqla_shard.mappings.statements import statements_of
+from sqla_shard.rendering import Place
+from sqla_shard.session import ShardSession
+
+__all__ = ["CHUNK", "List", "chunked"]
+
+#: How many ids a statement names at most.
+CHUNK = 1000
+
+
+class List:
+    """What the operations on one list share.
+
+    :ivar statements: those of the mapping class.
+    :ivar place: the virtual shard of the source.
+    :raises WrongTypeError: when the id is of another class than the source.
+    :raises InvalidIdError: when it is none.
+    :raises UnknownShardError: when its shard is not open.
+    """
+
+    def __init__(
+        self, cls: Any, session: ShardSession, source_id: int
+    ) -> None:
+        self.cls = cls
+        self.session = session
+        self.source_id = source_id
+        self.statements: Statements = statements_of(cls)
+        self.place = place_of_source(cls, session, source_id)
+
+    @property
+    def name(self) -> str:
+        """Name of the mapping class."""
+        return str(self.cls.__name__)
+
+    def checked(self, target_id: int) -> int:
+        """Return the id of a target.
+
+        :raises WrongTypeError: when it is the id of another class.
+        :raises InvalidIdError: when it is none.
+        """
+        target = self.statements.definition.target
+        check_type(target_id, target.type_id, f"{self.name}.{target.column}")
+        return target_id
+
+    def execute(self, statement: Any, **parameters: Any) -> Any:
+        """Run one of the statements on the list's shard."""
+        return self.session.execute(
+            statement,
+            {"source": self.source_id, **parameters},
+            bind_arguments={"place": self.place},
+        )
+
+    def locked(self, statement: Any, **parameters: Any) -> Any:
+        """Run one of the locking statements; return its parts.
+
+        Changes that the session holds are flushed first, so that they are
+        seen, and nothing but the source is locked before the source.
+        """
+        if self.session.autoflush:
+            self.session.flush()
+        _, *parts = self.execute(statement, **parameters).one()
+        return parts
+
+    def key(self, target_id: int) -> Any:
+        """Return the identity key of a row."""
+        return inspect(self.cls).identity_key_from_primary_key(
+            (self.source_id, target_id)
+        )
+
+    def forget(self, target_ids: Iterable[int]) -> None:
+        """Let rows that the session holds be read again when used."""
+        held = self.session.identity_map
+        for target_id in target_ids:
+            row = held.get(self.key(target_id))
+            if row is not None:
+                self.session.expire(row, ["sequence"])
+
+
+def place_of_source(cls: Any, session: ShardSession, source_id: int) -> Place:
+    """Return the virtual shard of a source.
+
+    :raises WrongTypeError: when the id is of another class.
+    """
+    definition = statements_of(cls).definition
+    source = definition.source
+    parts = check_type(
+        source_id, source.type_id, f"{cls.__name__}.{source.column}"
+    )
+    places = session.places
+    keyspace = places.keyspace(definition.keyspace, "objects")
+    return places.place(keyspace, parts.shard_id)
+
+
+def chunked(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield ids in numbers that one statement takes."""
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]

@@ -1,0 +1,238 @@
+"""The statements of one mapping class, built once.
+
+A list is changed under a lock of its source's row, taken first of all by
+every operation, so that those of one list wait for one another instead of
+deadlocking.  The rows that an operation looks at are locked as well: on MySQL
+only a locking read sees what others have committed since the transaction's
+snapshot was taken; and where the source has no row, those locks keep two
+writers apart, though one of them may then have to be repeated.
+
+The lock and everything that is to be known come from one statement: a SELECT
+of scalar subqueries, which the server evaluates in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import and_
+from sqlalchemy import bindparam
+from sqlalchemy import func
+from sqlalchemy import inspect
+from sqlalchemy import Integer
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqla_shard.mappings.definition import link
+
+__all__ = ["Statements", "statements_of"]
+
+_BUILT = "__sqla_shard_statements__"
+
+
+class Statements:
+    """The statements of a mapping class.
+
+    Their parameters: ``source`` and ``row`` (ids), ``before`` and ``after``
+    (ids of neighbours), ``at`` (a sequence), ``low`` and ``high`` (bounds of
+    sequences), ``ids`` and ``number`` (of rows).
+
+    :ivar source: the attribute with the source's id.
+    :ivar target: the attribute with the target's id.
+    """
+
+    def __init__(self, cls: Any) -> None:
+        definition = link(cls)
+        self.entity = cls
+        self.definition = definition
+        self.source = getattr(cls, definition.source.column)
+        self.target = getattr(cls, definition.target.column)
+        self._table: Any = inspect(cls).local_table
+        self._build_reads()
+        self._build_locks()
+
+    def _build_reads(self) -> None:
+        cls, source, target = self.entity, self.source, self.target
+        here = source == bindparam("source")
+        keys = target, cls.sequence
+        self.count = select(func.count()).select_from(cls).where(here)
+        self.position = select(cls.sequence).where(
+            here, target == bindparam("row")
+        )
+        self.present = select(*keys).where(
+            here, target.in_(bindparam("ids", expanding=True))
+        )
+        self.present_locked = self.present.with_for_update()
+        self.first_page = {
+            newest: self._page(newest).where(here) for newest in (True, False)
+        }
+        self.later_page = {
+            newest: self._page(newest)
+            .where(here, _beyond(cls.sequence, target, newest))
+            .add_columns(self._where_now().label("the_now"))
+            for newest in (True, False)
+        }
+        self.window = (
+            select(*keys)
+            .where(
+                here,
+                cls.sequence >= bindparam("low"),
+                cls.sequence <= bindparam("high"),
+                target != bindparam("row"),
+            )
+            .order_by(cls.sequence, target)
+            .limit(bindparam("number", type_=Integer()))
+            .with_for_update()
+        )
+        self.whole = (
+            select(*keys)
+            .where(here)
+            .order_by(cls.sequence, target)
+            .with_for_update()
+        )
+
+    def _page(self, newest: bool) -> Any:
+        cls, target = self.entity, self.target
+        # The keys beside the rows: an object that the session holds keeps
+        # its values, and bookmarks must be of what the server has.
+        return (
+            select(
+                cls, target.label("the_id"), cls.sequence.label("the_sequence")
+            )
+            .order_by(_directed(cls.sequence, newest))
+            .order_by(_directed(target, newest))
+            .limit(bindparam("number", type_=Integer()))
+        )
+
+    def _build_locks(self) -> None:
+        moved = self._sequence("row")
+        self.lock_row = self._locking(row=moved)
+        self.lock_top = self._locking(row=moved, top=self._top())
+        self.lock_many = self._locking(top=self._top())
+        self.lock_before = self._locking(
+            row=moved,
+            before=self._sequence("before"),
+            next=self._neighbour("before", self._key[0], True),
+            next_at=self._neighbour("before", self._key[1], True),
+        )
+        self.lock_after = self._locking(
+            row=moved,
+            after=self._sequence("after"),
+            next=self._neighbour("after", self._key[0], False),
+            next_at=self._neighbour("after", self._key[1], False),
+        )
+        self.lock_both = self._locking(
+            row=moved,
+            before=self._sequence("before"),
+            after=self._sequence("after"),
+            next=self._neighbour("before", self._key[0], True),
+            next_at=self._neighbour("before", self._key[1], True),
+        )
+
+    # -- parts
+
+    @property
+    def _key(self) -> tuple[str, str]:
+        return self.definition.target.column, "sequence"
+
+    def _locking(self, **parts: Any) -> Any:
+        """Return a SELECT of subqueries that begins with the lock."""
+        entity: Any = self.definition.source.entity
+        owner: Any = inspect(entity).local_table
+        own = owner.primary_key.columns[0]
+        lock = (
+            select(own)
+            .where(own == bindparam("source", type_=own.type))
+            .with_for_update()
+            .scalar_subquery()
+        )
+        return select(
+            lock.label("the_lock"),
+            *(part.label(f"the_{name}") for name, part in parts.items()),
+        ).with_for_update()
+
+    def _columns(self) -> tuple[Any, Any, Any]:
+        # An alias each: a subquery over the table of the statement around
+        # it would be correlated with that.
+        table = self._table.alias()
+        names = self.definition.source.column, *self._key
+        source, target, sequence = (table.c[name] for name in names)
+        return source, target, sequence
+
+    def _sequence(self, name: str, *, lock: bool = True) -> Any:
+        """Return the sequence of the row whose id is a parameter."""
+        source, target, sequence = self._columns()
+        found = select(sequence).where(
+            source == bindparam("source", type_=source.type),
+            target == bindparam(name, type_=target.type),
+        )
+        if lock:
+            found = found.with_for_update()
+        return found.scalar_subquery()
+
+    def _where_now(self) -> Any:
+        return self._sequence("row", lock=False)
+
+    def _top(self) -> Any:
+        source, target, sequence = self._columns()
+        return (
+            select(sequence)
+            .where(source == bindparam("source", type_=source.type))
+            .order_by(sequence.desc(), target.desc())
+            .limit(1)
+            .with_for_update()
+            .scalar_subquery()
+        )
+
+    def _neighbour(self, anchor: str, shown: str, below: bool) -> Any:
+        """Return a column of the row next to an anchor, without ``row``."""
+        source, target, sequence = self._columns()
+        own = {target.name: target, sequence.name: sequence}
+        at = self._sequence(anchor)
+        name = bindparam(anchor, type_=target.type)
+        if below:
+            beside = and_(sequence <= at, or_(sequence < at, target < name))
+        else:
+            beside = and_(sequence >= at, or_(sequence > at, target > name))
+        return (
+            select(own[shown])
+            .where(
+                source == bindparam("source", type_=source.type),
+                beside,
+                target != bindparam("row", type_=target.type),
+            )
+            .order_by(_directed(sequence, below), _directed(target, below))
+            .limit(1)
+            .with_for_update()
+            .scalar_subquery()
+        )
+
+
+def _directed(column: Any, newest: bool) -> Any:
+    return column.desc() if newest else column.asc()
+
+
+def _beyond(sequence: Any, target: Any, newest: bool) -> ColumnElement[bool]:
+    """Return the condition of the rows that follow a key.
+
+    Not a comparison of tuples, for which MySQL does not use the index.
+    """
+    at: Any = bindparam("at")
+    row: Any = bindparam("cut")
+    if newest:
+        return and_(sequence <= at, or_(sequence < at, target < row))
+    return and_(sequence >= at, or_(sequence > at, target > row))
+
+
+def statements_of(cls: Any) -> Statements:
+    """Return the statements of a mapping class.
+
+    :raises ClassDefinitionError: when a class that it was given by name is
+        not there.
+    """
+    found: Statements | None = cls.__dict__.get(_BUILT)
+    if found is None:
+        found = Statements(cls)
+        setattr(cls, _BUILT, found)
+    return found
