@@ -43,7 +43,7 @@ from sqla_shard.types import Blob
 from sqla_shard.types import JSONBlob
 from sqla_shard.types.tracking import plain
 
-__all__ = ["Definition", "check_names", "define", "finish"]
+__all__ = ["Definition", "check_names", "define", "finish", "forget"]
 
 #: Names that an object class has already, or that SQLAlchemy takes.
 RESERVED = frozenset(
@@ -129,11 +129,11 @@ def finish(mapper: Mapper[Any], cls: type[Any]) -> None:
     try:
         _finish(mapper, cls)
     except BaseException:
-        _forget(mapper)
+        forget(mapper)
         raise
 
 
-def _forget(mapper: Mapper[Any]) -> None:
+def forget(mapper: Mapper[Any]) -> None:
     """Undo the mapping of a class that is refused.
 
     Otherwise create_all() would create the table, the corrected class could
