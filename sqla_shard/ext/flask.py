@@ -1,0 +1,267 @@
+"""Flask: a session for each request, ids in URLs, and commands.
+
+It never commits for you, it has one cluster for an application, and it does
+not know SQLAlchemy's own ``Session`` or Flask-SQLAlchemy.  ::
+
+    db = FlaskCluster(metadata=Base.metadata)
+
+    def create_app():
+        app = Flask(__name__)
+        app.config["SQLA_SHARD_TOPOLOGY"] = "topology.toml"
+        db.init_app(app)
+
+        @app.get("/boards/<object_id(2):board_id>")
+        def board(board_id):
+            found = db.session.get(Board, board_id)
+            ...
+
+        return app
+
+A session belongs to an application context: a request has one, so has a
+command of ``flask``, and so has each ``with app.app_context()``.  It is
+opened when it is first used and closed when the context ends; what was not
+committed is rolled back.  Two limits follow from Flask itself.  A request
+made inside ``with app.app_context()``, as tests do, shares the context and
+so the session with what is around it.  A thread has no context of yours; it
+begins its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import MetaData
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cluster import Cluster
+from sqla_shard.exc import ExtensionSetupError
+from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import MissingExtraError
+from sqla_shard.ids import check_type
+from sqla_shard.ids import TypeRegistry
+from sqla_shard.session import ShardSession
+from sqla_shard.topology import Topology
+
+try:
+    from flask import current_app
+    from flask import Flask
+    from flask import g
+    from werkzeug.routing import BaseConverter
+    from werkzeug.routing import Map
+    from werkzeug.routing import ValidationError
+except ImportError as error:
+    raise MissingExtraError(
+        package="Flask", extra="flask", reason=str(error)
+    ) from error
+
+from sqla_shard.ext.flask_cli import EXTENSION
+from sqla_shard.ext.flask_cli import shard_commands
+
+__all__ = ["FlaskCluster", "ObjectIdConverter"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_SESSION = "_sqla_shard_session"
+
+
+class FlaskCluster:
+    """The cluster of a Flask application, and its sessions.
+
+    One object can serve several applications, each with a cluster of its
+    own.  What it gives is that of the current application, so it needs an
+    application context.
+
+    :param app: the application; or call :meth:`init_app` later.
+    :param cluster: for every application that is given none; None makes one
+        of the application's ``SQLA_SHARD_TOPOLOGY``.
+    :param metadata: the tables that ``flask shard create-all`` creates.
+    :raises ExtensionSetupError: see :meth:`init_app`.
+    :raises TopologyError: see :meth:`init_app`.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        cluster: Cluster | None = None,
+        *,
+        metadata: MetaData | None = None,
+    ) -> None:
+        self.metadata = metadata
+        self._cluster = cluster
+        self._clusters: WeakKeyDictionary[Flask, Cluster] = WeakKeyDictionary()
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask, cluster: Cluster | None = None) -> None:
+        """Set up an application; call it before you add its URL rules.
+
+        Its configuration is read now, and no server is connected to:
+
+        ``SQLA_SHARD_TOPOLOGY``
+            path of the topology file, relative to the working directory;
+            or a topology, or a mapping in the form of the file.
+        ``SQLA_SHARD_OPTIONS``
+            a mapping of keyword arguments for :meth:`Cluster.from_file`,
+            such as ``driver``.
+
+        :param cluster: in place of what the configuration says.
+        :raises ExtensionSetupError: when the application is set up already,
+            or has neither topology nor cluster.
+        :raises TopologyError: when the topology cannot be used.
+        """
+        if EXTENSION in app.extensions:
+            raise ExtensionSetupError(
+                "has a FlaskCluster already; call init_app() once for each "
+                "application",
+                app=app.name,
+            )
+        cluster = cluster or self._cluster or _configured(app)
+        app.teardown_appcontext(_close_session)
+        # One that the application has chosen itself stays.
+        app.url_map.converters.setdefault("object_id", ObjectIdConverter)
+        app.cli.add_command(shard_commands)
+        app.extensions[EXTENSION] = self
+        self._clusters[app] = cluster
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the current application.
+
+        :raises ExtensionSetupError: when :meth:`init_app` was not called
+            for it.
+        """
+        app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # of Werkzeug's proxy
+        try:
+            return self._clusters[app]
+        except KeyError:
+            pass
+        raise ExtensionSetupError(
+            "is not set up; call init_app(app) of the FlaskCluster that it "
+            "uses",
+            app=app.name,
+        )
+
+    @property
+    def session(self) -> ShardSession:
+        """The session of the current application context.
+
+        It is opened on first use and closed, rolled back, when the context
+        ends.  Call its ``commit()`` to keep what you wrote.
+
+        :raises ExtensionSetupError: see :attr:`cluster`.
+        """
+        cluster = self.cluster
+        session: ShardSession | None = g.get(_SESSION)
+        if session is None:
+            session = cluster.session()
+            setattr(g, _SESSION, session)
+        return session
+
+    def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run ``fn(session, *args)`` as :meth:`Cluster.run` does.
+
+        That is in a session of its own, which is committed, and repeated
+        when that is safe.  :attr:`session` does not take part: commit what
+        it has written to the same rows before, and do not expect it to see
+        the change in what it has read already.
+
+        :returns: what ``fn`` returns.
+        :raises ExtensionSetupError: see :attr:`cluster`.
+        """
+        return self.cluster.run(fn, *args, **kwargs)
+
+
+def _configured(app: Flask) -> Cluster:
+    """Return the cluster that the configuration of an application names."""
+    topology: Any = app.config.get("SQLA_SHARD_TOPOLOGY")
+    options: Any = app.config.get("SQLA_SHARD_OPTIONS") or {}
+    if not isinstance(options, Mapping):
+        raise ExtensionSetupError(
+            "has an SQLA_SHARD_OPTIONS that is not a mapping, but "
+            f"{type(options).__name__}",
+            app=app.name,
+        )
+    if not topology:
+        raise ExtensionSetupError(
+            "has no topology; set SQLA_SHARD_TOPOLOGY to the path of a "
+            "topology file before init_app(), or pass cluster=",
+            app=app.name,
+        )
+    if isinstance(topology, (str, os.PathLike)):
+        return Cluster.from_file(topology, **options)
+    if isinstance(topology, (Mapping, Topology)):
+        return Cluster.from_topology(topology, **options)
+    raise ExtensionSetupError(
+        "has an SQLA_SHARD_TOPOLOGY that is neither path nor topology, but "
+        f"{type(topology).__name__}",
+        app=app.name,
+    )
+
+
+def _close_session(error: BaseException | None) -> None:
+    session: ShardSession | None = g.pop(_SESSION, None)
+    if session is None:
+        return
+    try:
+        session.close()
+    except SQLAlchemyError:
+        # Nothing of it was to be kept, and the response is made: that a
+        # server is lost by now must not turn it into an error.
+        session.invalidate()
+        _log.warning(
+            "the session of a request could not be rolled back; its "
+            "connections are discarded",
+            exc_info=True,
+            extra={"action": "close session"},
+        )
+
+
+class ObjectIdConverter(BaseConverter):
+    """Object ids in URLs: ``<object_id:id>``, of type 2 ``<object_id(2):id>``.
+
+    The URL has the id in decimal, the view gets an ``int``.  What is not an
+    id, or not one of the type, is 404; so is a bare local id.  Whether the
+    object exists, and its shard is open, is for the view to find out.
+
+    :param type_id: type that the ids must have; None for any.
+    :raises InvalidIdError: when ``type_id`` is none, where the rule is
+        added.
+    """
+
+    # Without leading zeros, which would give an object several URLs.
+    regex = "[1-9][0-9]{0,18}"
+    # As Werkzeug's numbers: tried before strings.
+    weight = 50
+
+    def __init__(self, url_map: Map, type_id: int | None = None) -> None:
+        super().__init__(url_map)
+        if type_id is not None:
+            TypeRegistry().check(type_id, "the converter 'object_id'")
+        self._type_id = type_id
+
+    def to_python(self, value: str) -> int:
+        """Return the id of a URL."""
+        try:
+            parts = check_type(int(value), self._type_id, "the URL")
+        except InvalidIdError as error:
+            raise ValidationError(str(error)) from error
+        if parts.type_id == 0:
+            raise ValidationError(f"{value} is a local id")
+        return int(parts)
+
+    def to_url(self, value: Any) -> str:
+        """Return the id as it stands in a URL.
+
+        :raises InvalidIdError: when it is not an id.
+        :raises WrongTypeError: when it is an id of another type.
+        """
+        parts = check_type(value, self._type_id, "the URL")
+        return str(int(parts))
