@@ -8,6 +8,7 @@ import sys
 import sqlalchemy
 
 from tests.benchmarks import ids
+from tests.benchmarks import lists
 from tests.benchmarks import reading
 from tests.benchmarks import sessions
 
@@ -15,6 +16,7 @@ PARTS = {
     "ids": ids.run,
     "sessions": sessions.run,
     "reading": reading.run,
+    "lists": lists.run,
 }
 
 
