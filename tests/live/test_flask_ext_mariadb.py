@@ -1,0 +1,149 @@
+"""The Flask extension on servers that are killed, and on contended rows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from flask import Flask
+
+from sqla_shard import Cluster
+from sqla_shard.ext.flask import FlaskCluster
+from sqla_shard.testing import MariaDBFleet
+from tests.shared.flask_app import add_board
+from tests.shared.flask_app import Base
+from tests.shared.flask_app import Board
+from tests.shared.flask_app import busy
+from tests.shared.flask_app import title_of
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed):
+    with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def cluster(fleet):
+    document = fleet.topology_mapping(main=True)
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@pytest.fixture
+def app():
+    return Flask("shop")
+
+
+@pytest.fixture
+def db(app, cluster):
+    return FlaskCluster(app, cluster)
+
+
+@pytest.fixture
+def fragile(fleet):
+    """The second server, to be killed."""
+    server = fleet.servers[1]
+    yield server
+    if not server.running:
+        server.start()
+
+
+def test_a_server_lost_after_the_view_does_not_lose_the_answer(
+    app, db, cluster, fragile, caplog
+):
+    here, there = cluster.run(add_board, 0), cluster.run(add_board, 3)
+
+    @app.get("/")
+    def index():
+        titles = [db.session.get(Board, key).title for key in (here, there)]
+        fragile.kill()
+        return " ".join(titles)
+
+    with caplog.at_level(logging.WARNING, "sqla_shard.ext.flask"):
+        answer = app.test_client().get("/")
+    assert (answer.status_code, answer.text) == (200, "Boats Boats")
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    assert busy(cluster) == 0
+
+    # What is left works, and the other comes back.
+    assert title_of(cluster, here) == "Boats"
+    done = app.test_cli_runner().invoke(args=["shard", "health"])
+    assert done.exit_code == 1
+    assert "server1: up\nserver2: DOWN: OperationalError" in done.output
+    assert "1 of 2 servers" in done.output
+    fragile.start()
+    assert app.test_client().get("/").status_code == 200
+    fragile.start()
+    done = app.test_cli_runner().invoke(args=["shard", "health"])
+    assert (done.exit_code, done.output) == (0, "server1: up\nserver2: up\n")
+
+
+def test_a_server_lost_inside_the_view(app, db, cluster, fragile):
+    key = cluster.run(add_board, 3)
+
+    @app.get("/")
+    def index():
+        db.session.get(Board, key)
+        fragile.kill()
+        db.session.expire_all()
+        return db.session.get(Board, key).title
+
+    assert app.test_client().get("/").status_code == 500
+    assert busy(cluster) == 0
+
+
+def test_locks_end_with_the_request(app, db, cluster):
+    key = cluster.run(add_board, 1)
+
+    @app.post("/fail")
+    def fail():
+        db.session.get(Board, key, with_for_update=True).title = "never"
+        db.session.flush()
+        raise LookupError
+
+    @app.post("/<title>")
+    def rename(title):
+        db.session.get(Board, key, with_for_update=True).title = title
+        db.session.commit()
+        return title
+
+    client = app.test_client()
+    for number in range(3):
+        assert client.post("/fail").status_code == 500
+        assert client.post(f"/{number}").status_code == 200
+    assert title_of(cluster, key) == "2"
+
+
+def test_requests_that_deadlock_are_repeated_by_run(app, db, cluster):
+    keys = [cluster.run(add_board, 2) for _ in range(2)]
+    together = threading.Barrier(2, timeout=30)
+    attempts = []
+
+    def rename(session, first, second, title):
+        attempts.append(title)
+        session.get(Board, first, with_for_update=True).title = title
+        session.flush()
+        if len(attempts) <= 2:
+            together.wait()
+        session.get(Board, second, with_for_update=True).title = title
+
+    @app.post("/<int:first>")
+    def post(first):
+        db.run(rename, keys[first], keys[1 - first], f"by {first}")
+        return "done"
+
+    def ask(first):
+        return app.test_client().post(f"/{first}").text
+
+    with ThreadPoolExecutor(2) as executor:
+        assert list(executor.map(ask, range(2))) == ["done", "done"]
+    assert len(attempts) >= 3
+    one, two = (title_of(cluster, key) for key in keys)
+    assert one == two
+    assert one in {"by 0", "by 1"}
