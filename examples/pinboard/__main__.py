@@ -1,0 +1,138 @@
+"""The command; the package says what it does."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
+
+from flask import Flask
+from sqlalchemy.exc import SQLAlchemyError
+from werkzeug.serving import make_server
+
+from examples.pinboard.app import create_app
+from examples.pinboard.clusters import mariadb_cluster
+from examples.pinboard.clusters import sqlite_cluster
+from examples.pinboard.clusters import topology_cluster
+from examples.pinboard.database import importer
+from examples.pinboard.models import Base
+from examples.pinboard.samples import add_samples
+from sqla_shard import Cluster
+
+_HOST = "127.0.0.1"
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.pinboard",
+        description="Serve boards of links, with sample users, on 127.0.0.1.",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--data",
+        type=Path,
+        default=Path("pinboard-data"),
+        help="directory for SQLite files (default: pinboard-data)",
+    )
+    where.add_argument(
+        "--topology",
+        type=Path,
+        help="servers to use instead; needs a keyspace of objects and a "
+        "global one",
+    )
+    where.add_argument(
+        "--mariadb",
+        action="store_true",
+        help="start two MariaDB servers, and remove them at the end",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=5000,
+        help="0 for any that is free (default: 5000)",
+    )
+    parser.add_argument(
+        "--no-browser",
+        action="store_true",
+        help="do not open the browser",
+    )
+    return parser.parse_args(arguments)
+
+
+def opened(chosen: argparse.Namespace) -> AbstractContextManager[Cluster]:
+    """Return the cluster that the command line asks for."""
+    if chosen.mariadb:
+        return mariadb_cluster()
+    if chosen.topology is not None:
+        return topology_cluster(chosen.topology)
+    return sqlite_cluster(chosen.data)
+
+
+def serve(app: Flask, port: int, *, browse: bool) -> None:
+    """Answer requests until Ctrl-C or SIGTERM.
+
+    :raises OSError: when the port is taken.
+    """
+    server = make_server(_HOST, port, app, threaded=True)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # In a thread: it waits for the loop that this has interrupted.
+        threading.Thread(target=server.shutdown).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    address = f"http://{_HOST}:{server.server_port}/"
+    print(f"{address}  (Ctrl-C ends it)", flush=True)
+    if browse:
+        threading.Thread(
+            target=webbrowser.open, args=(address,), daemon=True
+        ).start()
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+        with app.app_context():
+            importer().close()
+        print("\nended", flush=True)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Open the cluster, make tables and samples, and serve."""
+    if chosen.mariadb:
+        print("starting two MariaDB servers", flush=True)
+    with opened(chosen) as cluster:
+        cluster.create_all(Base.metadata)
+        made = add_samples(cluster)
+        keyspace = cluster.topology.sole("objects")
+        print(
+            f"{keyspace.shards} virtual shards on "
+            f"{len(keyspace.servers)} servers; {made} new sample users",
+            flush=True,
+        )
+        serve(
+            create_app(cluster), chosen.port, browse=not chosen.no_browser
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    chosen = options(arguments)
+    try:
+        run(chosen)
+    except KeyboardInterrupt:
+        return 130
+    except (ModuleNotFoundError, OSError, SQLAlchemyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

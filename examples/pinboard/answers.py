@@ -1,0 +1,122 @@
+"""Errors as the browser gets them: a page, or JSON below ``/api/``."""
+
+from __future__ import annotations
+
+import logging
+
+from flask import Flask
+from flask import jsonify
+from flask import redirect
+from flask import render_template
+from flask import request
+from flask import url_for
+from flask.typing import ResponseReturnValue
+from flask_wtf.csrf import CSRFError
+from sqlalchemy.exc import OperationalError
+from werkzeug.exceptions import HTTPException
+
+from examples.pinboard.errors import InvalidInputError
+from examples.pinboard.errors import PinboardError
+from examples.pinboard.errors import SignedOutError
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.exc import RetriesExhaustedError
+
+__all__ = ["register"]
+
+_log = logging.getLogger(__name__)
+
+_TITLES = {
+    400: "That did not work",
+    401: "Who are you?",
+    403: "Not yours",
+    404: "Not here",
+    409: "Changed meanwhile",
+    413: "Too large",
+    503: "Not now",
+}
+_MESSAGES = {
+    404: "There is nothing at this address.",
+    405: "This address does not do that.",
+    413: "That is more than we take: 4 MB for a bookmark file.",
+    500: "An error of ours. It is in the log of the server.",
+}
+
+
+def register(app: Flask) -> None:
+    """Handle the errors of an application."""
+    app.register_error_handler(PinboardError, _refused)
+    app.register_error_handler(CSRFError, _bad_token)
+    app.register_error_handler(HTTPException, _http)
+    app.register_error_handler(InvalidBookmarkError, _bad_bookmark)
+    for kind in (OperationalError, RetriesExhaustedError):
+        app.register_error_handler(kind, _unavailable)
+    app.register_error_handler(CommitUnknownError, _unknown)
+
+
+def _answer(
+    status: int, code: str, message: str, field: str | None = None
+) -> ResponseReturnValue:
+    if request.path.startswith("/api/"):
+        error = {"code": code, "message": message}
+        if field is not None:
+            error["field"] = field
+        return jsonify(error=error), status
+    title = _TITLES.get(status, "That did not work")
+    page = render_template("error.html", title=title, message=message)
+    return page, status
+
+
+def _refused(error: PinboardError) -> ResponseReturnValue:
+    is_page = not request.path.startswith("/api/")
+    if isinstance(error, SignedOutError) and is_page:
+        if request.method == "GET":
+            return redirect(url_for("pages.users"), 303)
+    field = error.field if isinstance(error, InvalidInputError) else None
+    return _answer(error.status, error.code, error.message, field)
+
+
+def _bad_token(error: CSRFError) -> ResponseReturnValue:
+    # The user's doing only when the server was restarted, or somebody else
+    # was chosen in another tab.
+    return _answer(
+        400,
+        "csrf",
+        "This page is too old to be used. Load it again, then repeat what "
+        "you did.",
+    )
+
+
+def _bad_bookmark(error: InvalidBookmarkError) -> ResponseReturnValue:
+    return _answer(
+        400, "bad_bookmark", "This bookmark is none of this board."
+    )
+
+
+def _http(error: HTTPException) -> ResponseReturnValue:
+    status = error.code or 500
+    if status < 400:  # a redirect of the router's
+        return error
+    code = error.name.lower().replace(" ", "_")
+    message = _MESSAGES.get(status, "The request was not understood.")
+    return _answer(status, code, message)
+
+
+def _unavailable(error: Exception) -> ResponseReturnValue:
+    _log.error("a server does not answer", exc_info=error)
+    return _answer(
+        503,
+        "unavailable",
+        "The server that holds this does not answer. Boards on other "
+        "servers are not concerned.",
+    )
+
+
+def _unknown(error: CommitUnknownError) -> ResponseReturnValue:
+    _log.error("a commit without an answer", exc_info=error)
+    return _answer(
+        503,
+        "unknown",
+        "The connection was lost while saving: look whether it was saved "
+        "before you repeat it.",
+    )

@@ -1,0 +1,228 @@
+"""JSON beside the pages: what their scripts use, and programs may.
+
+Ids, positions and bookmarks are strings, since ids and positions exceed
+``2**53``.  Errors are ``{"error": {"code", "message"}}`` with a fitting
+status, and ``field`` where an input is wrong.  Writes want the header
+``X-CSRF-Token`` with what a page has in ``<meta name="csrf-token">``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from flask import Blueprint
+from flask import jsonify
+from flask import request
+from flask import url_for
+from flask.typing import ResponseReturnValue
+
+from examples.pinboard import boards
+from examples.pinboard import importing
+from examples.pinboard.database import db
+from examples.pinboard.database import importer
+from examples.pinboard.errors import ForbiddenError
+from examples.pinboard.errors import InvalidInputError
+from examples.pinboard.errors import MalformedError
+from examples.pinboard.inputs import read_board
+from examples.pinboard.inputs import read_pin
+from examples.pinboard.models import Board
+from examples.pinboard.models import Pin
+from examples.pinboard.security import require_user
+from examples.pinboard.showing import board_json
+from examples.pinboard.showing import pin_json
+from examples.pinboard.where import where_is
+
+__all__ = ["blueprint"]
+
+blueprint = Blueprint("api", __name__, url_prefix="/api")
+
+
+def _body() -> dict[str, Any]:
+    """Return the JSON object of the request.
+
+    :raises MalformedError: when it is something else.
+    """
+    body = request.get_json(silent=True)
+    if not isinstance(body, dict):
+        raise MalformedError("The body is to be a JSON object.")
+    return body
+
+
+def _text(body: dict[str, Any], name: str, default: str = "") -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise MalformedError(f"{name!r} is to be a string.")
+    return value
+
+
+def _id(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    # As a number it may have lost its last digits on the way.
+    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,19}", value):
+        raise MalformedError(f"{name!r} is to be an id, as a string.")
+    return int(value)
+
+
+# -- boards
+
+
+@blueprint.get("/boards")
+def list_boards() -> ResponseReturnValue:
+    """Return the boards of the user, a page at a time."""
+    tiles, following = boards.board_tiles(
+        db.session, require_user(), request.args.get("after")
+    )
+    found = [board_json(tile.board, tile.count) for tile in tiles]
+    return jsonify(boards=found, next=following)
+
+
+@blueprint.post("/boards")
+def add_board() -> ResponseReturnValue:
+    """Make a board."""
+    user_id, body = require_user(), _body()
+    entered = read_board(_text(body, "title"), _text(body, "details"))
+    board_id = db.run(boards.add_board, user_id, entered)
+    return _board(board_id), 201
+
+
+@blueprint.get("/boards/<object_id(2):board_id>")
+def board(board_id: int) -> ResponseReturnValue:
+    """Return a board."""
+    return _board(board_id)
+
+
+@blueprint.patch("/boards/<object_id(2):board_id>")
+def edit_board(board_id: int) -> ResponseReturnValue:
+    """Change title or description of a board."""
+    user_id, body = require_user(), _body()
+    found = boards.find(db.session, Board, board_id)
+    entered = read_board(
+        _text(body, "title", found.title),
+        _text(body, "details", found.details),
+    )
+    db.run(boards.edit_board, user_id, board_id, entered)
+    db.session.expire_all()
+    return _board(board_id)
+
+
+def _board(board_id: int) -> Any:
+    session = db.session
+    found = boards.find(session, Board, board_id)
+    count, removed = boards.pin_counts(session, board_id)
+    return jsonify({**board_json(found, count), "removed": removed})
+
+
+@blueprint.get("/boards/<object_id(2):board_id>/pins")
+def list_pins(board_id: int) -> ResponseReturnValue:
+    """Return the pins of a board in order, a page at a time."""
+    session = db.session
+    boards.find(session, Board, board_id)
+    page = boards.pin_page(session, board_id, request.args.get("after"))
+    return jsonify(pins=[pin_json(pin) for pin in page.pins], next=page.next)
+
+
+@blueprint.get("/boards/<object_id(2):board_id>/removed")
+def list_removed(board_id: int) -> ResponseReturnValue:
+    """Return the pins that were removed from a board."""
+    user_id, session = require_user(), db.session
+    if boards.find(session, Board, board_id).user_id != user_id:
+        raise ForbiddenError("This board belongs to somebody else.")
+    found = boards.removed_pins(session, board_id)
+    return jsonify(pins=[pin_json(pin) for pin in found])
+
+
+@blueprint.post("/boards/<object_id(2):board_id>/moves")
+def move(board_id: int) -> ResponseReturnValue:
+    """Put ``pin`` between ``before`` and ``after``, or next to one."""
+    user_id, body = require_user(), _body()
+    pin_id = _id(body, "pin")
+    before, after = _id(body, "before"), _id(body, "after")
+    if pin_id is None or (before is None and after is None):
+        raise MalformedError("A move names a pin and a neighbour.")
+    sequence = db.run(
+        boards.move_pin, user_id, board_id, pin_id, before, after
+    )
+    return jsonify(id=str(pin_id), sequence=str(sequence))
+
+
+# -- pins
+
+
+@blueprint.post("/boards/<object_id(2):board_id>/pins")
+def add_pin(board_id: int) -> ResponseReturnValue:
+    """Put a pin on top of a board."""
+    user_id, body = require_user(), _body()
+    entered = read_pin(
+        _text(body, "link"), _text(body, "title"), _text(body, "details")
+    )
+    pin_id = db.run(boards.add_pin, user_id, board_id, entered)
+    return _pin(pin_id), 201
+
+
+@blueprint.get("/pins/<object_id(1):pin_id>")
+def pin(pin_id: int) -> ResponseReturnValue:
+    """Return a pin."""
+    return _pin(pin_id)
+
+
+@blueprint.patch("/pins/<object_id(1):pin_id>")
+def edit_pin(pin_id: int) -> ResponseReturnValue:
+    """Change link, title or description of a pin."""
+    user_id, body = require_user(), _body()
+    found = boards.find(db.session, Pin, pin_id)
+    entered = read_pin(
+        _text(body, "link", found.link),
+        _text(body, "title", found.title),
+        _text(body, "details", found.details),
+    )
+    db.run(boards.edit_pin, user_id, pin_id, entered)
+    db.session.expire_all()
+    return _pin(pin_id)
+
+
+@blueprint.delete("/pins/<object_id(1):pin_id>")
+def remove_pin(pin_id: int) -> ResponseReturnValue:
+    """Remove a pin; it can be restored."""
+    db.run(boards.remove_pin, require_user(), pin_id)
+    return "", 204
+
+
+@blueprint.post("/pins/<object_id(1):pin_id>/restore")
+def restore_pin(pin_id: int) -> ResponseReturnValue:
+    """Restore a removed pin to its place."""
+    db.run(boards.restore_pin, require_user(), pin_id)
+    return _pin(pin_id)
+
+
+def _pin(pin_id: int) -> Any:
+    return jsonify(pin_json(boards.find(db.session, Pin, pin_id)))
+
+
+# -- the rest
+
+
+@blueprint.post("/imports")
+def import_file() -> ResponseReturnValue:
+    """Begin the import of the bookmark file that is ``file``."""
+    user_id = require_user()
+    file = request.files.get("file")
+    if file is None or not file.filename:
+        raise InvalidInputError("Choose a file.", field="file")
+    progress = importer().start(user_id, importing.read_upload(file.stream))
+    location = url_for("api.import_progress", key=progress.key)
+    return jsonify(progress.as_json()), 202, {"Location": location}
+
+
+@blueprint.get("/imports/<key>")
+def import_progress(key: str) -> ResponseReturnValue:
+    """Return how far an import is."""
+    return jsonify(importer().progress(key, require_user()).as_json())
+
+
+@blueprint.get("/where/<object_id:object_id>")
+def where(object_id: int) -> ResponseReturnValue:
+    """Return where the object of an id lives, if there is one."""
+    return jsonify(where_is(db.cluster, object_id).as_json())

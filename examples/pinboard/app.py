@@ -1,0 +1,57 @@
+"""The application: its parts put together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from flask import Flask
+
+from examples.pinboard import answers
+from examples.pinboard import api
+from examples.pinboard import database
+from examples.pinboard import pages
+from examples.pinboard import security
+from examples.pinboard import showing
+from sqla_shard import Cluster
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    cluster: Cluster,
+    *,
+    secret_key: str | bytes | None = None,
+    testing: bool = False,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+) -> Flask:
+    """Return the application over a cluster, whose tables are there.
+
+    :param cluster: with a keyspace of objects and a global one; whoever
+        made it closes it.
+    :param secret_key: signs the cookies; by default random, so that a
+        restart signs everybody out.
+    :param testing: let errors of the program pass to the test client.
+    :param hosts: names that the application is called by; others are
+        refused, since a page elsewhere could have given itself our address.
+    """
+    app = Flask(__name__)
+    app.config.update(
+        SECRET_KEY=secret_key or secrets.token_bytes(32),
+        TESTING=testing,
+        TRUSTED_HOSTS=list(hosts),
+    )
+    app.jinja_options["trim_blocks"] = True
+    app.jinja_options["lstrip_blocks"] = True
+    app.jinja_env.globals.update(
+        current_user=security.current_user,
+        hue_of=showing.hue_of,
+        letter_of=showing.letter_of,
+        pin_json=showing.pin_json,
+    )
+    security.protect(app)
+    database.connect(app, cluster)
+    app.register_blueprint(pages.blueprint)
+    app.register_blueprint(api.blueprint)
+    answers.register(app)
+    return app

@@ -1,0 +1,321 @@
+"""Boards and pins: what the application does, each in one transaction.
+
+Functions of a session, without a word about HTTP.  Those that write are for
+:meth:`sqla_shard.Cluster.run`, which repeats the victim of a deadlock, so
+they do nothing else, check the owner themselves, and return plain values.
+
+A removed pin is inactive, keeps its row in ``board_has_pins``, and gets one
+in ``board_has_removed_pins``.  So it comes back to the place that it had,
+and the pins that were its neighbours can be moved meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import TypeVar
+
+from examples.pinboard.errors import ConflictError
+from examples.pinboard.errors import ForbiddenError
+from examples.pinboard.errors import NotFoundError
+from examples.pinboard.inputs import BoardInput
+from examples.pinboard.inputs import PinInput
+from examples.pinboard.models import Board
+from examples.pinboard.models import BoardHasPins
+from examples.pinboard.models import BoardHasRemovedPins
+from examples.pinboard.models import Pin
+from examples.pinboard.models import User
+from examples.pinboard.models import UserHasBoards
+from sqla_shard import ShardSession
+from sqla_shard import unpack
+from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import InvalidMoveError
+from sqla_shard.exc import MissingTargetError
+from sqla_shard.exc import StaleNeighbourError
+from sqla_shard.exc import UnknownShardError
+
+__all__ = [
+    "PAGE",
+    "BoardTile",
+    "PinPage",
+    "add_board",
+    "add_pin",
+    "add_pins",
+    "board_tiles",
+    "edit_board",
+    "edit_pin",
+    "find",
+    "move_pin",
+    "pin_counts",
+    "pin_page",
+    "position_of",
+    "remove_pin",
+    "removed_pins",
+    "restore_pin",
+]
+
+PAGE = 24
+"""Pins of a page; a multiple of 2, 3 and 4, so that rows are full."""
+MAX_REMOVED = 100
+"""Removed pins that are listed, the latest."""
+_ROUNDS = 8
+
+T = TypeVar("T", User, Board, Pin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinPage:
+    """Some pins of a board, in order.
+
+    :ivar next: bookmark of those after them; None at the end.
+    """
+
+    pins: list[Pin]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardTile:
+    """A board, how many pins it shows, and the first of them."""
+
+    board: Board
+    count: int
+    pins: list[Pin]
+
+
+# -- reading
+
+
+def find(
+    session: ShardSession, cls: type[T], object_id: int, **options: Any
+) -> T:
+    """Return an object.
+
+    :param options: for :meth:`sqlalchemy.orm.Session.get`.
+    :raises NotFoundError: when there is none of that class and id, which
+        may be an id of another class, of a shard that is not open, or of
+        none at all.
+    """
+    try:
+        found = session.get(cls, object_id, **options)
+    except (InvalidIdError, UnknownShardError):
+        found = None
+    if found is None:
+        raise NotFoundError(f"There is no such {cls.__name__.lower()}.")
+    return found
+
+
+def pin_page(
+    session: ShardSession, board_id: int, after: str | None = None
+) -> PinPage:
+    """Return a page of the pins of a board.
+
+    Removed pins leave gaps in the pages of the mapping; so it reads on,
+    some rounds at most, until there is something to show.
+
+    :param after: bookmark of the page before.
+    :raises InvalidBookmarkError: when it is none of this board.
+    """
+    pins: list[Pin] = []
+    for _ in range(_ROUNDS):
+        page = BoardHasPins.page(
+            session, board_id, limit=PAGE, after=after, targets=True
+        )
+        pins += [row.target for row in page if row.target is not None]
+        after = page.next
+        if after is None or len(pins) >= PAGE // 2:
+            break
+    return PinPage(pins=pins, next=after)
+
+
+def removed_pins(session: ShardSession, board_id: int) -> list[Pin]:
+    """Return the pins that were removed from a board, the latest first."""
+    page = BoardHasRemovedPins.page(session, board_id, limit=MAX_REMOVED)
+    ids = [row.pin_id for row in page]
+    found = session.get_many(
+        Pin, ids, execution_options={"include_inactive": True}
+    )
+    return [pin for pin in found if pin is not None and not pin.active]
+
+
+def pin_counts(session: ShardSession, board_id: int) -> tuple[int, int]:
+    """Return how many pins a board shows, and how many were removed."""
+    removed = BoardHasRemovedPins.count(session, board_id)
+    return BoardHasPins.count(session, board_id) - removed, removed
+
+
+def board_tiles(
+    session: ShardSession, user_id: int, after: str | None = None
+) -> tuple[list[BoardTile], str | None]:
+    """Return some boards of a user with their first pins, and a bookmark.
+
+    :raises InvalidBookmarkError: when ``after`` is none of this user.
+    """
+    page = UserHasBoards.page(
+        session, user_id, limit=PAGE, after=after, targets=True
+    )
+    boards = [row.target for row in page if row.target is not None]
+    pages = BoardHasPins.pages(
+        session, [board.id for board in boards], limit=6, targets=True
+    )
+    tiles = []
+    for board in boards:
+        pins = [row.target for row in pages[board.id]]
+        tiles.append(
+            BoardTile(
+                board=board,
+                count=pin_counts(session, board.id)[0],
+                pins=[pin for pin in pins if pin is not None][:4],
+            )
+        )
+    return tiles, page.next
+
+
+def position_of(session: ShardSession, pin: Pin) -> int | None:
+    """Return the sequence of a pin on its board."""
+    return BoardHasPins.position(session, pin.board_id, pin.id)
+
+
+# -- writing
+
+
+def _own_board(session: ShardSession, user_id: int, board_id: int) -> Board:
+    board = find(session, Board, board_id)
+    if board.user_id != user_id:
+        raise ForbiddenError("This board belongs to somebody else.")
+    return board
+
+
+def _own_pin(
+    session: ShardSession, user_id: int, pin_id: int, **options: Any
+) -> Pin:
+    pin = find(session, Pin, pin_id, **options)
+    _own_board(session, user_id, pin.board_id)
+    return pin
+
+
+def add_board(session: ShardSession, user_id: int, entered: BoardInput) -> int:
+    """Write a board, on top of the others, and return its id."""
+    user = find(session, User, user_id)
+    board = Board(
+        user_id=user.id, title=entered.title, details=entered.details
+    )
+    session.add(board)
+    session.flush()  # now it has its id
+    UserHasBoards.append(session, user.id, board.id)
+    return board.id
+
+
+def edit_board(
+    session: ShardSession, user_id: int, board_id: int, entered: BoardInput
+) -> None:
+    """Change title and description of a board."""
+    board = _own_board(session, user_id, board_id)
+    board.title = entered.title
+    board.details = entered.details
+
+
+def add_pin(
+    session: ShardSession, user_id: int, board_id: int, entered: PinInput
+) -> int:
+    """Write a pin, on top of its board, and return its id."""
+    return add_pins(session, user_id, board_id, [entered])[0]
+
+
+def add_pins(
+    session: ShardSession,
+    user_id: int,
+    board_id: int,
+    entered: Iterable[PinInput],
+) -> Sequence[int]:
+    """Write pins and return their ids; the last one ends on top."""
+    board = _own_board(session, user_id, board_id)
+    pins = [
+        Pin(
+            board_id=board.id,
+            link=one.link,
+            title=one.title,
+            details=one.details,
+        )
+        for one in entered
+    ]
+    session.add_all(pins)
+    session.flush()
+    ids = [pin.id for pin in pins]
+    BoardHasPins.append_many(session, board.id, ids)
+    return ids
+
+
+def edit_pin(
+    session: ShardSession, user_id: int, pin_id: int, entered: PinInput
+) -> int:
+    """Change a pin and return the id of its board."""
+    pin = _own_pin(session, user_id, pin_id)
+    pin.link = entered.link
+    pin.title = entered.title
+    pin.details = entered.details
+    return pin.board_id
+
+
+def remove_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
+    """Hide a pin, which keeps its place, and return the id of its board.
+
+    :raises NotFoundError: when it is removed already, too.
+    """
+    pin = _own_pin(session, user_id, pin_id)
+    pin.deactivate()
+    BoardHasRemovedPins.append(session, pin.board_id, pin.id)
+    return pin.board_id
+
+
+def restore_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
+    """Show a pin again, in its place, and return the id of its board.
+
+    One that is not removed stays as it is.
+    """
+    pin = _own_pin(
+        session,
+        user_id,
+        pin_id,
+        execution_options={"include_inactive": True},
+    )
+    pin.restore()
+    BoardHasRemovedPins.remove(session, pin.board_id, pin.id)
+    return pin.board_id
+
+
+def move_pin(
+    session: ShardSession,
+    user_id: int,
+    board_id: int,
+    pin_id: int,
+    before: int | None,
+    after: int | None,
+) -> int:
+    """Put a pin between two others and return its new position.
+
+    :param before: the pin that is ahead of it then.
+    :param after: the pin that is behind it then.
+    :raises ConflictError: when one of them is no longer where the user saw
+        it.
+    """
+    _own_board(session, user_id, board_id)
+    neighbours = [one for one in (before, after) if one is not None]
+    ids = [pin_id, *neighbours]
+    for object_id in ids:
+        if unpack(object_id).type_id != 1:
+            raise NotFoundError("There is no such pin.")
+    if None in session.get_many(Pin, ids):
+        raise ConflictError("A pin was removed meanwhile.")
+    try:
+        return BoardHasPins.move(
+            session, board_id, pin_id, before=before, after=after
+        )
+    except (StaleNeighbourError, MissingTargetError) as error:
+        raise ConflictError(
+            "Somebody moved these pins meanwhile."
+        ) from error
+    except InvalidMoveError as error:
+        raise ConflictError("A pin cannot be moved next to itself.") from error

@@ -1,0 +1,84 @@
+"""What is refused, with the HTTP status that says so.
+
+The services raise these; what is shown for them, a page or JSON, is the
+affair of :mod:`.answers`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConflictError",
+    "ForbiddenError",
+    "InvalidInputError",
+    "MalformedError",
+    "NotFoundError",
+    "PinboardError",
+    "SignedOutError",
+]
+
+
+class PinboardError(Exception):
+    """Base; the message is for the user.
+
+    :ivar status: of the HTTP response.
+    :ivar code: the same for programs.
+    """
+
+    status = 500
+    code = "error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class MalformedError(PinboardError):
+    """Raised when a request is not what the API understands."""
+
+    status = 400
+    code = "malformed"
+
+
+class SignedOutError(PinboardError):
+    """Raised when nobody is chosen and somebody has to be."""
+
+    status = 401
+    code = "signed_out"
+
+    def __init__(self) -> None:
+        super().__init__("Choose who you are first.")
+
+
+class ForbiddenError(PinboardError):
+    """Raised when a user changes what belongs to another."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFoundError(PinboardError):
+    """Raised when there is no such object, or it was removed."""
+
+    status = 404
+    code = "not_found"
+
+
+class ConflictError(PinboardError):
+    """Raised when what the user saw is no longer so."""
+
+    status = 409
+    code = "conflict"
+
+
+class InvalidInputError(PinboardError):
+    """Raised when a value cannot be stored.
+
+    :ivar field: name of the input.
+    """
+
+    status = 422
+    code = "invalid"
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field

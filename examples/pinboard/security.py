@@ -1,0 +1,117 @@
+"""Who is signed in, and what every response says to the browser.
+
+There are no passwords: whoever opens the page chooses one of the sample
+users.  What follows from the choice is real: it is kept in a signed cookie,
+every write wants a CSRF token (Flask-WTF's) and the owner.
+"""
+
+from __future__ import annotations
+
+from flask import Flask
+from flask import request
+from flask import Response
+from flask import session
+from flask_wtf import CSRFProtect
+
+from examples.pinboard.errors import SignedOutError
+
+__all__ = [
+    "MAX_UPLOAD",
+    "choose",
+    "current_user",
+    "leave",
+    "protect",
+    "require_user",
+]
+
+MAX_REQUEST = 64 * 1024
+"""Bytes of a request, but for uploads."""
+MAX_UPLOAD = 4 * 1024 * 1024
+
+_UPLOADS = ("pages.import_file", "api.import_file")
+
+# Only what comes from here: no inline script or style either, so that a text
+# that got past the escaping would do nothing.
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+def protect(app: Flask) -> None:
+    """Give an application its limits, CSRF tokens and headers."""
+    app.config.update(
+        MAX_CONTENT_LENGTH=MAX_REQUEST,
+        MAX_FORM_PARTS=50,
+        SESSION_COOKIE_NAME="pinboard",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Lax",
+        # As long as the session: a board is left open for days.
+        WTF_CSRF_TIME_LIMIT=None,
+        WTF_CSRF_HEADERS=["X-CSRF-Token"],
+    )
+    # Before that of CSRFProtect, which reads the form.
+    app.before_request(_allow_upload)
+    CSRFProtect(app)
+    app.after_request(_add_headers)
+
+
+def _allow_upload() -> None:
+    if request.endpoint in _UPLOADS:
+        request.max_content_length = MAX_UPLOAD
+
+
+def _add_headers(response: Response) -> Response:
+    for name, value in _HEADERS.items():
+        response.headers[name] = value
+    if request.endpoint != "static":
+        # With the token of the session, and boards as others moved them.
+        response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def choose(user_id: int, name: str) -> None:
+    """Sign a user in, with a session that has nothing of the one before."""
+    session.clear()
+    # As a string: cookies are JSON.
+    session["user_id"] = str(user_id)
+    session["user_name"] = name
+
+
+def leave() -> None:
+    """Sign the user out."""
+    session.clear()
+
+
+def current_user() -> int | None:
+    """Return the id of the user; None when nobody is chosen."""
+    user_id = session.get("user_id")
+    return None if user_id is None else int(user_id)
+
+
+def require_user() -> int:
+    """Return the id of the user.
+
+    :raises SignedOutError: when nobody is chosen.
+    """
+    user_id = current_user()
+    if user_id is None:
+        raise SignedOutError
+    return user_id

@@ -1,0 +1,56 @@
+"""Pins and boards as templates and the API show them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from examples.pinboard.inputs import host_of
+from examples.pinboard.models import Board
+from examples.pinboard.models import Pin
+
+__all__ = ["HUES", "board_json", "hue_of", "letter_of", "pin_json"]
+
+HUES = 24
+"""Colours that ``pinboard.css`` has."""
+
+
+def hue_of(text: str) -> int:
+    """Return the colour of a host: always the same, 0 to 23."""
+    # Not hash(), which is another in each process.
+    return zlib.crc32(text.encode()) % HUES
+
+
+def letter_of(text: str) -> str:
+    """Return the letter that stands for a host or a name."""
+    return next((c for c in text if c.isalnum()), "?").upper()[:1]
+
+
+def pin_json(pin: Pin) -> dict[str, Any]:
+    """Return a pin for the API; ids are strings, since they exceed 2**53."""
+    host = host_of(pin.link)
+    return {
+        "id": str(pin.id),
+        "board_id": str(pin.board_id),
+        "link": pin.link,
+        "host": host,
+        "title": pin.title or host,
+        "details": pin.details,
+        "hue": hue_of(host),
+        "letter": letter_of(host),
+        "removed": not pin.active,
+    }
+
+
+def board_json(board: Board, count: int) -> dict[str, Any]:
+    """Return a board for the API.
+
+    :param count: of the pins that it shows.
+    """
+    return {
+        "id": str(board.id),
+        "user_id": str(board.user_id),
+        "title": board.title,
+        "details": board.details,
+        "count": count,
+    }

@@ -1,0 +1,149 @@
+"""Where an object lives, for the panel that shows it.
+
+All of it is in the id and the topology; nothing is looked up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from examples.pinboard.errors import NotFoundError
+from examples.pinboard.models import Base
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import UnknownShardError
+from sqla_shard.ids import LOCAL_BITS
+from sqla_shard.ids import SHARD_SHIFT
+from sqla_shard.ids import TYPE_SHIFT
+
+__all__ = ["Bits", "Where", "where_is"]
+
+_NAMES = {
+    mapper.class_.__sqla_shard__.type_id: mapper.class_
+    for mapper in Base.registry.mappers
+    if issubclass(mapper.class_, ObjectMixin)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bits:
+    """A part of an id.
+
+    :ivar name: reserved, shard, type or local.
+    :ivar first: number of its highest bit, 63 or less.
+    :ivar last: number of its lowest bit.
+    :ivar bits: the digits 0 and 1, the highest first.
+    """
+
+    name: str
+    value: int
+    first: int
+    last: int
+    bits: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where an object lives.
+
+    :ivar parts: of the id, the highest first; 64 bits together.
+    :ivar kind: name of its class.
+    :ivar table: that its row is in.
+    :ivar server: name of the physical server; never its address.
+    :ivar ranges: the virtual shards of that server.
+    :ivar database: on the server; on SQLite folder and file.
+    :ivar epoch: version of the topology that says so.
+    """
+
+    object_id: int
+    parts: tuple[Bits, ...]
+    kind: str
+    table: str
+    keyspace: str
+    shard_id: int
+    local_id: int
+    server: str
+    ranges: str
+    database: str
+    shards: int
+    servers: int
+    epoch: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for the API; the id exceeds 2**53, so as a string."""
+        return {
+            "id": str(self.object_id),
+            "kind": self.kind,
+            "parts": [
+                {
+                    "name": part.name,
+                    "value": str(part.value),
+                    "bits": [part.first, part.last],
+                }
+                for part in self.parts
+            ],
+            "keyspace": self.keyspace,
+            "shard": self.shard_id,
+            "server": self.server,
+            "server_shards": self.ranges,
+            "database": self.database,
+            "table": self.table,
+            "local_id": str(self.local_id),
+            "epoch": self.epoch,
+        }
+
+
+def where_is(cluster: Cluster, object_id: int) -> Where:
+    """Tell where the object of an id lives, if there is one.
+
+    :raises NotFoundError: when it is no id of ours.
+    """
+    try:
+        explained = cluster.explain(object_id)
+    except (InvalidIdError, UnknownShardError):
+        raise NotFoundError("There is no such object.") from None
+    parts, (target,) = explained.object_id, explained.targets
+    assert parts is not None
+    cls = _NAMES.get(parts.type_id)
+    if cls is None:
+        raise NotFoundError("There is no such object.")
+    keyspace = cluster.topology.keyspace(str(explained.keyspace))
+    server = keyspace.server_for(target.shard_id)
+    return Where(
+        object_id=object_id,
+        parts=(
+            _bits("reserved", 0, 64, 62),
+            _bits("shard", parts.shard_id, 62, SHARD_SHIFT),
+            _bits("type", parts.type_id, SHARD_SHIFT, TYPE_SHIFT),
+            _bits("local", parts.local_id, LOCAL_BITS, 0),
+        ),
+        kind=cls.__name__,
+        table=cls.__tablename__,
+        keyspace=keyspace.name,
+        shard_id=parts.shard_id,
+        local_id=parts.local_id,
+        server=target.server,
+        ranges=" and ".join(map(str, server.shards)),
+        database=_short(target.database),
+        shards=keyspace.shards,
+        servers=len(keyspace.servers),
+        epoch=cluster.topology.epoch,
+    )
+
+
+def _bits(name: str, value: int, above: int, last: int) -> Bits:
+    return Bits(
+        name=name,
+        value=value,
+        first=above - 1,
+        last=last,
+        bits=f"{value:0{above - last}b}",
+    )
+
+
+def _short(database: str) -> str:
+    # A file's whole path would tell strangers of the machine's directories.
+    return "/".join(PurePath(database).parts[-2:])
