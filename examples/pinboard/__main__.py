@@ -116,9 +116,7 @@ def run(chosen: argparse.Namespace) -> None:
             f"{len(keyspace.servers)} servers; {made} new sample users",
             flush=True,
         )
-        serve(
-            create_app(cluster), chosen.port, browse=not chosen.no_browser
-        )
+        serve(create_app(cluster), chosen.port, browse=not chosen.no_browser)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

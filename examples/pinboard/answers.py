@@ -88,9 +88,7 @@ def _bad_token(error: CSRFError) -> ResponseReturnValue:
 
 
 def _bad_bookmark(error: InvalidBookmarkError) -> ResponseReturnValue:
-    return _answer(
-        400, "bad_bookmark", "This bookmark is none of this board."
-    )
+    return _answer(400, "bad_bookmark", "This bookmark is none of this board.")
 
 
 def _http(error: HTTPException) -> ResponseReturnValue:

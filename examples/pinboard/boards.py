@@ -314,8 +314,6 @@ def move_pin(
             session, board_id, pin_id, before=before, after=after
         )
     except (StaleNeighbourError, MissingTargetError) as error:
-        raise ConflictError(
-            "Somebody moved these pins meanwhile."
-        ) from error
+        raise ConflictError("Somebody moved these pins meanwhile.") from error
     except InvalidMoveError as error:
         raise ConflictError("A pin cannot be moved next to itself.") from error

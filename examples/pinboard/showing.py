@@ -22,22 +22,23 @@ def hue_of(text: str) -> int:
 
 
 def letter_of(text: str) -> str:
-    """Return the letter that stands for a host or a name."""
+    """Return the letter that stands for a title or a name."""
     return next((c for c in text if c.isalnum()), "?").upper()[:1]
 
 
 def pin_json(pin: Pin) -> dict[str, Any]:
     """Return a pin for the API; ids are strings, since they exceed 2**53."""
     host = host_of(pin.link)
+    title = pin.title or host
     return {
         "id": str(pin.id),
         "board_id": str(pin.board_id),
         "link": pin.link,
         "host": host,
-        "title": pin.title or host,
+        "title": title,
         "details": pin.details,
         "hue": hue_of(host),
-        "letter": letter_of(host),
+        "letter": letter_of(title),
         "removed": not pin.active,
     }
 
