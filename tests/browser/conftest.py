@@ -1,0 +1,132 @@
+"""A real browser for the pinboard, and what it must never do.
+
+It is Chromium of the system (``SQLA_SHARD_CHROMIUM`` names another), driven
+by Playwright, without a window and with a new profile.  Without it the tests
+are skipped, and the last lines of the run say so; with ``CI=true`` they fail,
+since a run that tests nothing would look like a good one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.testing import sqlite_topology
+from tests.browser.serving import Site
+from tests.browser.watching import Visitor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+_MARK = "pinboard: no browser: "
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-proxy-server",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Iterator[None]:
+    yield
+    reasons = [
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    ]
+    missing = [r.split(_MARK)[1] for r in reasons if _MARK in r]
+    if missing:
+        terminalreporter.write_line(
+            f"pinboard: {len(missing)} browser tests skipped for lack of a "
+            f"browser. {missing[0]}",
+            yellow=True,
+        )
+
+
+def _program() -> str:
+    """Return the path of the browser, or skip or fail the test."""
+    named = os.environ.get("SQLA_SHARD_CHROMIUM")
+    found = filter(None, map(shutil.which, [named] if named else _NAMES))
+    program = next(found, None)
+    if importlib.util.find_spec("playwright") is None:
+        reason = "Playwright is not installed: pip install --group browser"
+    elif program is None:
+        reason = "Chromium is not installed: apt-get install chromium"
+    else:
+        return program
+    if os.environ.get("CI") == "true":
+        pytest.fail(_MARK + reason, pytrace=False)
+    pytest.skip(_MARK + reason)
+
+
+# Not for the whole session: while it runs, Playwright has an event loop in
+# this thread, and tests elsewhere could not start one.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A browser, without a window and with a new profile."""
+    program = _program()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=_ARGUMENTS
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The pinboard on SQLite: two servers with eight virtual shards."""
+    directory = tmp_path_factory.mktemp("pinboard")
+    document = sqlite_topology(directory, 2, 8, main=True)
+    with Cluster.from_topology(document) as cluster, Site(cluster) as site:
+        site.create_tables()
+        yield site
+
+
+@pytest.fixture
+def visitor(
+    chromium: Browser,
+) -> Iterator[Callable[..., Visitor]]:
+    """Make people with a browser each; afterwards, look what it noticed.
+
+    Such as errors in its console, violations of the page's own content
+    security policy, and requests to anywhere but the site.
+    """
+    visitors: list[Visitor] = []
+
+    def enter(site: Site, **options: Any) -> Visitor:
+        visitors.append(Visitor(chromium, site, **options))
+        return visitors[-1]
+
+    yield enter
+    for one in visitors:
+        one.close()
+    for one in visitors:
+        assert one.noticed == []

@@ -1,0 +1,134 @@
+"""The pinboard behind a port of 127.0.0.1, and what is in its database."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler
+
+from examples.pinboard.app import create_app
+from examples.pinboard.boards import add_board
+from examples.pinboard.boards import add_pins
+from examples.pinboard.database import importer
+from examples.pinboard.inputs import BoardInput
+from examples.pinboard.inputs import PinInput
+from examples.pinboard.models import Base
+from examples.pinboard.models import BoardHasPins
+from examples.pinboard.models import Person
+from examples.pinboard.models import User
+from sqla_shard import Cluster
+from sqla_shard import ShardSession
+
+__all__ = ["Site", "pins"]
+
+
+class _Quiet(WSGIRequestHandler):
+    """Answers as usual, and logs errors only."""
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        pass
+
+
+class Site:
+    """The application over a cluster, served by a thread of this process.
+
+    :param cluster: closed by whoever made it, after the site.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._app = create_app(cluster, secret_key="of the tests")
+        self._server = make_server(
+            "127.0.0.1",
+            0,
+            self._app,
+            threaded=True,
+            request_handler=_Quiet,
+        )
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._names = (f"user {n}" for n in itertools.count(1))
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Site:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        with self._app.app_context():
+            importer().close()
+
+    def create_tables(self) -> None:
+        """Create them on every virtual shard."""
+        self.cluster.create_all(Base.metadata)
+
+    def add_user(
+        self, name: str | None = None, shard_id: int | None = None
+    ) -> tuple[str, int]:
+        """Write a user, and return name and id."""
+        name = name or next(self._names)
+        user_id = self.cluster.run(_add_user, name, shard_id)
+        self.cluster.run(_add_person, name, user_id)
+        return name, user_id
+
+    def add_board(
+        self, user_id: int, title: str, entered: Sequence[PinInput]
+    ) -> int:
+        """Write a board whose pins are in this order, and return its id."""
+        return self.cluster.run(_add_board, user_id, title, entered)
+
+    def order(self, board_id: int) -> list[str]:
+        """Return the ids of the pins of a board, as the database has them."""
+        with self.cluster.session() as session:
+            rows = BoardHasPins.iterate(session, board_id)
+            return [str(row.pin_id) for row in rows]
+
+
+def _add_user(session: ShardSession, name: str, shard_id: int | None) -> int:
+    user = User(name=name, about="Made by the tests.")
+    if shard_id is not None:
+        user = User(name=name, about=user.about, shard_id=shard_id)
+    session.add(user)
+    session.flush()
+    return user.id
+
+
+def _add_person(session: ShardSession, name: str, user_id: int) -> None:
+    session.add(Person(name=name, user_id=user_id, about="Made by the tests."))
+
+
+def _add_board(
+    session: ShardSession,
+    user_id: int,
+    title: str,
+    entered: Sequence[PinInput],
+) -> int:
+    board_id = add_board(
+        session, user_id, BoardInput(title=title, details="Of the tests.")
+    )
+    # The last one ends on top.
+    add_pins(session, user_id, board_id, entered[::-1])
+    return board_id
+
+
+def pins(count: int, name: str = "Pin") -> list[PinInput]:
+    """Return pins to enter, numbered from 1."""
+    return [
+        PinInput(
+            link=f"https://{number % 7}.example.com/{number}",
+            title=f"{name} {number}",
+            details=f"What is said of {name} {number}.",
+        )
+        for number in range(1, count + 1)
+    ]

@@ -1,0 +1,184 @@
+"""Each page, on a desktop and on a phone, by day and by night.
+
+Pictures are kept in ``artefacts/browser``, for people to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.pinboard.inputs import PinInput
+from examples.quickstart.bookmarks import read_folders
+from tests.browser.serving import Site
+from tests.browser.watching import DESKTOP
+from tests.browser.watching import PHONE
+from tests.browser.watching import Visitor
+
+BOOKMARKS = Path(__file__).parents[2] / "examples" / "bookmarks.html"
+LONG = PinInput(
+    link="https://a-very-long-name.of-a-host.example.com/" + "path/" * 40,
+    title="Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeam"
+    "tengesellschaft and what else there is to say of it in a title",
+    details="w" * 300 + " and words " * 40,
+)
+
+# What stands out to the right although the page as a whole does not scroll.
+WIDE = """() => [...document.querySelectorAll("main *")].filter((element) => {
+    const box = element.getBoundingClientRect();
+    if (!box.width || element.closest(".sr")) return false;
+    if (box.right <= innerWidth + 1) return false;
+    for (let up = element.parentElement; up; up = up.parentElement)
+        if (getComputedStyle(up).overflowX !== "visible") return false;
+    return true;
+}).map((element) => element.outerHTML.slice(0, 100))"""
+
+# The colour behind the page, as the brightness that is seen, from 0 to 1.
+BRIGHTNESS = """() => {
+    const canvas = document.createElement("canvas").getContext("2d");
+    for (const element of [document.body, document.documentElement]) {
+        const colour = getComputedStyle(element).backgroundColor;
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+        if (a) return (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255;
+    }
+    return matchMedia("(prefers-color-scheme: dark)").matches ? 0 : 1;
+}"""
+
+
+@pytest.fixture(scope="module")
+def sample(site: Site) -> Any:
+    """A user with the boards of our bookmark file, and one of the worst."""
+    name, user_id = site.add_user("Ada")
+    with BOOKMARKS.open("rb") as file:
+        folders = [f for f in read_folders(file) if f.links]
+    ids = [
+        site.add_board(
+            user_id,
+            " / ".join(folder.path) or "Unsorted",
+            [
+                PinInput(link=link.url, title=link.title, details=link.details)
+                for link in folder.links
+            ],
+        )
+        for folder in folders
+    ]
+    worst = site.add_board(user_id, LONG.title, [LONG] * 3)
+    empty = site.add_board(user_id, "Nothing yet", [])
+    return name, max(ids, key=lambda one: len(site.order(one))), worst, empty
+
+
+@pytest.fixture(params=["desktop", "phone"])
+def device(request: pytest.FixtureRequest) -> Iterator[Any]:
+    return request.param, {"desktop": DESKTOP, "phone": PHONE}[request.param]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page(
+    site: Site,
+    sample: Any,
+    device: Any,
+    scheme: str,
+    visitor: Callable[..., Visitor],
+) -> None:
+    kind, options = device
+    name, board, worst, empty = sample
+    one = visitor(site, color_scheme=scheme, **options)
+    page = one.page
+
+    def look(title: str) -> None:
+        one.picture(f"{title}-{kind}-{scheme}")
+        assert page.title()
+        assert page.evaluate(
+            "document.documentElement.scrollWidth <= innerWidth"
+        ), f"{title} scrolls sideways"
+        assert page.evaluate(WIDE) == [], title
+        brightness = page.evaluate(BRIGHTNESS)
+        assert brightness > 0.8 if scheme == "light" else brightness < 0.2
+
+    page.goto("/")
+    one.at("users")
+    look("users")
+    one.enter_as(name)
+    look("boards")
+    one.open_board(board)
+    look("board")
+    pin = one.order()[1]
+    one.card(pin).locator('[data-action="where"]').click()
+    page.locator("[data-where]").first.wait_for()
+    page.screenshot(
+        path=one.picture(f"where-sheet-{kind}-{scheme}"), full_page=False
+    )
+    page.goto(f"/where/{pin}")
+    one.at("where")
+    look("where")
+    page.goto(f"/pins/{pin}/edit")
+    one.at("pin-edit")
+    look("pin-edit")
+    page.goto(f"/boards/{worst}")
+    one.at("board")
+    look("board-worst")
+    page.goto(f"/boards/{empty}")
+    one.at("board")
+    look("board-empty")
+    page.goto("/import")
+    one.at("import")
+    look("import")
+    one.expected = {400, 404, 422}
+    page.goto(f"/boards/{board}")
+    form = page.locator('form[data-form="add-pin"]')
+    form.locator('[name="link"]').fill("javascript:alert(1)")
+    form.locator('[type="submit"]').click()
+    page.locator('[role="alert"]:visible').first.wait_for()
+    look("board-refused")
+    page.goto("/boards/1")
+    look("error")
+
+
+def test_removed_pins(
+    site: Site, sample: Any, device: Any, visitor: Callable[..., Visitor]
+) -> None:
+    kind, options = device
+    name, board, *_ = sample
+    one = visitor(site, **options)
+    one.enter_as(name)
+    one.open_board(board)
+    removed = one.order()[:2]
+    for pin in removed:
+        one.card(pin).locator('[data-action="remove"]').click()
+        one.card(pin).wait_for(state="detached")
+    one.picture(f"board-removed-{kind}")
+    one.page.goto(f"/boards/{board}/removed")
+    one.at("removed")
+    one.picture(f"removed-{kind}")
+    assert one.page.evaluate(
+        "document.documentElement.scrollWidth <= innerWidth"
+    )
+    for pin in removed:
+        row = one.page.locator(f'[data-removed-pin-id="{pin}"]')
+        row.locator('[data-action="restore"]').click()
+        row.wait_for(state="detached")
+        one.page.goto(f"/boards/{board}/removed")
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_a_page_works_without_its_script(
+    site: Site,
+    sample: Any,
+    visitor: Callable[..., Visitor],
+    javascript: bool,
+) -> None:
+    name, board, *_ = sample
+    one = visitor(site, java_script_enabled=javascript)
+    one.enter_as(name)
+    one.open_board(board)
+    form = one.page.locator('form[data-form="add-pin"]')
+    form.locator('[name="link"]').fill("example.com/a")
+    form.locator('[name="title"]').fill(f"Pinned {javascript}")
+    form.locator('[type="submit"]').click()
+    one.page.get_by_text(f"Pinned {javascript}").first.wait_for()

@@ -1,0 +1,201 @@
+"""Pins are added, edited, removed, restored; and all of them are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sqla_shard import unpack
+from tests.browser.serving import pins
+from tests.browser.serving import Site
+from tests.browser.watching import Visitor
+
+
+@pytest.fixture
+def board(site: Site, visitor: Callable[..., Visitor]) -> Any:
+    name, user_id = site.add_user()
+    board_id = site.add_board(user_id, "Editing", pins(3))
+    one = visitor(site)
+    one.enter_as(name)
+    one.open_board(board_id)
+    return one, board_id
+
+
+def enter(one: Visitor, form: str, **values: str) -> None:
+    """Fill in a form and send it."""
+    fields = one.page.locator(f'form[data-form="{form}"]')
+    for name, value in values.items():
+        fields.locator(f'[name="{name}"]').fill(value)
+    fields.locator('[type="submit"]').click()
+
+
+def test_add_edit_remove_restore(site: Site, board: Any) -> None:
+    one, board_id = board
+    before = one.order()
+    enter(
+        one,
+        "add-pin",
+        link="https://example.com/new?a=1&b=2",
+        title="A <b>new</b> & shiny one",
+        details='It\'s "quoted" <script>alert(1)</script>',
+    )
+    one.page.wait_for_function(
+        "document.querySelectorAll('[data-pins] [data-pin-id]').length == 4"
+    )
+    new, *rest = one.order()
+    assert rest == before
+    card = one.card(new)
+    assert "A <b>new</b> & shiny one" in card.inner_text()
+    assert "<script>alert(1)</script>" in card.inner_text()
+    link = card.locator("h2 a")
+    assert link.get_attribute("href") == "https://example.com/new?a=1&b=2"
+    assert "noopener" in str(link.get_attribute("rel"))
+
+    card.locator('[data-action="edit"]').click()
+    one.at("pin-edit")
+    enter(one, "edit-pin", title="Edited", details="Another text")
+    one.at("board")
+    assert one.order() == [new, *before]
+    assert "Edited" in one.card(new).inner_text()
+
+    middle = before[1]
+    one.card(middle).locator('[data-action="remove"]').click()
+    one.card(middle).wait_for(state="detached")
+    assert one.order() == [new, before[0], before[2]]
+    one.page.reload()
+    assert one.order() == [new, before[0], before[2]]
+
+    one.page.goto(f"/boards/{board_id}/removed")
+    one.at("removed")
+    row = one.page.locator(f'[data-removed-pin-id="{middle}"]')
+    row.locator('[data-action="restore"]').click()
+    row.wait_for(state="detached")
+    one.page.goto(f"/boards/{board_id}")
+    assert one.order() == [new, *before]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "javascript:alert(document.cookie)",
+        " JaVaScRiPt:alert(1)",
+        "java\tscript:alert(1)",
+        "data:text/html,<script>alert(1)</script>",
+    ],
+)
+def test_a_link_that_is_a_program_is_refused(board: Any, link: str) -> None:
+    one, board_id = board
+    before = one.order()
+    one.expected = {400, 422}
+    enter(one, "add-pin", link=link, title="A trap")
+    alert = one.page.locator('[role="alert"]:visible')
+    alert.first.wait_for()
+    assert "http" in alert.first.inner_text() or "link" in (
+        alert.first.inner_text()
+    )
+    # What was entered is still there to be corrected.
+    title = one.page.locator('form[data-form="add-pin"] [name="title"]')
+    assert title.input_value() == "A trap"
+    assert one.order() == before
+    one.page.goto(f"/boards/{board_id}")
+    assert one.order() == before
+
+
+def test_where_a_pin_lives(site: Site, board: Any) -> None:
+    one, _ = board
+    pin = one.order()[0]
+    parts = unpack(int(pin))
+    one.card(pin).locator('[data-action="where"]').click()
+    where = one.page.locator("[data-where]").first
+    where.wait_for()
+
+    def check() -> None:
+        shard = where.locator("[data-where-shard]")
+        assert shard.get_attribute("data-where-shard") == str(parts.shard_id)
+        local = where.locator("[data-where-local]")
+        assert local.get_attribute("data-where-local") == str(parts.local_id)
+        server = where.locator("[data-where-server]").get_attribute(
+            "data-where-server"
+        )
+        assert (server,) == site.cluster.explain(int(pin)).servers
+        assert pin in where.inner_text()
+
+    check()
+    one.page.goto(f"/where/{pin}")
+    one.at("where")
+    check()
+
+
+def test_scrolling_shows_every_pin_exactly_once(
+    site: Site, visitor: Callable[..., Visitor]
+) -> None:
+    name, user_id = site.add_user()
+    board_id = site.add_board(user_id, "Long", pins(137))
+    wanted = site.order(board_id)
+    one = visitor(site)
+    one.enter_as(name)
+    one.open_board(board_id)
+    first = one.order()
+    assert len(first) < 60
+    for _ in range(40):
+        found = one.order()
+        if len(found) >= len(wanted):
+            break
+        one.page.keyboard.press("End")
+        one.page.wait_for_function(
+            """count => document.querySelectorAll(
+                '[data-pins] [data-pin-id]').length > count""",
+            arg=len(found),
+        )
+    assert one.order() == wanted
+    # A card of a later page can be moved like those of the first.
+    order = one.drag(wanted[-1], onto=wanted[-3])
+    assert order == [*wanted[:-3], wanted[-1], *wanted[-3:-1]]
+    assert site.order(board_id) == order
+
+
+def test_a_pin_that_moves_while_others_scroll_is_there_once(
+    site: Site, visitor: Callable[..., Visitor]
+) -> None:
+    name, user_id = site.add_user()
+    board_id = site.add_board(user_id, "Long", pins(60))
+    one, two = visitor(site), visitor(site)
+    for each in (one, two):
+        each.enter_as(name)
+        each.open_board(board_id)
+    shown = len(one.order())
+    *_, last = two.order()
+    # It was among the cards that are shown; it goes to one that is not yet.
+    for _ in range(10):
+        if len(two.order()) == 60:
+            break
+        count = len(two.order())
+        two.page.keyboard.press("End")
+        two.page.wait_for_function(
+            """count => document.querySelectorAll(
+                '[data-pins] [data-pin-id]').length > count""",
+            arg=count,
+        )
+    handle = two.card(last).locator("[data-handle]")
+
+    def down() -> None:
+        handle.focus()
+        two.page.keyboard.press("Space")
+        for _ in range(5):
+            two.page.keyboard.press("ArrowRight")
+        two.page.keyboard.press("Space")
+
+    two.moving(down)
+    while len(one.order()) < 60:
+        one.page.keyboard.press("End")
+        one.page.wait_for_function(
+            """count => document.querySelectorAll(
+                '[data-pins] [data-pin-id]').length > count""",
+            arg=len(one.order()),
+        )
+    found = one.order()
+    assert len(found) == len(set(found)) == 60
+    assert set(found) == set(site.order(board_id))
+    assert shown < 60

@@ -1,0 +1,36 @@
+"""What visitors notice; tests that see nothing would all pass."""
+
+from __future__ import annotations
+
+from tests.browser.serving import Site
+from tests.browser.watching import Visitor
+
+
+def test_what_goes_wrong_is_noticed(chromium, site: Site) -> None:
+    one = Visitor(chromium, site)
+    page = one.page
+    page.goto("/")
+    one.at("users")
+    assert one.noticed == []
+    page.evaluate("console.error('of the test')")
+    page.evaluate("setTimeout(() => { throw new Error('thrown') })")
+    page.evaluate(
+        """() => new Promise((resolve) => {
+            document.addEventListener("securitypolicyviolation", resolve);
+            const image = new Image();
+            image.src = "http://127.0.0.1:1/violation.png";
+        }).then(() => null)"""
+    )
+    page.goto("/static/there-is-no-such.css")
+    page.goto("about:blank")
+    page.evaluate("fetch('http://127.0.0.1:1/left').catch(() => null)")
+    one.close()
+    text = "\n".join(one.noticed)
+    for part in (
+        "console error: of the test",
+        "thrown",
+        "CSP: img-src http://127.0.0.1:1/violation.png",
+        "status of 404",
+        "a request left the site: http://127.0.0.1:1/left",
+    ):
+        assert part in text

@@ -1,0 +1,161 @@
+"""Somebody with a browser, and everything that went wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tests.browser.serving import Site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from playwright.sync_api import ConsoleMessage
+    from playwright.sync_api import Locator
+    from playwright.sync_api import Page
+    from playwright.sync_api import Request
+
+__all__ = ["ARTEFACTS", "DESKTOP", "PHONE", "Visitor"]
+
+ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "browser"
+
+DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844},
+    "device_scale_factor": 2,
+    "is_mobile": True,
+    "has_touch": True,
+}
+
+# Violations that are only reported do not reach the console by themselves.
+_REPORT = """
+document.addEventListener("securitypolicyviolation", (event) =>
+    console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
+"""
+
+
+class Visitor:
+    """One browser context, thus one person: cookies of his own.
+
+    :param options: for a browser context, such as :data:`PHONE`.
+    """
+
+    def __init__(self, browser: Browser, site: Site, **options: Any) -> None:
+        self.site = site
+        self.noticed: list[str] = []
+        self.expected: set[int] = set()
+        """Statuses of answers that the console may complain about."""
+        self._context = browser.new_context(
+            **{"base_url": site.address, **DESKTOP, **options}
+        )
+        self._context.set_default_timeout(20_000)
+        self._context.add_init_script(_REPORT)
+        self._context.on("request", self._requested)
+        self._context.on("console", self._said)
+        self._context.on(
+            "weberror", lambda error: self.noticed.append(str(error.error))
+        )
+        self.page: Page = self._context.new_page()
+
+    def close(self) -> None:
+        """Close the browser context."""
+        self._context.close()
+
+    def _requested(self, request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme in ("data", "blob", "about"):
+            return
+        if f"{parts.scheme}://{parts.netloc}" != self.site.address:
+            self.noticed.append(f"a request left the site: {request.url}")
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type not in ("error", "warning", "assert"):
+            return
+        for status in self.expected:
+            if f"responded with a status of {status} " in message.text:
+                return
+        self.noticed.append(f"console {message.type}: {message.text}")
+
+    # -- pages
+
+    def enter_as(self, name: str) -> None:
+        """Choose a user and arrive at the boards."""
+        self.page.goto("/")
+        self.at("users")
+        self.page.locator(f'[data-user-name="{name}"]').click()
+        self.at("boards")
+
+    def at(self, name: str) -> Locator:
+        """Wait until a page is there, and return its main element."""
+        main = self.page.locator(f'main[data-page="{name}"]')
+        main.wait_for()
+        return main
+
+    def open_board(self, board_id: int) -> None:
+        """Follow the link to a board."""
+        self.page.locator(f'[data-board-id="{board_id}"]').first.click()
+        self.at("board")
+
+    def order(self) -> list[str]:
+        """Return the ids of the cards, as they are displayed."""
+        cards = self.page.locator("[data-pins] [data-pin-id]")
+        found: list[str] = cards.evaluate_all(
+            "cards => cards.map(card => card.dataset.pinId)"
+        )
+        return found
+
+    def card(self, pin_id: str) -> Locator:
+        """Return a card."""
+        return self.page.locator(f'[data-pins] [data-pin-id="{pin_id}"]')
+
+    def saved(self) -> int:
+        """Return how many moves the page has saved."""
+        moves = self.page.locator("[data-pins]").get_attribute("data-saved")
+        return int(moves or 0)
+
+    def wait_saved(self, moves: int) -> None:
+        """Wait until the page has saved so many moves."""
+        self.page.locator(f'[data-pins][data-saved="{moves}"]').wait_for(
+            state="attached"
+        )
+
+    def moving(self, do: Callable[[], object]) -> list[str]:
+        """Move a card in some way, and return the order when it is saved."""
+        before = self.saved()
+        do()
+        self.wait_saved(before + 1)
+        return self.order()
+
+    def drag(self, pin_id: str, onto: str) -> list[str]:
+        """Drag a card onto another with the mouse."""
+
+        def do() -> None:
+            handle = self.card(pin_id).locator("[data-handle]")
+            handle.scroll_into_view_if_needed()
+            x, y = _middle(handle)
+            mouse = self.page.mouse
+            mouse.move(x, y)
+            mouse.down()
+            mouse.move(x + 8, y + 8, steps=3)
+            x, y = _middle(self.card(onto))
+            mouse.move(x, y, steps=12)
+            mouse.up()
+
+        return self.moving(do)
+
+    # -- pictures
+
+    def picture(self, name: str) -> Path:
+        """Keep what the page looks like."""
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)
+        path = ARTEFACTS / f"{name}.png"
+        self.page.screenshot(path=path, full_page=True)
+        return path
+
+
+def _middle(element: Locator) -> tuple[float, float]:
+    box = element.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
