@@ -61,9 +61,10 @@ def pytest_terminal_summary(
     ]
     missing = [r.split(_MARK)[1] for r in reasons if _MARK in r]
     if missing:
+        count = len(missing)
         terminalreporter.write_line(
-            f"pinboard: {len(missing)} browser tests skipped for lack of a "
-            f"browser. {missing[0]}",
+            f"pinboard: {count} browser test{'' if count == 1 else 's'} "
+            f"skipped for lack of a browser. {missing[0]}",
             yellow=True,
         )
 
