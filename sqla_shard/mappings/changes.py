@@ -18,7 +18,7 @@ __all__ = ["append", "append_many", "remove"]
 def append(rows: List, target_id: int) -> bool:
     """Put a target on top of the list."""
     present, top = rows.locked(
-        rows.statements.lock_top, row=rows.checked(target_id)
+        rows.statements.lock_top, row=rows.readable(target_id)
     )
     if present is not None:
         return False
@@ -28,7 +28,7 @@ def append(rows: List, target_id: int) -> bool:
 
 def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
     """Put targets on top of the list, one after the other."""
-    wanted = list(dict.fromkeys(map(rows.checked, target_ids)))
+    wanted = list(dict.fromkeys(map(rows.readable, target_ids)))
     if not wanted:
         return []
     (top,) = rows.locked(rows.statements.lock_many)

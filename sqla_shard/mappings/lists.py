@@ -10,9 +10,11 @@ from typing import Any
 from sqlalchemy import inspect
 
 from sqla_shard.ids import check_type
+from sqla_shard.mappings.definition import End
 from sqla_shard.mappings.statements import Statements
 from sqla_shard.mappings.statements import statements_of
 from sqla_shard.rendering import Place
+from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 
 __all__ = ["CHUNK", "List", "chunked"]
@@ -38,7 +40,8 @@ class List:
         self.session = session
         self.source_id = source_id
         self.statements: Statements = statements_of(cls)
-        self.place = place_of_source(cls, session, source_id)
+        source = self.statements.definition.source
+        self.place = place_of(cls, session, source, source_id)
 
     @property
     def name(self) -> str:
@@ -53,6 +56,20 @@ class List:
         """
         target = self.statements.definition.target
         check_type(target_id, target.type_id, f"{self.name}.{target.column}")
+        return target_id
+
+    def readable(self, target_id: int) -> int:
+        """Return the id of a target that is to be in the list.
+
+        One of a shard that is not open could not be read, and neither could
+        a page with it.
+
+        :raises WrongTypeError: when it is the id of another class.
+        :raises InvalidIdError: when it is none.
+        :raises UnknownShardError: when its shard is not open.
+        """
+        target = self.statements.definition.target
+        place_of(self.cls, self.session, target, target_id)
         return target_id
 
     def execute(self, statement: Any, **parameters: Any) -> Any:
@@ -87,20 +104,22 @@ class List:
             row = held.get(self.key(target_id))
             if row is not None:
                 self.session.expire(row, ["sequence"])
+                # Without this the rollback of a savepoint, which expires
+                # only what was changed in it, would leave the new sequence.
+                self.session._register_altered([inspect(row)])
 
 
-def place_of_source(cls: Any, session: ShardSession, source_id: int) -> Place:
-    """Return the virtual shard of a source.
+def place_of(
+    cls: Any, session: ShardSession, end: End, object_id: int
+) -> Place:
+    """Return the virtual shard of a source or a target.
 
     :raises WrongTypeError: when the id is of another class.
     """
-    definition = statements_of(cls).definition
-    source = definition.source
-    parts = check_type(
-        source_id, source.type_id, f"{cls.__name__}.{source.column}"
-    )
+    parts = check_type(object_id, end.type_id, f"{cls.__name__}.{end.column}")
     places = session.places
-    keyspace = places.keyspace(definition.keyspace, "objects")
+    spec = spec_of(inspect(end.entity).local_table)
+    keyspace = places.keyspace(spec.keyspace, "objects")
     return places.place(keyspace, parts.shard_id)
 
 

@@ -1,0 +1,199 @@
+"""Classes with ordered lists, and clusters that have their tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import String
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import MappingMixin
+from sqla_shard import ObjectMixin
+from sqla_shard import pack
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import sqlite_topology
+
+__all__ = [
+    "BOARD",
+    "PIN",
+    "SHARDS",
+    "USER",
+    "Base",
+    "Board",
+    "BoardHasPins",
+    "BoardHasRatedPins",
+    "NarrowList",
+    "Pin",
+    "User",
+    "UserFollowsUser",
+    "lists_on_mariadb",
+    "lists_on_sqlite",
+    "new_board",
+    "new_pins",
+    "pins",
+    "put",
+    "sequences",
+    "shown",
+]
+
+PIN, BOARD, USER = 1, 2, 3
+SHARDS = 64
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class UserFollowsUser(
+    MappingMixin,
+    Base,
+    source="User",
+    target="User",
+    source_column="follower_id",
+    target_column="followee_id",
+):
+    """Given by name, before the class is there."""
+
+
+class User(ObjectMixin, Base, type_id=USER):
+    __tablename__ = "users"
+    name: Mapped[str] = blob_field()
+
+
+class Board(ObjectMixin, Base, type_id=BOARD):
+    __tablename__ = "boards"
+    title: Mapped[str] = blob_field()
+
+
+class Pin(ObjectMixin, Base, type_id=PIN):
+    __tablename__ = "pins"
+    title: Mapped[str] = blob_field()
+
+
+class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
+    pass
+
+
+class BoardHasRatedPins(MappingMixin, Base, source=Board, target=Pin):
+    """With columns of its own."""
+
+    stars: Mapped[int] = mapped_column(default=3)
+    remark: Mapped[str | None] = mapped_column("note", String(40))
+
+
+class NarrowList(
+    MappingMixin, Base, source=Board, target=Pin, respace_to=2, narrow_below=2
+):
+    """Is re-spaced often."""
+
+
+_numbers = itertools.count(1000)
+
+
+def pins(count: int, shards: int = SHARDS) -> list[int]:
+    """Return ids of pins that were never inserted, on many shards."""
+    return [
+        pack(number % shards, PIN, number)
+        for number in itertools.islice(_numbers, count)
+    ]
+
+
+def new_board(cluster: Cluster, shard_id: int = 5) -> int:
+    """Insert a board and return its id."""
+    with cluster.begin(shard_id=shard_id) as session:
+        board = Board(title="Boats")
+        session.add(board)
+        session.flush()
+        return board.id
+
+
+def new_pins(cluster: Cluster, count: int, shards: int = SHARDS) -> list[int]:
+    """Insert pins, each on another shard, and return their ids."""
+    found = []
+    for shard_id in range(count):
+        with cluster.begin(shard_id=shard_id % shards) as session:
+            pin = Pin(title=f"pin {shard_id}")
+            session.add(pin)
+            session.flush()
+            found.append(pin.id)
+    return found
+
+
+def put(
+    cluster: Cluster, cls: Any, source_id: int, rows: dict[int, int]
+) -> None:
+    """Insert rows with these sequences."""
+    definition = cls.__sqla_shard_mapping__
+    with cluster.begin() as session:
+        session.add_all(
+            cls(
+                **{
+                    definition.source.column: source_id,
+                    definition.target.column: target_id,
+                    "sequence": sequence,
+                }
+            )
+            for target_id, sequence in rows.items()
+        )
+
+
+def shown(cluster: Cluster, cls: Any, source_id: int) -> list[int]:
+    """Return the ids of a list, newest first, as committed."""
+    with cluster.session() as session:
+        name = cls.__sqla_shard_mapping__.target.column
+        return [getattr(row, name) for row in cls.iterate(session, source_id)]
+
+
+def sequences(cluster: Cluster, cls: Any, source_id: int) -> dict[int, int]:
+    """Return the sequences of a list by target, newest first."""
+    with cluster.session() as session:
+        name = cls.__sqla_shard_mapping__.target.column
+        return {
+            getattr(row, name): row.sequence
+            for row in cls.iterate(session, source_id)
+        }
+
+
+def lists_on_sqlite(**options: Any) -> Any:
+    """Return a fixture for a test module: directories of SQLite files.
+
+    :param options: for :class:`sqla_shard.Cluster`.
+    """
+
+    @pytest.fixture(scope="module")
+    def cluster(tmp_path_factory: Any) -> Iterator[Cluster]:
+        directory = tmp_path_factory.mktemp("lists")
+        document = sqlite_topology(directory, 2, SHARDS)
+        with Cluster.from_topology(document, **options) as cluster:
+            cluster.create_all(Base.metadata)
+            yield cluster
+
+    return cluster
+
+
+def lists_on_mariadb(name: str, **options: Any) -> Any:
+    """Return a fixture for a test module: databases of the fleet's servers.
+
+    :param name: part of the names of the databases, letters only.
+    :param options: for :class:`sqla_shard.Cluster`.
+    """
+
+    @pytest.fixture(scope="module")
+    def cluster(mariadb_fleet: MariaDBFleet) -> Iterator[Cluster]:
+        document = mariadb_fleet.topology_mapping(
+            shards=SHARDS, database=f"db_{name}_{{shard:05d}}"
+        )
+        mariadb_fleet.drop_databases(document)
+        with Cluster.from_topology(document, **options) as cluster:
+            cluster.create_all(Base.metadata)
+            yield cluster
+        mariadb_fleet.drop_databases(document)
+
+    return cluster
