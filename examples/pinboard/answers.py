@@ -11,7 +11,7 @@ from flask import render_template
 from flask import request
 from flask import url_for
 from flask.typing import ResponseReturnValue
-from flask_wtf.csrf import CSRFError
+from flask_wtf.csrf import CSRFError  # type: ignore[import-untyped]  # no stubs
 from sqlalchemy.exc import OperationalError
 from werkzeug.exceptions import HTTPException
 
@@ -54,10 +54,14 @@ def register(app: Flask) -> None:
     app.register_error_handler(CommitUnknownError, _unknown)
 
 
+def _wants_json() -> bool:
+    return request.path.startswith("/api/")
+
+
 def _answer(
     status: int, code: str, message: str, field: str | None = None
 ) -> ResponseReturnValue:
-    if request.path.startswith("/api/"):
+    if _wants_json():
         error = {"code": code, "message": message}
         if field is not None:
             error["field"] = field
@@ -68,12 +72,14 @@ def _answer(
 
 
 def _refused(error: PinboardError) -> ResponseReturnValue:
-    is_page = not request.path.startswith("/api/")
-    if isinstance(error, SignedOutError) and is_page:
-        if request.method == "GET":
-            return redirect(url_for("pages.users"), 303)
+    if isinstance(error, SignedOutError) and _looks_at_page():
+        return redirect(url_for("pages.users"), 303)
     field = error.field if isinstance(error, InvalidInputError) else None
     return _answer(error.status, error.code, error.message, field)
+
+
+def _looks_at_page() -> bool:
+    return request.method == "GET" and not _wants_json()
 
 
 def _bad_token(error: CSRFError) -> ResponseReturnValue:

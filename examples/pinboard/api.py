@@ -14,6 +14,7 @@ from typing import Any
 from flask import Blueprint
 from flask import jsonify
 from flask import request
+from flask import Response
 from flask import url_for
 from flask.typing import ResponseReturnValue
 
@@ -108,7 +109,7 @@ def edit_board(board_id: int) -> ResponseReturnValue:
     return _board(board_id)
 
 
-def _board(board_id: int) -> Any:
+def _board(board_id: int) -> Response:
     session = db.session
     found = boards.find(session, Board, board_id)
     count, removed = boards.pin_counts(session, board_id)
@@ -197,7 +198,7 @@ def restore_pin(pin_id: int) -> ResponseReturnValue:
     return _pin(pin_id)
 
 
-def _pin(pin_id: int) -> Any:
+def _pin(pin_id: int) -> Response:
     return jsonify(pin_json(boards.find(db.session, Pin, pin_id)))
 
 

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 from typing import TypeVar
 
+from sqlalchemy import func
+from sqlalchemy import select
+
 from examples.pinboard.errors import ConflictError
 from examples.pinboard.errors import ForbiddenError
 from examples.pinboard.errors import NotFoundError
@@ -146,6 +149,18 @@ def pin_counts(session: ShardSession, board_id: int) -> tuple[int, int]:
     return BoardHasPins.count(session, board_id) - removed, removed
 
 
+def _lengths(
+    session: ShardSession, mapping: Any, board_ids: Sequence[int]
+) -> dict[int, int]:
+    # The boards of a user are on one shard, so it can count them together.
+    rows = session.execute(
+        select(mapping.board_id, func.count())
+        .where(mapping.board_id.in_(board_ids))
+        .group_by(mapping.board_id)
+    )
+    return {row[0]: row[1] for row in rows}
+
+
 def board_tiles(
     session: ShardSession, user_id: int, after: str | None = None
 ) -> tuple[list[BoardTile], str | None]:
@@ -157,16 +172,17 @@ def board_tiles(
         session, user_id, limit=PAGE, after=after, targets=True
     )
     boards = [row.target for row in page if row.target is not None]
-    pages = BoardHasPins.pages(
-        session, [board.id for board in boards], limit=6, targets=True
-    )
+    ids = [board.id for board in boards]
+    pages = BoardHasPins.pages(session, ids, limit=6, targets=True)
+    counts = _lengths(session, BoardHasPins, ids)
+    removed = _lengths(session, BoardHasRemovedPins, ids)
     tiles = []
     for board in boards:
         pins = [row.target for row in pages[board.id]]
         tiles.append(
             BoardTile(
                 board=board,
-                count=pin_counts(session, board.id)[0],
+                count=counts.get(board.id, 0) - removed.get(board.id, 0),
                 pins=[pin for pin in pins if pin is not None][:4],
             )
         )

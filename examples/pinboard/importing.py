@@ -24,6 +24,8 @@ from dataclasses import field
 from dataclasses import replace
 from typing import Any
 from typing import BinaryIO
+from typing import cast
+from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -113,7 +115,7 @@ class Progress:
         }
 
 
-def read_upload(file: BinaryIO) -> Upload:
+def read_upload(file: IO[bytes]) -> Upload:
     """Read a bookmark file to its end.
 
     :param file: opened for reading bytes.
@@ -121,9 +123,12 @@ def read_upload(file: BinaryIO) -> Upload:
         no link, or too many.
     """
     try:
-        folders = sorted(read_folders(file), key=lambda one: one.line)
+        folders = sorted(
+            read_folders(cast("BinaryIO", file)), key=lambda one: one.line
+        )
     except BookmarkError as error:
-        raise _bad_file(f"This is not a bookmark file: {error}.") from error
+        reason = f"Line {error.line}: {error.reason}"
+        raise _bad_file(f"This file cannot be imported. {reason}.") from error
     boards = []
     skipped = []
     for folder in folders:

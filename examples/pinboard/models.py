@@ -7,6 +7,8 @@ in the global keyspace.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sqlalchemy import String
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
@@ -79,6 +81,9 @@ class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):
 
     Without it, finding them would mean to read every pin of the shard.
     """
+
+    if TYPE_CHECKING:
+        pin_id: Mapped[int]
 
 
 class Person(Base):

@@ -11,7 +11,7 @@ from flask import Flask
 from flask import request
 from flask import Response
 from flask import session
-from flask_wtf import CSRFProtect
+from flask_wtf import CSRFProtect  # type: ignore[import-untyped]  # no stubs
 
 from examples.pinboard.errors import SignedOutError
 

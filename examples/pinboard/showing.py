@@ -12,7 +12,9 @@ from examples.pinboard.models import Pin
 __all__ = ["HUES", "board_json", "hue_of", "letter_of", "pin_json"]
 
 HUES = 24
-"""Colours that ``pinboard.css`` has."""
+"""Colours that ``pinboard.css`` has, one for each host."""
+TONES = 4
+"""Kinds of each colour, so that many pages of one host look livelier."""
 
 
 def hue_of(text: str) -> int:
@@ -38,6 +40,7 @@ def pin_json(pin: Pin) -> dict[str, Any]:
         "title": title,
         "details": pin.details,
         "hue": hue_of(host),
+        "tone": zlib.crc32(pin.link.encode()) % TONES,
         "letter": letter_of(title),
         "removed": not pin.active,
     }

@@ -21,7 +21,7 @@ from sqla_shard.ids import TYPE_SHIFT
 
 __all__ = ["Bits", "Where", "where_is"]
 
-_NAMES = {
+_CLASSES: dict[int, Any] = {
     mapper.class_.__sqla_shard__.type_id: mapper.class_
     for mapper in Base.registry.mappers
     if issubclass(mapper.class_, ObjectMixin)
@@ -107,7 +107,7 @@ def where_is(cluster: Cluster, object_id: int) -> Where:
         raise NotFoundError("There is no such object.") from None
     parts, (target,) = explained.object_id, explained.targets
     assert parts is not None
-    cls = _NAMES.get(parts.type_id)
+    cls = _CLASSES.get(parts.type_id)
     if cls is None:
         raise NotFoundError("There is no such object.")
     keyspace = cluster.topology.keyspace(str(explained.keyspace))

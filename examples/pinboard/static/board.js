@@ -131,7 +131,7 @@ class Board {
   }
 
   fillCard(card, pin) {
-    card.className = `card hue-${Number(pin.hue)}`;
+    card.className = `card hue-${pin.hue} tone-${pin.tone}`;
     for (const element of card.querySelectorAll("[data-fill]")) {
       element.textContent = pin[element.dataset.fill];
     }
