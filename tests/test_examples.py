@@ -83,6 +83,31 @@ def counts(data: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("colocation", ["CrossShardWriteError", "ColocationError"]),
+        ("ordering", ["83 moves into this gap", "Move 84 finds no room"]),
+        ("adopting", ["40 customers copied", "KeyspaceMismatchError"]),
+    ],
+)
+def test_small_examples(tmp_path: Path, name: str, said: list[str]) -> None:
+    """They assert what they show; here it is that they run to the end."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", f"examples.{name}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for part in said:
+        assert part in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def files(directory: Path) -> dict[Path, bytes]:
     return {
         path: path.read_bytes()

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m examples.quickstart                   # or: make demo
+    python -m examples.quickstart                   # or: make quickstart
     python -m examples.quickstart bookmarks.html    # your browser's export
     python -m examples.quickstart --topology examples/topology.mariadb.toml
 

@@ -18,8 +18,7 @@ from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
 from examples.pinboard.models import Base
 from examples.pinboard.models import BoardHasPins
-from examples.pinboard.models import Person
-from examples.pinboard.models import User
+from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 
@@ -78,9 +77,8 @@ class Site:
     ) -> tuple[str, int]:
         """Write a user, and return name and id."""
         name = name or next(self._names)
-        user_id = self.cluster.run(_add_user, name, shard_id)
-        self.cluster.run(_add_person, name, user_id)
-        return name, user_id
+        about = "Made by the tests."
+        return name, add_user(self.cluster, name, about, shard_id)
 
     def add_board(
         self, user_id: int, title: str, entered: Sequence[PinInput]
@@ -93,19 +91,6 @@ class Site:
         with self.cluster.session() as session:
             rows = BoardHasPins.iterate(session, board_id)
             return [str(row.pin_id) for row in rows]
-
-
-def _add_user(session: ShardSession, name: str, shard_id: int | None) -> int:
-    user = User(name=name, about="Made by the tests.")
-    if shard_id is not None:
-        user = User(name=name, about=user.about, shard_id=shard_id)
-    session.add(user)
-    session.flush()
-    return user.id
-
-
-def _add_person(session: ShardSession, name: str, user_id: int) -> None:
-    session.add(Person(name=name, user_id=user_id, about="Made by the tests."))
 
 
 def _add_board(
