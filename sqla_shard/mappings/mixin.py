@@ -295,7 +295,7 @@ class MappingMixin:
         batch: int = 1000,
     ) -> Iterator[M]:
         """Yield every row of the list, read in batches."""
-        reading.check_limit(batch)
+        reading.check_limit(batch, "batch")
         rows = List(cls, session, source_id)
         return reading.iterate(rows, newest_first, batch)
 

@@ -21,17 +21,21 @@ from typing import NamedTuple
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.exc import InvalidIdError
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import REACH
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
 from sqla_shard.paging import unseal
+from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["contains", "count", "iterate", "load_targets", "page", "position"]
 
 #: How many of the rows shown a bookmark remembers.
 _WITNESSES = 4
+#: Of a page; a driver's own error for more would not say whose fault it is.
+MOST_ROWS = 2**31 - 1
 _KEY = struct.Struct(">QQQ")
 _HALF = 64
 
@@ -99,7 +103,7 @@ def page(
             )
         )
     else:
-        seen = _witnesses(after, about)
+        seen = _witnesses(rows, after, about)
         found = _after(rows, seen, limit + 1, newest_first)
     return page_of(found, limit, seen, about)
 
@@ -128,14 +132,15 @@ def page_of(
     return Page([each.row for each in shown], bookmark)
 
 
-def check_limit(limit: int) -> None:
+def check_limit(limit: int, name: str = "limit") -> None:
     """Refuse what is no number of rows.
 
-    :raises ValueError: when it is not an int from 1 on.
+    :param name: of the argument.
+    :raises ValueError: when it is not an int from 1 to :data:`MOST_ROWS`.
     """
-    if type(limit) is not int or limit < 1:
+    if type(limit) is not int or not 1 <= limit <= MOST_ROWS:
         raise ValueError(
-            f"limit={limit!r}; a page has at least one row, and takes an int"
+            f"{name}={limit!r}; it is a number of rows from 1 to {MOST_ROWS}"
         )
 
 
@@ -149,17 +154,30 @@ def about_first(rows: List) -> str:
     return _about(rows, True)
 
 
-def _witnesses(bookmark: str, about: str) -> tuple[Key, ...]:
+def _witnesses(rows: List, bookmark: str, about: str) -> tuple[Key, ...]:
     payload = unseal(bookmark, about)
     number, rest = divmod(len(payload), _KEY.size)
-    if rest or not 1 <= number <= _WITNESSES:
+    seen: tuple[Key, ...] = ()
+    if not rest and number <= _WITNESSES:
+        seen = tuple(
+            Key(high << _HALF | low, target_id)
+            for high, low, target_id in _KEY.iter_unpack(payload)
+        )
+    # Whoever knows how can make one up, and then it is still no reason for
+    # an error that the caller does not expect.
+    if not seen or not all(_makes_sense(rows, key) for key in seen):
         raise InvalidBookmarkError(
             f"{bookmark!r} is not a bookmark of {about}", bookmark=bookmark
         )
-    return tuple(
-        Key(high << _HALF | low, target_id)
-        for high, low, target_id in _KEY.iter_unpack(payload)
-    )
+    return seen
+
+
+def _makes_sense(rows: List, key: Key) -> bool:
+    try:
+        rows.checked(key.target_id)
+    except InvalidIdError:
+        return False
+    return key.sequence <= MAX_SEQUENCE
 
 
 def _found(result: Any) -> list[Found]:

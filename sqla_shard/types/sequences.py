@@ -25,7 +25,7 @@ from sqla_shard.exc import UnsupportedStatementError
 __all__ = ["MAX_SEQUENCE", "Sequence38"]
 
 DIGITS = 38
-MAX_SEQUENCE = 10**DIGITS - 1
+MAX_SEQUENCE: int = 10**DIGITS - 1
 
 _ARITHMETIC = frozenset(
     {
