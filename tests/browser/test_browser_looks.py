@@ -6,7 +6,6 @@ Pictures are kept in ``artefacts/browser``, for people to look at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +72,35 @@ def sample(site: Site) -> Any:
     return name, max(ids, key=lambda one: len(site.order(one))), worst, empty
 
 
-@pytest.fixture(params=["desktop", "phone"])
-def device(request: pytest.FixtureRequest) -> Iterator[Any]:
-    return request.param, {"desktop": DESKTOP, "phone": PHONE}[request.param]
+DEVICES = {
+    "desktop": DESKTOP,
+    "phone": PHONE,
+    "narrow": {**PHONE, "viewport": {"width": 320, "height": 568}},
+}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Any:
+    return request.param, DEVICES[request.param]
+
+
+# What can be used but has no name that a screen reader could say.
+NAMELESS = """() => [...document.querySelectorAll(
+    "a[href], button, input:not([type=hidden]), textarea, select"
+)].filter((element) => {
+    const labels = [...(element.labels ?? [])];
+    const texts = [element, ...labels].map((one) => one.textContent.trim());
+    return !texts.some(Boolean) && !element.getAttribute("aria-label");
+}).map((element) => element.outerHTML.slice(0, 100))"""
+
+# What a finger could miss: smaller than 24 by 24 pixels (WCAG 2.5.8).
+SMALL = """() => [...document.querySelectorAll(
+    "button, main a[href]:not(h2 a), input:not([type=hidden]), [data-handle]"
+)].filter((element) => {
+    const box = element.getBoundingClientRect();
+    const isInText = getComputedStyle(element).display === "inline";
+    return box.width && !isInText && (box.width < 24 || box.height < 24);
+}).map((element) => element.outerHTML.slice(0, 100))"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -98,6 +123,8 @@ def test_every_page(
             "document.documentElement.scrollWidth <= innerWidth"
         ), f"{title} scrolls sideways"
         assert page.evaluate(WIDE) == [], title
+        assert page.evaluate(NAMELESS) == [], title
+        assert page.evaluate(SMALL) == [], title
         brightness = page.evaluate(BRIGHTNESS)
         assert brightness > 0.8 if scheme == "light" else brightness < 0.2
 

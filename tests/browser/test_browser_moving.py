@@ -97,7 +97,8 @@ def test_a_card_of_shard_4095_stays_where_it_was_dragged_to(
     board = Board(visitor, last_site)
     a, b, c, d, e, f = board.pins
     assert unpack(int(a)).shard_id == LAST
-    assert board.visitor.drag(f, onto=a) == [f, a, b, c, d, e]
+    order = board.visitor.drag(f, onto=a, picture="board-dragging")
+    assert order == [f, a, b, c, d, e]
     board.check([f, a, b, c, d, e])
     assert board.visitor.drag(f, onto=c) == [a, b, c, f, d, e]
     board.check([a, b, c, f, d, e])

@@ -76,6 +76,37 @@ def test_add_edit_remove_restore(site: Site, board: Any) -> None:
     assert one.order() == [new, *before]
 
 
+def test_what_was_removed_can_be_had_back_at_once(
+    site: Site, board: Any
+) -> None:
+    one, board_id = board
+    before = one.order()
+    one.card(before[1]).locator('[data-action="remove"]').click()
+    one.card(before[1]).wait_for(state="detached")
+    one.page.locator("[data-toasts] button").click()
+    one.card(before[1]).wait_for()
+    assert one.order() == before == site.order(board_id)
+    one.page.reload()
+    assert one.order() == before
+
+
+def test_others_may_look_and_not_touch(
+    site: Site, board: Any, visitor: Callable[..., Visitor]
+) -> None:
+    one, board_id = board
+    name, _ = site.add_user()
+    two = visitor(site)
+    two.enter_as(name)
+    two.page.goto(f"/boards/{board_id}")
+    two.at("board")
+    assert two.order() == one.order()
+    for hook in ("[data-handle]", '[data-action="edit"]', "form.composer"):
+        assert two.page.locator(f"main {hook}:visible").count() == 0
+    two.expected = {403}
+    two.page.goto(f"/pins/{two.order()[0]}/edit")
+    assert two.page.locator('[role="alert"]').is_visible()
+
+
 @pytest.mark.parametrize(
     "link",
     [

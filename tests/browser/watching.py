@@ -128,8 +128,13 @@ class Visitor:
         self.wait_saved(before + 1)
         return self.order()
 
-    def drag(self, pin_id: str, onto: str) -> list[str]:
-        """Drag a card onto another with the mouse."""
+    def drag(
+        self, pin_id: str, onto: str, picture: str | None = None
+    ) -> list[str]:
+        """Drag a card onto another with the mouse.
+
+        :param picture: name of one to take while it flies.
+        """
 
         def do() -> None:
             handle = self.card(pin_id).locator("[data-handle]")
@@ -141,6 +146,8 @@ class Visitor:
             mouse.move(x + 8, y + 8, steps=3)
             x, y = _middle(self.card(onto))
             mouse.move(x, y, steps=12)
+            if picture is not None:
+                self.picture(picture)
             mouse.up()
 
         return self.moving(do)
