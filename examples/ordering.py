@@ -234,16 +234,21 @@ def show_room(cluster: Cluster) -> None:
     assert found == "labkjihgfedc"
 
 
+def show(cluster: Cluster) -> None:
+    """Show all of it."""
+    cluster.create_all(Base.metadata)
+    board_id, pins = cluster.run(add, "In use")
+    show_pages(cluster, board_id, pins)
+    show_moves(cluster, board_id, pins)
+    show_room(cluster)
+
+
 def main() -> None:
     """Run the example on SQLite: two servers with 16 virtual shards."""
     with TemporaryDirectory() as directory:
         topology = sqlite_topology(directory, servers=2, shards=16)
         with Cluster.from_topology(topology) as cluster:
-            cluster.create_all(Base.metadata)
-            board_id, pins = cluster.run(add, "In use")
-            show_pages(cluster, board_id, pins)
-            show_moves(cluster, board_id, pins)
-            show_room(cluster)
+            show(cluster)
 
 
 if __name__ == "__main__":

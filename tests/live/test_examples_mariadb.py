@@ -1,0 +1,31 @@
+"""The small examples on real servers; on SQLite they run as commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from examples import colocation
+from examples import ordering
+from sqla_shard import Cluster
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
+    document = mariadb_fleet.topology_mapping(
+        database="db_examples{shard:05d}", shards=16
+    )
+    mariadb_fleet.drop_databases(document)
+    with Cluster.from_topology(document) as cluster:
+        yield cluster
+    mariadb_fleet.drop_databases(document)
+
+
+@pytest.mark.parametrize("example", [colocation, ordering])
+def test_example(cluster: Cluster, example: ModuleType) -> None:
+    example.show(cluster)
