@@ -15,6 +15,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   types/       column types: ids, references, JSON blobs, times
 #   dialects/    where MariaDB, MySQL and SQLite differ
 #   rendering    from a compiled statement to the text of one shard
+#   scatter/     one statement on many shards, all servers at once
 #   engines      one pool per physical server
 #   routing/     statement -> virtual shards, and why
 #   session/     ShardSession and its parts

@@ -56,6 +56,9 @@ class Cluster:
         ``expire_on_commit``.
     :param environ: values of the placeholders in URLs; the environment
         variables by default.
+    :param threads: how many may wait for servers at the same time, beside
+        those of the sessions: a statement for several servers takes one for
+        each but the first.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Cluster:
         engine_options: Mapping[str, Any] | None = None,
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
+        threads: int = 32,
     ) -> None:
         self.placement = placement or RandomPlacement()
         self._engines = Engines(
@@ -74,6 +78,7 @@ class Cluster:
             options=engine_options or {},
             environ=os.environ if environ is None else environ,
             on_open=watch,
+            threads=threads,
         )
         self.places = Places(topology, self._engines)
         self._session_options = dict(session_options or {})

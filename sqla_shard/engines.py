@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -35,9 +36,10 @@ from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.ids import check_shard_id
-from sqla_shard.rendering import execute_everywhere
 from sqla_shard.rendering import Place
-from sqla_shard.rendering import render_event
+from sqla_shard.scatter import execute_everywhere
+from sqla_shard.scatter import Lanes
+from sqla_shard.scatter import render_event
 from sqla_shard.topology import fill
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
@@ -71,6 +73,8 @@ class Engines:
         :func:`sqlalchemy.create_engine`, such as ``pool_size``.
     :param environ: values of the placeholders in URLs.
     :param on_open: called with each new engine, to add listeners.
+    :param threads: how many may wait for servers at the same time, beside
+        those of the sessions themselves.
     """
 
     def __init__(
@@ -80,7 +84,9 @@ class Engines:
         options: Mapping[str, Any],
         environ: Mapping[str, str],
         on_open: Callable[[Engine], None],
+        threads: int,
     ) -> None:
+        self._lanes = Lanes(threads)
         self._driver = driver
         # See _Reset for what takes its place.
         self._options = {"pool_reset_on_return": None, **options}
@@ -129,7 +135,11 @@ class Engines:
         event.listen(
             engine, "before_cursor_execute", render_event, retval=True
         )
-        event.listen(engine, "do_execute", execute_everywhere)
+        event.listen(
+            engine,
+            "do_execute",
+            partial(execute_everywhere, lanes=self._lanes),
+        )
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
@@ -185,6 +195,7 @@ class Engines:
         with self._lock:
             for engine in self._engines.values():
                 engine.dispose()
+        self._lanes.close()
         return drained
 
     def after_fork(self) -> None:
@@ -192,6 +203,7 @@ class Engines:
         busy = list(self._busy.values())
         self._busy = {}
         self._start()
+        self._lanes.after_fork()
         for engine in self._engines.values():
             engine.dispose(close=False)
         for _, backend, connection in busy:

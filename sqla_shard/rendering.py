@@ -2,9 +2,7 @@
 
 Statements are compiled once for all shards, with a mark in place of the
 schema and :class:`~sqla_shard.types.binds.ShardBound` parameters in place of
-what differs by shard.  The two event handlers here put in the values as late
-as possible, when SQLAlchemy hands the text to the driver; so its compiled
-cache stays small, and its log and its errors show the SQL that was sent.
+what differs by shard.  :func:`render` puts in the values.
 
 Which shards those are travels with the execution, as the execution option
 :data:`OPTION`: a :class:`Plan`, or nothing for statements that are not ours.
@@ -21,12 +19,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
-from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 from sqla_shard.dialects import Backend
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.types.binds import Address
 from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import ShardBound
 
@@ -34,11 +28,11 @@ __all__ = [
     "OPTION",
     "SCHEMA",
     "TRANSLATE",
+    "Job",
     "Place",
     "Plan",
-    "execute_everywhere",
+    "pieces",
     "render",
-    "render_event",
 ]
 
 #: Stands for the database of the shard in compiled SQL, and may in text().
@@ -99,7 +93,27 @@ class Plan:
         self.places = places
         self.connections = connections
         self.wrote = wrote
-        self.jobs: list[tuple[Connection, str, Any]] = []
+        self.jobs: list[Job] = []
+
+    def by_connection(self) -> list[tuple[Connection, list[Place]]]:
+        """Return the connections, each once, with the places it leads to."""
+        found: dict[Connection, list[Place]] = {}
+        for connection, place in zip(
+            self.connections, self.places, strict=True
+        ):
+            found.setdefault(connection, []).append(place)
+        return list(found.items())
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an execution does on one connection.
+
+    :ivar statements: text and parameters of each, at least one.
+    """
+
+    connection: Connection
+    statements: list[tuple[str, Any]]
 
 
 _FORMAT_TOKEN = re.compile(r"%%|(%s)")
@@ -110,17 +124,17 @@ _QMARK_TOKEN = re.compile(
 
 
 @lru_cache(maxsize=1024)
-def _pieces(text: str, placeholder: str) -> tuple[str, ...]:
+def pieces(text: str, placeholder: str) -> tuple[str, ...]:
     """Split a statement at its placeholders."""
     token = _FORMAT_TOKEN if placeholder == "%s" else _QMARK_TOKEN
-    pieces = []
+    found = []
     start = 0
     for match in token.finditer(text):
         if match.group(1):
-            pieces.append(text[start : match.start()])
+            found.append(text[start : match.start()])
             start = match.end()
-    pieces.append(text[start:])
-    return tuple(pieces)
+    found.append(text[start:])
+    return tuple(found)
 
 
 def render(
@@ -143,137 +157,10 @@ def render(
         else:
             values.append(value)
     if slots:
-        pieces = _pieces(text, placeholder)
-        out = [pieces[0]]
-        for index, piece in enumerate(pieces[1:]):
+        parts = pieces(text, placeholder)
+        out = [parts[0]]
+        for index, piece in enumerate(parts[1:]):
             out.append(slots.get(index, placeholder))
             out.append(piece)
         text = "".join(out)
     return text.replace(SCHEMA, place.schema), tuple(values)
-
-
-def render_event(
-    connection: Connection,
-    cursor: Any,
-    statement: str,
-    parameters: Any,
-    context: Any,
-    executemany: bool,
-) -> tuple[str, Any]:
-    """Handle ``before_cursor_execute``: put in what differs by shard."""
-    plan: Plan | None = context.execution_options.get(OPTION)
-    if plan is None:
-        if SCHEMA in statement:
-            raise NoShardKeyError(
-                "this connection was given no shard; take one with "
-                'session.connection(bind_arguments={"shard_id": ...})',
-                tables=(),
-            )
-        return statement, parameters
-    place = plan.places[0]
-    _before(plan, place, connection, cursor, statement, parameters, context)
-    if not isinstance(parameters, (tuple, list)):
-        return statement.replace(SCHEMA, place.schema), parameters
-    placeholder = "%s" if context.dialect.paramstyle == "format" else "?"
-    if parameters and isinstance(parameters[0], (tuple, list)):
-        rows = [render("", row, place, placeholder)[1] for row in parameters]
-        return statement.replace(SCHEMA, place.schema), rows
-    if len(plan.places) > 1:
-        if _locks(context):
-            for other, there in zip(
-                plan.connections, plan.places, strict=True
-            ):
-                there.backend.lock(other)
-        plan.jobs = [
-            (other, *render(statement, parameters, there, placeholder))
-            for other, there in zip(
-                plan.connections[1:], plan.places[1:], strict=True
-            )
-        ]
-    return render(statement, parameters, place, placeholder)
-
-
-def _before(
-    plan: Plan,
-    place: Place,
-    connection: Connection,
-    cursor: Any,
-    statement: str,
-    parameters: Any,
-    context: Any,
-) -> None:
-    """Do what must come before a statement on its connection."""
-    if context.isinsert or context.isupdate or context.isdelete:
-        if plan.wrote is not None:
-            plan.wrote(place, _describe(context))
-        if context.isinsert:
-            _check_addresses(parameters, place)
-    elif getattr(context, "is_text", False) or context.compiled is None:
-        place.backend.use(connection, cursor, place.schema)
-        if plan.wrote is not None and not _only_reads(statement):
-            plan.wrote(place, "textual SQL")
-    elif len(plan.places) == 1 and _locks(context):
-        place.backend.lock(connection)
-
-
-def _describe(context: Any) -> str:
-    table = getattr(context.compiled.statement, "table", None)
-    return f"a row of {getattr(table, 'name', 'a table')}"
-
-
-def _only_reads(statement: str) -> bool:
-    return statement.lstrip(" \n\t(").upper().startswith(("SELECT", "SHOW"))
-
-
-def _locks(context: Any) -> bool:
-    statement = context.compiled.statement
-    return getattr(statement, "_for_update_arg", None) is not None
-
-
-def _check_addresses(parameters: Any, place: Place) -> None:
-    # Address.at() saturates, which is right in a comparison; stored, it
-    # would be a reference to a row that does not exist.
-    rows = (
-        parameters
-        if parameters and isinstance(parameters[0], (tuple, list))
-        else (parameters,)
-    )
-    for row in rows:
-        for value in row:
-            if isinstance(value, Address) and not value.is_at(place.shard_id):
-                raise ColocationError(
-                    f"{value.object_id} is not an object of type "
-                    f"{value.type_id} on shard {place.shard_id}, where "
-                    "the row is inserted; a ShardedId column refers to a "
-                    "row of the same shard. Use ObjectRef for others",
-                    class_name="INSERT",
-                    field="ShardedId",
-                    value=value.object_id,
-                )
-
-
-def execute_everywhere(
-    cursor: Any, statement: str, parameters: Any, context: Any
-) -> bool | None:
-    """Handle ``do_execute``: run a statement on all shards of its plan.
-
-    The rows of the other shards join those of the first in one buffer, so
-    that the ORM loads them all in one go.
-    """
-    plan: Plan | None = context.execution_options.get(OPTION)
-    if plan is None or not plan.jobs:
-        return None
-    jobs, plan.jobs = plan.jobs, []
-    context.dialect.do_execute(cursor, statement, parameters, context)
-    rows = list(cursor.fetchall())
-    for connection, text, values in jobs:
-        # Rendered already, whatever the connection itself is bound to.
-        result: Any = connection.exec_driver_sql(
-            text, values, execution_options={OPTION: None}
-        )
-        rows.extend(result.cursor.fetchall())
-        result.close()
-    context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
-        cursor, initial_buffer=rows
-    )
-    return True

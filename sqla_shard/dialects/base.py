@@ -28,7 +28,13 @@ class Failure(Enum):
 
 
 class Backend(Protocol):
-    """Everything that differs by kind of server."""
+    """Everything that differs by kind of server.
+
+    :ivar waits: whether a statement waits for another process, so that
+        others can run meanwhile.
+    """
+
+    waits: bool
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Return the URL of the engine of a database, and its schema.

@@ -48,6 +48,8 @@ class MySQL:
     :param driver: used where a URL names none, such as ``pymysql``.
     """
 
+    waits = True
+
     def __init__(self, driver: str) -> None:
         self._driver = driver
 

@@ -31,6 +31,8 @@ _abandoned: list[Any] = []
 class SQLite:
     """SQLite files through the driver of the standard library."""
 
+    waits = False
+
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Every database is a file and has an engine of its own."""
         directory = url.database or "."
