@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy import Connection
+from sqlalchemy import Engine
 from sqlalchemy import Result
 from sqlalchemy import Table
 from sqlalchemy.ext.horizontal_shard import set_shard_id
@@ -145,15 +147,23 @@ def _send(
 ) -> None:
     """Let the execution go on, with its plan."""
     context.bind_arguments["place"] = places[0]
-    connections = (
-        [scope.root_connection(place) for place in places]
-        if len(places) > 1
-        else ()
-    )
-    plan = Plan(places, connections, scope.log.wrote)
+    plan = Plan(places, _connections(scope, places), scope.log.wrote)
     context.update_execution_options(
         **{OPTION: plan, "schema_translate_map": TRANSLATE}
     )
+
+
+def _connections(
+    scope: Scope, places: Sequence[Place]
+) -> Sequence[Connection]:
+    """Return the connection to each of several places."""
+    if len(places) == 1:
+        return ()
+    by_engine: dict[Engine, Connection] = {}
+    for place in places:
+        if place.engine not in by_engine:
+            by_engine[place.engine] = scope.root_connection(place)
+    return [by_engine[place.engine] for place in places]
 
 
 def _each_shard(

@@ -1,0 +1,103 @@
+"""One statement for the shards of a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqla_shard.ids import pack
+from sqla_shard.rendering import render
+from sqla_shard.scatter import union
+from sqla_shard.scatter.union import statements_for
+from sqla_shard.types.binds import Address
+from sqla_shard.types.binds import Prefix
+from tests.unit.test_rendering import place
+from tests.unit.test_rendering import slot
+
+TEXT = (
+    "SELECT __sqla_shard__.pins.local_id + %s AS id "
+    "FROM __sqla_shard__.pins WHERE local_id IN (%s) AND title = %s "
+    "AND link LIKE 'a%%s' AND local_id != %s"
+)
+PARAMETERS = (
+    Prefix(1),
+    slot(pack(1, 1, 5), pack(2, 1, 6), pack(1, 1, 7)),
+    "boats",
+    Address(pack(2, 1, 6), 1),
+)
+
+
+def test_a_branch_for_each_shard() -> None:
+    (found,) = statements_for(TEXT, PARAMETERS, [place(1), place(2)], "%s")
+    text, values = found
+    assert text == (
+        f"SELECT db00001.pins.local_id + {pack(1, 1, 0)} AS id "
+        "FROM db00001.pins WHERE local_id IN (5,7) AND title = %s "
+        f"AND link LIKE 'a%%s' AND local_id != {2**36} UNION ALL "
+        f"SELECT db00002.pins.local_id + {pack(2, 1, 0)} AS id "
+        "FROM db00002.pins WHERE local_id IN (6) AND title = %s "
+        "AND link LIKE 'a%%s' AND local_id != 6"
+    )
+    assert values == ("boats", "boats")
+
+
+def test_question_marks() -> None:
+    text = "SELECT 1 FROM __sqla_shard__.t WHERE a = ? AND b = 'it''s ?'"
+    assert statements_for(text, ("x",), [place(1), place(2)], "?") == [
+        (
+            (
+                "SELECT 1 FROM db00001.t WHERE a = ? AND b = 'it''s ?' UNION ALL "
+                "SELECT 1 FROM db00002.t WHERE a = ? AND b = 'it''s ?'"
+            ),
+            ("x", "x"),
+        )
+    ]
+
+
+def test_one_shard_is_rendered_as_ever() -> None:
+    one = place(1)
+    assert statements_for(TEXT, PARAMETERS, [one], "%s") == [
+        render(TEXT, PARAMETERS, one, "%s")
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT a FROM __sqla_shard__.t ORDER BY a",
+        "SELECT a FROM __sqla_shard__.t\n LIMIT 5",
+        "SELECT a FROM __sqla_shard__.t FOR UPDATE",
+        "SELECT a FROM __sqla_shard__.t FOR SHARE",
+        "SELECT a FROM __sqla_shard__.t LOCK IN SHARE MODE",
+        "SELECT a FROM __sqla_shard__.t GROUP BY a WITH ROLLUP",
+        "WITH x AS (SELECT 1) SELECT a FROM x",
+        "(SELECT a FROM __sqla_shard__.t)",
+        "UPDATE __sqla_shard__.t SET a = 1",
+    ],
+)
+def test_what_a_branch_cannot_carry(text: str) -> None:
+    places = [place(i) for i in range(3)]
+    assert statements_for(text, (), places, "%s") == [
+        (text.replace("__sqla_shard__", p.schema), ()) for p in places
+    ]
+
+
+def test_names_that_look_like_clauses_do_not_matter() -> None:
+    text = "SELECT limits, order_by, within FROM __sqla_shard__.t"
+    assert len(statements_for(text, (), [place(1), place(2)], "%s")) == 1
+
+
+def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [place(i) for i in range(10)]
+    monkeypatch.setattr(union, "MOST_BRANCHES", 4)
+    text = "SELECT a FROM __sqla_shard__.t WHERE a = %s"
+    found = statements_for(text, (3,), places, "%s")
+    assert [len(values) for _, values in found] == [4, 4, 2]
+    assert " UNION ALL ".join(text for text, _ in found) == " UNION ALL ".join(
+        text.replace("__sqla_shard__", p.schema) for p in places
+    )
+    monkeypatch.setattr(union, "MOST_CHARACTERS", 100)
+    found = statements_for(text, (3,), places, "%s")
+    assert [len(values) for _, values in found] == [2] * 5
+    # A branch that is too long by itself is still sent.
+    monkeypatch.setattr(union, "MOST_CHARACTERS", 1)
+    assert len(statements_for(text, (3,), places, "%s")) == 10
