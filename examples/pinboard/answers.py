@@ -14,6 +14,7 @@ from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError  # type: ignore[import-untyped]  # no stubs
 from sqlalchemy.exc import OperationalError
 from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import SecurityError
 
 from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.errors import PinboardError
@@ -99,7 +100,9 @@ def _bad_bookmark(error: InvalidBookmarkError) -> ResponseReturnValue:
 
 def _http(error: HTTPException) -> ResponseReturnValue:
     status = error.code or 500
-    if status < 400:  # a redirect of the router's
+    # A redirect of the router's; or a host that is not ours, for which a
+    # page could not be made, since it has links.
+    if status < 400 or isinstance(error, SecurityError):
         return error
     code = error.name.lower().replace(" ", "_")
     message = _MESSAGES.get(status, "The request was not understood.")

@@ -32,7 +32,6 @@ from examples.pinboard.models import Pin
 from examples.pinboard.models import User
 from examples.pinboard.models import UserHasBoards
 from sqla_shard import ShardSession
-from sqla_shard import unpack
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import InvalidMoveError
 from sqla_shard.exc import MissingTargetError
@@ -319,11 +318,11 @@ def move_pin(
     """
     _own_board(session, user_id, board_id)
     neighbours = [one for one in (before, after) if one is not None]
-    ids = [pin_id, *neighbours]
-    for object_id in ids:
-        if unpack(object_id).type_id != 1:
-            raise NotFoundError("There is no such pin.")
-    if None in session.get_many(Pin, ids):
+    try:
+        found = session.get_many(Pin, [pin_id, *neighbours])
+    except (InvalidIdError, UnknownShardError):
+        raise NotFoundError("There is no such pin.") from None
+    if None in found:
         raise ConflictError("A pin was removed meanwhile.")
     try:
         return BoardHasPins.move(
