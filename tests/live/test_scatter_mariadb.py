@@ -123,6 +123,10 @@ def ids(cluster: Cluster) -> list[int]:
     return found
 
 
+def logged(cluster: Cluster) -> StatementLog:
+    return StatementLog(*cluster.places.engines)
+
+
 def by_server(log: StatementLog) -> Counter[str]:
     return Counter(
         event.server
@@ -138,7 +142,7 @@ def busy(cluster: Cluster) -> int:
 def test_one_statement_for_each_server(
     cluster: Cluster, ids: list[int]
 ) -> None:
-    with cluster.session() as session, StatementLog(*cluster.places.engines) as log:
+    with cluster.session() as session, logged(cluster) as log:
         pins = session.get_many(Pin, ids)
         assert [pin.id for pin in pins if pin] == ids
         assert set(by_server(log).values()) == {1}
@@ -185,7 +189,7 @@ def test_parameters_are_repeated_for_each_branch(
 def test_what_a_union_carries(
     cluster: Cluster, ids: list[int], refinement: Any, union: bool
 ) -> None:
-    with cluster.session() as session, StatementLog(*cluster.places.engines) as log:
+    with cluster.session() as session, logged(cluster) as log:
         statement = refinement(select(Pin).where(Pin.id.in_(ids)))
         found = list(session.scalars(statement))
         assert sorted(pin.id for pin in found) == sorted(ids)
@@ -358,9 +362,11 @@ def test_a_server_that_is_gone(
         fleet.servers[1].restart()
     # The pool had connections to the server that was killed.
     for _ in range(SERVERS):
-        with cluster.session() as session:
-            with contextlib.suppress(OperationalError):
-                assert None not in session.get_many(Pin, ids)
+        with (
+            cluster.session() as session,
+            contextlib.suppress(OperationalError),
+        ):
+            assert None not in session.get_many(Pin, ids)
     assert None not in cluster.run(lambda s: s.get_many(Pin, ids))
     assert busy(cluster) == 0
 
