@@ -50,8 +50,13 @@ def _body() -> dict[str, Any]:
     return body
 
 
-def _text(body: dict[str, Any], name: str, default: str = "") -> str:
-    value = body.get(name, default)
+def _changes(*names: str) -> dict[str, str]:
+    body = _body()
+    return {name: _text(body, name) for name in names if name in body}
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name, "")
     if not isinstance(value, str):
         raise MalformedError(f"{name!r} is to be a string.")
     return value
@@ -98,14 +103,8 @@ def board(board_id: int) -> ResponseReturnValue:
 @blueprint.patch("/boards/<object_id(2):board_id>")
 def edit_board(board_id: int) -> ResponseReturnValue:
     """Change title or description of a board."""
-    user_id, body = require_user(), _body()
-    found = boards.find(db.session, Board, board_id)
-    entered = read_board(
-        _text(body, "title", found.title),
-        _text(body, "details", found.details),
-    )
-    db.run(boards.edit_board, user_id, board_id, entered)
-    db.session.expire_all()
+    user_id, changes = require_user(), _changes("title", "details")
+    db.run(boards.edit_board, user_id, board_id, changes)
     return _board(board_id)
 
 
@@ -172,15 +171,8 @@ def pin(pin_id: int) -> ResponseReturnValue:
 @blueprint.patch("/pins/<object_id(1):pin_id>")
 def edit_pin(pin_id: int) -> ResponseReturnValue:
     """Change link, title or description of a pin."""
-    user_id, body = require_user(), _body()
-    found = boards.find(db.session, Pin, pin_id)
-    entered = read_pin(
-        _text(body, "link", found.link),
-        _text(body, "title", found.title),
-        _text(body, "details", found.details),
-    )
-    db.run(boards.edit_pin, user_id, pin_id, entered)
-    db.session.expire_all()
+    user_id, changes = require_user(), _changes("link", "title", "details")
+    db.run(boards.edit_pin, user_id, pin_id, changes)
     return _pin(pin_id)
 
 

@@ -12,6 +12,7 @@ and the pins that were its neighbours can be moved meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from examples.pinboard.errors import ForbiddenError
 from examples.pinboard.errors import NotFoundError
 from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
+from examples.pinboard.inputs import read_board
+from examples.pinboard.inputs import read_pin
 from examples.pinboard.models import Board
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.models import BoardHasRemovedPins
@@ -224,12 +227,27 @@ def add_board(session: ShardSession, user_id: int, entered: BoardInput) -> int:
 
 
 def edit_board(
-    session: ShardSession, user_id: int, board_id: int, entered: BoardInput
+    session: ShardSession,
+    user_id: int,
+    board_id: int,
+    changes: Mapping[str, str],
 ) -> None:
-    """Change title and description of a board."""
+    """Change title or description of a board.
+
+    :param changes: what was entered, by field; the others stay.
+    :raises InvalidInputError: when it cannot be stored.
+    """
     board = _own_board(session, user_id, board_id)
-    board.title = entered.title
-    board.details = entered.details
+    entered = read_board(
+        **{"title": board.title, "details": board.details, **changes}
+    )
+    _set(board, entered, changes)
+
+
+def _set(target: Any, entered: Any, changes: Iterable[str]) -> None:
+    # Nothing else is written, so two people can edit two fields at a time.
+    for name in changes:
+        setattr(target, name, getattr(entered, name))
 
 
 def add_pin(
@@ -264,13 +282,19 @@ def add_pins(
 
 
 def edit_pin(
-    session: ShardSession, user_id: int, pin_id: int, entered: PinInput
+    session: ShardSession,
+    user_id: int,
+    pin_id: int,
+    changes: Mapping[str, str],
 ) -> int:
-    """Change a pin and return the id of its board."""
+    """Change a pin and return the id of its board.
+
+    :param changes: what was entered, by field; the others stay.
+    :raises InvalidInputError: when it cannot be stored.
+    """
     pin = _own_pin(session, user_id, pin_id)
-    pin.link = entered.link
-    pin.title = entered.title
-    pin.details = entered.details
+    fields = {"link": pin.link, "title": pin.title, "details": pin.details}
+    _set(pin, read_pin(**{**fields, **changes}), changes)
     return pin.board_id
 
 

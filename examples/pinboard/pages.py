@@ -149,13 +149,11 @@ def _board_page(
 @blueprint.post("/boards/<object_id(2):board_id>")
 def edit_board(board_id: int) -> ResponseReturnValue:
     """Change title and description of a board."""
-    user_id = require_user()
+    changes = {name: _form(name) for name in ("title", "details")}
     try:
-        entered = read_board(_form("title"), _form("details"))
+        db.run(boards.edit_board, require_user(), board_id, changes)
     except InvalidInputError as error:
-        _own(board_id, user_id)
         return _board_page(board_id, error.status, board_error=error)
-    db.run(boards.edit_board, user_id, board_id, entered)
     return _to("board", board_id=board_id)
 
 
@@ -207,11 +205,11 @@ def _pin_page(
 def edit_pin(pin_id: int) -> ResponseReturnValue:
     """Change a pin."""
     user_id = require_user()
+    changes = {name: _form(name) for name in ("link", "title", "details")}
     try:
-        entered = read_pin(_form("link"), _form("title"), _form("details"))
+        board_id = db.run(boards.edit_pin, user_id, pin_id, changes)
     except InvalidInputError as error:
         return _pin_page(user_id, pin_id, error.status, error=error)
-    board_id = db.run(boards.edit_pin, user_id, pin_id, entered)
     flash("Saved.")
     return _to("board", board_id=board_id, _anchor=f"pin-{pin_id}")
 

@@ -149,11 +149,11 @@ def test_an_order_of_many_is_that_of_the_file(visitor: Visitor) -> None:
     (board,) = visitor.api("GET", "/boards")["boards"]
     assert board["count"] == 250
     titles = []
-    query = ""
-    while query is not None:
+    page: dict[str, Any] = {"next": ""}
+    while page["next"] is not None:
+        query = page["next"] and f"?after={page['next']}"
         page = visitor.api("GET", f"/boards/{board['id']}/pins{query}")
         titles += [pin["title"] for pin in page["pins"]]
-        query = page["next"] and f"?after={page['next']}"
     assert titles == [str(n) for n in range(250)]
 
 

@@ -5,7 +5,9 @@ import { ApiError, call } from "./api.js";
 import { Sorter } from "./sorter.js";
 import { announce, toast } from "./telling.js";
 
-const AHEAD = "900px"; // how early the next page is loaded
+// How early the next page is loaded: about a page of cards, so that scrolling
+// to an end that has just moved still comes near enough.
+const AHEAD = "2000px";
 const LOOKED_THROUGH = 40; // pages, to find the pin that the address names
 
 export function startBoard(list) {
@@ -146,7 +148,7 @@ class Board {
     this.sorter?.cancel();
     const wanted = this.ids().length;
     const pins = new Map();
-    let after = null;
+    let after = this.list.dataset.start || null;
     do {
       const page = await this.fetchPage(after);
       for (const pin of page.pins) pins.set(pin.id, pin);
