@@ -57,7 +57,6 @@ def comparison() -> Any:
             session.commit()
             yield cluster, session, rows
             session.rollback()
-        PlainBase.metadata.drop_all(plain_engine)
 
     return compared
 
