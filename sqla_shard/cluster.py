@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from collections.abc import Collection
@@ -12,6 +13,7 @@ from typing import Any
 from typing import TypeVar
 
 from sqlalchemy import MetaData
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import retrying
 from sqla_shard.creating import create_all
@@ -32,6 +34,8 @@ from sqla_shard.topology import Topology
 __all__ = ["Cluster"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Cluster:
@@ -276,9 +280,24 @@ class _Begun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None:
+        if kind is None:
+            try:
                 self._session.commit()
-        finally:
-            # Without a commit, or after a failed one, this rolls back.
+            except BaseException:
+                self._roll_back()
+                raise
             self._session.close()
+        else:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        """Close the session; the error that led here is what is raised."""
+        try:
+            self._session.close()
+        except SQLAlchemyError:
+            _log.warning(
+                "a transaction could not be rolled back; its connections "
+                "were closed",
+                exc_info=True,
+                extra={"action": "roll back"},
+            )

@@ -36,12 +36,8 @@ from typing import Any
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection
-from sqlalchemy import event
 from sqlalchemy import MetaData
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import SessionTransaction
 
 from sqla_shard.cluster import Cluster
 from sqla_shard.exc import ExtensionSetupError
@@ -74,7 +70,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _SESSION = "_sqla_shard_session"
-_CONNECTIONS = "sqla_shard.connections"
 
 
 class FlaskCluster:
@@ -167,7 +162,6 @@ class FlaskCluster:
         session: ShardSession | None = g.get(_SESSION)
         if session is None:
             session = cluster.session()
-            event.listen(session, "after_begin", _note_connection)
             setattr(g, _SESSION, session)
         return session
 
@@ -212,12 +206,6 @@ def _configured(app: Flask) -> Cluster:
     )
 
 
-def _note_connection(
-    session: Session, transaction: SessionTransaction, connection: Connection
-) -> None:
-    session.info.setdefault(_CONNECTIONS, {})[connection.engine] = connection
-
-
 def _close_session(error: BaseException | None) -> None:
     session: ShardSession | None = g.pop(_SESSION, None)
     if session is None:
@@ -232,12 +220,6 @@ def _close_session(error: BaseException | None) -> None:
             exc_info=True,
             extra={"action": "close session"},
         )
-        # The session stops at the first server that fails, and would keep
-        # connections and locks on the others until it is collected.
-        for connection in session.info.get(_CONNECTIONS, {}).values():
-            if not connection.closed:
-                connection.invalidate()
-                connection.close()
 
 
 class ObjectIdConverter(BaseConverter):

@@ -102,6 +102,7 @@ class ShardSession(ShardedSession):
         self._views: dict[Place, tuple[Connection, ShardView]] = {}
         self._log: TransactionLog | None = None
         self._snapshots: list[tuple[SessionTransaction, Any]] = []
+        self._begun: list[Connection] = []
         #: Shards of objects that are not flushed yet.
         self.placed: dict[Any, Place] = {}
         self._begun_cross_shard: CrossShard = None
@@ -132,6 +133,29 @@ class ShardSession(ShardedSession):
         transaction = super().begin(nested)
         self._begun_cross_shard = _checked(cross_shard)
         return transaction
+
+    def begun(self, connection: Connection) -> None:
+        """Follow the transaction on one server, which has just begun."""
+        self._begun.append(connection)
+        self.log.begun(connection)
+
+    def close(self) -> None:
+        """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
+
+        When a server cannot be told to roll back, the connections to the
+        others are closed, and that error is raised.
+        """
+        try:
+            super().close()
+        except BaseException:
+            # It stops at the first server that fails; the others would keep
+            # their connections out of the pool, and their locks.
+            for connection in self._begun:
+                if not connection.closed:
+                    connection.invalidate()
+                    connection.close()
+            self._reset_transaction()
+            raise
 
     def check_process(self) -> None:
         """Refuse a transaction that the parent process has begun.
@@ -386,7 +410,7 @@ def _after_begin(
     transaction: SessionTransaction,
     connection: Connection,
 ) -> None:
-    session.log.begun(connection)
+    session.begun(connection)
 
 
 def _after_create(

@@ -333,16 +333,11 @@ def test_a_connection_that_dies(
     for number in range(SERVERS):
         with cluster.session() as session:
             session.get_many(Pin, ids)
-            shard_id = number * SHARDS // SERVERS
-            with session.connection(
-                bind_arguments={"shard_id": shard_id}
-            ) as connection:
-                wire: Any = connection.connection.dbapi_connection
-                fleet.servers[number].root_execute(f"KILL {wire.thread_id()}")
-                session.expunge_all()
-                with pytest.raises(OperationalError) as raised:
-                    session.get_many(Pin, ids)
-                assert raised.value.connection_invalidated
+            _kill_connection(session, fleet, number)
+            session.expunge_all()
+            with pytest.raises(OperationalError) as raised:
+                session.get_many(Pin, ids)
+            assert raised.value.connection_invalidated
         assert busy(cluster) == 0
         with cluster.session() as session:
             assert None not in session.get_many(Pin, ids)
@@ -412,3 +407,48 @@ def test_nothing_but_integers(cluster: Cluster) -> None:
             select(Thing.id, literal(1, Integer)).where(Thing.id.in_(ids))
         ).all()
     assert all(type(value) is int for row in rows for value in row)
+
+
+@pytest.mark.parametrize("lost", range(SERVERS))
+def test_closing_when_a_server_is_lost(
+    cluster: Cluster, fleet: MariaDBFleet, ids: list[int], lost: int
+) -> None:
+    """The other connections go back, and with them their locks."""
+    session = cluster.session()
+    session.scalars(select(Pin).where(Pin.id.in_(ids)).with_for_update()).all()
+    _kill_connection(session, fleet, lost)
+    with pytest.raises(OperationalError):
+        session.close()
+    assert busy(cluster) == 0
+    # It can be used again, and nothing is locked.
+    for object_id in ids:
+        assert session.get(Pin, object_id, with_for_update=True) is not None
+    session.close()
+    assert busy(cluster) == 0
+
+
+def test_the_error_of_the_application_is_the_one_raised(
+    cluster: Cluster,
+    fleet: MariaDBFleet,
+    ids: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails() -> None:
+        with cluster.begin() as session:
+            session.get_many(Pin, ids)
+            _kill_connection(session, fleet, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert "could not be rolled back" in caplog.text
+    assert busy(cluster) == 0
+
+
+def _kill_connection(session: Any, fleet: MariaDBFleet, number: int) -> None:
+    """Kill the session's connection to a server."""
+    connection = session.connection(
+        bind_arguments={"shard_id": number * SHARDS // SERVERS}
+    )
+    wire: Any = connection.connection.dbapi_connection
+    fleet.servers[number].root_execute(f"KILL {wire.thread_id()}")
