@@ -304,7 +304,7 @@ class Places:
                 lowest = server.shards[0].first if server.shards else 0
                 yield server.name, self.place(keyspace, lowest)
 
-    def check(self) -> dict[str, SQLAlchemyError | None]:
+    def check(self) -> dict[str, Exception | None]:
         """Ask every server for a sign of life, all at the same time.
 
         :returns: by server name, None or what is wrong.
@@ -326,11 +326,12 @@ class Places:
             list(executor.map(lambda e: _warm(e, connections), engines))
 
 
-def _ask(place: Place) -> SQLAlchemyError | None:
+def _ask(place: Place) -> Exception | None:
     try:
         with place.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, OSError) as error:
+        # OSError where SQLite cannot make the directory of its files.
         return error
     return None
 
