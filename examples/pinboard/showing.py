@@ -12,7 +12,7 @@ from examples.pinboard.models import Pin
 __all__ = ["HUES", "board_json", "hue_of", "letter_of", "pin_json"]
 
 HUES = 24
-"""Colours that ``pinboard.css`` has, one for each host."""
+"""Colours that ``hues.css`` has, one for each host."""
 TONES = 4
 """Kinds of each colour, so that many pages of one host look livelier."""
 

@@ -158,6 +158,8 @@ class Board {
       const card = this.find(pin.id);
       return card ? this.fillCard(card, pin) : this.makeCard(pin);
     });
+    // Somebody may have lifted a card in the meantime.
+    this.sorter?.cancel();
     this.list.replaceChildren(...cards);
     this.next = after;
   }
