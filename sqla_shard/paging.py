@@ -54,6 +54,10 @@ def seal(payload: bytes, about: str) -> str:
     :param about: what the bookmark is of, such as the list and its order.
     """
     sealed = _VERSION + _digest(payload, about) + payload
+    return _written(sealed)
+
+
+def _written(sealed: bytes) -> str:
     return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
 
 
@@ -75,6 +79,9 @@ def unseal(bookmark: object, about: str) -> bytes:
         try:
             sealed = base64.b64decode(bookmark + padding, b"-_", validate=True)
         except (binascii.Error, ValueError):
+            sealed = b""
+        # The decoder takes other ways to write the same bytes.
+        if _written(sealed) != bookmark:
             sealed = b""
     version = sealed[:1]
     digest = sealed[1 : 1 + _DIGEST]

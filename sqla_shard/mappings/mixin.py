@@ -246,7 +246,9 @@ class MappingMixin:
         """Return a page of the list.
 
         A row that stays in its place is neither skipped nor shown twice,
-        whatever happens to others between one page and the next.
+        whatever happens to others between one page and the next; unless the
+        rows at the end of the page were both moved and re-spaced meanwhile,
+        or both its last row and the row after it were moved.
 
         :param limit: how many rows at most.
         :param after: the bookmark of the page before, its ``next``.

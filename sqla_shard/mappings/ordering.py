@@ -26,7 +26,6 @@ from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = [
     "MOST_MOVES",
-    "REACH",
     "STEP",
     "Window",
     "middle",
@@ -34,20 +33,18 @@ __all__ = [
     "next_on_top",
     "now",
     "push_up",
+    "reach",
     "windows",
 ]
 
 #: One millisecond.
 STEP = 10**25
 
-#: No window is wider than this on either side, about an eighth of a
-#: millisecond, so no row is shifted by more than twice as much.
-REACH = 2**80
-
 _SMALLEST = 2
 _LARGEST = 7
 
-#: Of a gap after a re-spacing; more would not leave windows within reach.
+#: Of a gap after a re-spacing; with more, the largest window would be wider
+#: than a millisecond.
 MOST_MOVES = 50
 
 
@@ -121,6 +118,14 @@ def windows(center: int, moves: int) -> Iterator[Window]:
         # Cut off at an end of all positions it holds fewer.
         room = (high - low >> moves) - 1
         yield Window(low, high, min(1 << 2 * level, room))
+
+
+def reach(moves: int) -> int:
+    """Return how far a few re-spacings shift a row at most.
+
+    :param moves: as for :func:`windows`.
+    """
+    return 1 << moves + 4 * _LARGEST + 2
 
 
 def push_up(positions: Iterable[int], moves: int) -> Iterator[int]:

@@ -1,12 +1,15 @@
 """Pages of a list, and what is asked of it.
 
-A bookmark holds the keys of the last rows that were shown: a sequence and a
-target's id each.  The next page goes on after the last of them.
+A bookmark holds the keys of the last rows that were shown, a sequence and a
+target's id each, and that of the row ahead, the first one not shown.  The
+next page goes on after the last row shown.
 
 That row may have another sequence when the bookmark is used.  It was moved by
 somebody, and then its old place is where to go on; or the rows around it were
-re-spaced, and then its new place is.  The rows shown before it tell the two
-apart, see :func:`_cut`.
+re-spaced, and then its new place is.  The other rows of the bookmark tell the
+two apart, see :func:`_resume`.  Where every one of them was moved or removed
+and those around them were re-spaced as well, nothing tells, and rows may be
+skipped or shown twice.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import struct
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 from typing import NamedTuple
 
@@ -24,7 +28,7 @@ from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
-from sqla_shard.mappings.ordering import REACH
+from sqla_shard.mappings.ordering import reach
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
 from sqla_shard.paging import unseal
@@ -32,7 +36,7 @@ from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["contains", "count", "iterate", "load_targets", "page", "position"]
 
-#: How many of the rows shown a bookmark remembers.
+#: How many of the rows shown a bookmark remembers, besides the row ahead.
 _WITNESSES = 4
 #: Of a page; a driver's own error for more would not say whose fault it is.
 MOST_ROWS = 2**31 - 1
@@ -45,6 +49,30 @@ class Key(NamedTuple):
 
     sequence: int
     target_id: int
+
+
+class Mark(NamedTuple):
+    """What a bookmark remembers.
+
+    :ivar seen: the last rows shown, in the order of the page.
+    :ivar ahead: the first row not shown.
+    """
+
+    seen: tuple[Key, ...]
+    ahead: Key
+
+
+class _Start(NamedTuple):
+    """Where a page begins.
+
+    :ivar cut: the key after which it does.
+    :ivar shown: rows after it that were shown already.
+    :ivar seen: the rows shown that are before it, as they stand now.
+    """
+
+    cut: Key
+    shown: frozenset[int]
+    seen: tuple[Key, ...]
 
 
 class Found(NamedTuple):
@@ -103,8 +131,8 @@ def page(
             )
         )
     else:
-        seen = _witnesses(rows, after, about)
-        found = _after(rows, seen, limit + 1, newest_first)
+        mark = _opened(rows, after, about)
+        found, seen = _after(rows, mark, limit + 1, newest_first)
     return page_of(found, limit, seen, about)
 
 
@@ -113,20 +141,20 @@ def page_of(
 ) -> Page[Any]:
     """Return a page of rows, of which there is one more if it is not last.
 
-    :param seen: the witnesses of the bookmark that led to it.
+    :param seen: rows shown before it.
     :param about: what its bookmark is of.
     """
     shown = found[:limit]
     bookmark = None
     if len(found) > limit:
-        keys = (*seen, *(each.key for each in shown))[-_WITNESSES:]
+        last = (*seen, *(each.key for each in shown))[-_WITNESSES:]
         payload = b"".join(
             _KEY.pack(
                 key.sequence >> _HALF,
                 key.sequence & (1 << _HALF) - 1,
                 key.target_id,
             )
-            for key in keys
+            for key in (*last, found[limit].key)
         )
         bookmark = seal(payload, about)
     return Page([each.row for each in shown], bookmark)
@@ -154,22 +182,22 @@ def about_first(rows: List) -> str:
     return _about(rows, True)
 
 
-def _witnesses(rows: List, bookmark: str, about: str) -> tuple[Key, ...]:
+def _opened(rows: List, bookmark: str, about: str) -> Mark:
     payload = unseal(bookmark, about)
     number, rest = divmod(len(payload), _KEY.size)
-    seen: tuple[Key, ...] = ()
-    if not rest and number <= _WITNESSES:
-        seen = tuple(
+    keys: tuple[Key, ...] = ()
+    if not rest and 2 <= number <= _WITNESSES + 1:
+        keys = tuple(
             Key(high << _HALF | low, target_id)
             for high, low, target_id in _KEY.iter_unpack(payload)
         )
     # Whoever knows how can make one up, and then it is still no reason for
     # an error that the caller does not expect.
-    if not seen or not all(_makes_sense(rows, key) for key in seen):
+    if not keys or not all(_makes_sense(rows, key) for key in keys):
         raise InvalidBookmarkError(
             f"{bookmark!r} is not a bookmark of {about}", bookmark=bookmark
         )
-    return seen
+    return Mark(keys[:-1], keys[-1])
 
 
 def _makes_sense(rows: List, key: Key) -> bool:
@@ -193,23 +221,32 @@ def _keys(rows: List, statement: Any, **parameters: Any) -> list[Key]:
 
 
 def _after(
-    rows: List, seen: tuple[Key, ...], number: int, newest_first: bool
-) -> list[Found]:
-    """Return the rows that follow those that a bookmark remembers."""
-    last = seen[-1]
+    rows: List, mark: Mark, number: int, newest_first: bool
+) -> tuple[list[Found], tuple[Key, ...]]:
+    """Return the rows that follow those that a bookmark remembers.
+
+    :returns: with the rows shown before them, as they stand now.
+    """
+    last = mark.seen[-1]
     found, now = _read(rows, last, last, number, newest_first)
     if now == last.sequence:
-        return found
+        return found, mark.seen
+    ids = [key.target_id for key in (*mark.seen, mark.ahead)]
     current = {
         key.target_id: key
-        for key in _keys(
-            rows, rows.statements.present, ids=[key.target_id for key in seen]
-        )
+        for key in _keys(rows, rows.statements.present, ids=ids)
     }
-    cut, shown = _cut(seen, current, newest_first)
+    far = reach(rows.statements.definition.respace_to)
+    cut, shown, seen = _resume(mark, current, newest_first, far)
     if cut != last or shown:
         found, _ = _read(rows, cut, last, number + len(shown), newest_first)
-    return [each for each in found if each.key.target_id not in shown][:number]
+    fresh = [each for each in found if each.key.target_id not in shown]
+    # Rows left out from between the start and the page stay remembered, or
+    # a later page that has to go back to this start would show them again.
+    left_out = [each.key for each in found]
+    if fresh:
+        left_out = left_out[: left_out.index(fresh[0].key)]
+    return fresh[:number], (*seen, *left_out)
 
 
 def _read(
@@ -227,29 +264,76 @@ def _read(
     return _found(result), result[0][3] if result else None
 
 
-def _cut(
-    seen: tuple[Key, ...], current: Mapping[int, Key], newest_first: bool
-) -> tuple[Key, frozenset[int]]:
-    """Return the key after which to go on, and what was shown after it.
+def _resume(
+    mark: Mark, current: Mapping[int, Key], newest_first: bool, far: int
+) -> _Start:
+    """Return where to go on when the last row shown is not where it was.
 
     A row that stands where it stood tells where the reader was, whatever
-    became of those after it.  Where all have other places, and these are
-    close to the old ones and in the old order, they were re-spaced.
+    became of the others.  Where none does, those that are close to their
+    old places and in the old order, as many as there are, were re-spaced;
+    the others were moved.
+
+    :param far: a re-spacing does not shift a row so far.
     """
+    seen, ahead = mark
+    shown = frozenset(key.target_id for key in seen)
+    if current.get(ahead.target_id) == ahead:
+        return _Start(_up_to(ahead, newest_first), shown, ())
     for index in range(len(seen) - 1, -1, -1):
-        key = seen[index]
-        if current.get(key.target_id) == key:
-            shown = frozenset(k.target_id for k in seen[index + 1 :])
-            return key, shown
-    there = [key for key in seen if key.target_id in current]
-    places = [current[key.target_id] for key in there]
-    close = all(
-        abs(new.sequence - old.sequence) < REACH
-        for old, new in zip(there, places, strict=True)
+        if current.get(seen[index].target_id) == seen[index]:
+            later = Mark(seen[index + 1 :], ahead)
+            start = _respaced(later, current, newest_first, far, seen[index])
+            if start is not None:
+                return start._replace(shown=shown)
+            later_shown = frozenset(key.target_id for key in later.seen)
+            return _Start(seen[index], later_shown, (seen[index],))
+    return _respaced(mark, current, newest_first, far) or _Start(
+        seen[-1], frozenset(), ()
     )
-    if places and close and places == sorted(places, reverse=newest_first):
-        return places[-1], frozenset(k.target_id for k in seen)
-    return seen[-1], frozenset()
+
+
+def _respaced(
+    mark: Mark,
+    current: Mapping[int, Key],
+    newest_first: bool,
+    far: int,
+    after: Key | None = None,
+) -> _Start | None:
+    """Return where to go on among rows that were re-spaced.
+
+    :param after: a row before them that stands where it stood; then all of
+        them have to be in their old order, the row ahead included.
+    """
+    shown = frozenset(key.target_id for key in mark.seen)
+    close = [
+        current[key.target_id]
+        for key in (*mark.seen, mark.ahead)
+        if key.target_id in current
+        and abs(current[key.target_id].sequence - key.sequence) < far
+    ]
+    if after is not None:
+        placed = [after, *close]
+        whole = len(close) > 1 and close[-1].target_id not in shown
+        if not whole or placed != sorted(placed, reverse=newest_first):
+            return None
+        return _Start(close[-2], shown, (close[-2],))
+    for size in range(len(close), 0, -1):
+        starts = []
+        for kept in combinations(close, size):
+            if list(kept) == sorted(kept, reverse=newest_first):
+                before = tuple(k for k in kept if k.target_id in shown)
+                cut = before[-1] if before else _up_to(kept[0], newest_first)
+                starts.append(_Start(cut, shown, before))
+        if starts:
+            # To show a row twice is the smaller evil.
+            return max(starts) if newest_first else min(starts)
+    return None
+
+
+def _up_to(key: Key, newest_first: bool) -> Key:
+    """Return the key after which a row is the first."""
+    return Key(key.sequence, key.target_id + (1 if newest_first else -1))
 
 
 # -- targets

@@ -275,6 +275,66 @@ class Pages(Lists):
         )
         assert ids(rest) == order[5:]
 
+    @pytest.mark.parametrize("newest", [True, False])
+    def test_the_last_rows_shown_go_a_little_further(
+        self, cluster, session, board, newest
+    ):
+        # As little as a re-spacing would shift them.
+        for limit in (1, 2, 3, 4, 5, 6):
+            board = new_board(cluster)
+            many = sorted(pins(12))
+            put(
+                cluster,
+                BoardHasPins,
+                board,
+                {pin: FIRST + i * 2**40 for i, pin in enumerate(many)},
+            )
+            order = many[::-1] if newest else many
+            page = BoardHasPins.page(
+                session, board, limit, newest_first=newest
+            )
+            session.rollback()
+            with cluster.begin() as other:
+                for pin in order[: limit - 1]:
+                    BoardHasPins.remove(other, board, pin)
+                named = {"before" if newest else "after": order[limit + 1]}
+                BoardHasPins.move(other, board, order[limit - 1], **named)
+            rest = BoardHasPins.page(
+                session, board, 20, page.next, newest_first=newest
+            )
+            assert ids(rest) == order[limit:]
+            session.rollback()
+
+    @pytest.mark.parametrize("newest", [True, False])
+    @pytest.mark.parametrize("gone", range(6))
+    def test_one_row_was_moved_and_the_others_respaced(
+        self, cluster, session, board, newest, gone
+    ):
+        many = sorted(pins(12))
+        put(
+            cluster,
+            BoardHasPins,
+            board,
+            {pin: FIRST + i for i, pin in enumerate(many)},
+        )
+        order = many[::-1] if newest else many
+        page = BoardHasPins.page(session, board, 5, newest_first=newest)
+        session.rollback()
+        new = pins(1)
+        with cluster.begin() as other:
+            BoardHasPins.append_many(other, board, new)
+            BoardHasPins.move(other, board, order[gone], before=new[0])
+            around = order[6]
+            assert BoardHasPins.respace(other, board, around=around) >= 10
+        rest = ids(
+            BoardHasPins.page(
+                session, board, 20, page.next, newest_first=newest
+            )
+        )
+        quiet = [pin for pin in order[5:] if pin != order[gone]]
+        assert [pin for pin in rest if pin in quiet] == quiet
+        assert not set(rest) & {p for p in order[:5] if p != order[gone]}
+
     def test_rows_that_the_session_holds(self, cluster, session, board, ten):
         first = BoardHasPins.page(session, board, 5)
         session.commit()
@@ -371,7 +431,7 @@ class Pages(Lists):
         (engine,) = {
             session.get_bind(mapper=inspect(BoardHasPins), shard_id=5)
         }
-        for number in (1, 2, 5, 9, 17, 33):
+        for number in (1, 2, 5, 9, 17, 33, 64):
             use(number)
         size = len(engine._compiled_cache)
         for number in range(1, 40):
@@ -491,20 +551,27 @@ class Bookmarks(Lists):
         # It has no secret; but what it says must make sense.
         about = f"BoardHasPins of {board}, newest first"
         good = struct.pack(">QQQ", 1 << 60, 5, ten[3])
-        assert BoardHasPins.page(session, board, after=seal(good, about))
+        assert BoardHasPins.page(session, board, after=seal(good * 2, about))
         top = 2**64 - 1
         for payload in (
             b"",
-            good[:-1],
-            good + b"x",
+            good,
+            good * 2 + b"x",
+            (good * 2)[:-1],
             good * 50,
-            struct.pack(">QQQ", top, top, ten[3]),
-            struct.pack(">QQQ", 5, 5, top),
-            struct.pack(">QQQ", 5, 5, 1 << 63),
-            struct.pack(">QQQ", 5, 5, board),
-            struct.pack(">QQQ", 5, 5, 0),
-            struct.pack(">QQQ", 5, 5, 12),
-            struct.pack(">QQQ", 5, 5, board) + good,
+            *(
+                one + other
+                for wrong in (
+                    (top, top, ten[3]),
+                    (5, 5, top),
+                    (5, 5, 1 << 63),
+                    (5, 5, board),
+                    (5, 5, 0),
+                    (5, 5, 12),
+                )
+                for bad in [struct.pack(">QQQ", *wrong)]
+                for one, other in ((bad, good), (good, bad), (bad, bad))
+            ),
             *(rng.randbytes(24 * rng.randrange(5)) for _ in range(50)),
         ):
             self.refused(session, board, seal(payload, about))
