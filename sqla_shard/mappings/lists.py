@@ -88,7 +88,9 @@ class List:
         """
         if self.session.autoflush:
             self.session.flush()
-        _, *parts = self.execute(statement, **parameters).one()
+        _, *parts, _ = self.execute(
+            statement, owner=self.source_id, **parameters
+        ).one()
         return parts
 
     def key(self, target_id: int) -> Any:

@@ -8,7 +8,7 @@ snapshot was taken; and where the source has no row, those locks keep two
 writers apart, though one of them may then have to be repeated.
 
 The lock and everything that is to be known come from one statement: a SELECT
-of scalar subqueries, which the server evaluates in their order.
+of scalar subqueries.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _BUILT = "__sqla_shard_statements__"
 class Statements:
     """The statements of a mapping class.
 
-    Their parameters: ``source`` and ``row`` (ids), ``before`` and ``after``
-    (ids of neighbours), ``at`` (a sequence), ``low`` and ``high`` (bounds of
+    Their parameters: ``source`` and ``row`` (ids), ``owner`` (the source
+    again, where its own row is locked), ``before`` and ``after`` (ids of
+    neighbours), ``at`` (a sequence), ``low`` and ``high`` (bounds of
     sequences), ``ids`` and ``number`` (of rows).
 
     :ivar source: the attribute with the source's id.
@@ -137,19 +138,29 @@ class Statements:
         return self.definition.target.column, "sequence"
 
     def _locking(self, **parts: Any) -> Any:
-        """Return a SELECT of subqueries that begins with the lock."""
+        """Return a SELECT of subqueries: a lock, the parts, the lock again.
+
+        Servers evaluate subqueries in the order of the statement or, as
+        MariaDB does, in the reverse; either way the lock comes first.
+        """
         entity: Any = self.definition.source.entity
         owner: Any = inspect(entity).local_table
         own = owner.primary_key.columns[0]
-        lock = (
-            select(own)
-            .where(own == bindparam("source", type_=own.type))
-            .with_for_update()
-            .scalar_subquery()
-        )
+
+        def lock() -> Any:
+            return (
+                select(own)
+                # Not ``source``: of one parameter SQLAlchemy knows one
+                # type, and this column holds local ids.
+                .where(own == bindparam("owner", type_=own.type))
+                .with_for_update()
+                .scalar_subquery()
+            )
+
         return select(
-            lock.label("the_lock"),
+            lock().label("the_lock"),
             *(part.label(f"the_{name}") for name, part in parts.items()),
+            lock().label("the_lock_again"),
         ).with_for_update()
 
     def _columns(self) -> tuple[Any, Any, Any]:

@@ -180,7 +180,7 @@ def _raw(
         shard_id, type_id, local_id = unpack(object_id)
         texts.setdefault(keyspace.server_for(shard_id).name, []).append(
             f"SELECT local_id + {pack(shard_id, type_id, 0)}, data, ts "
-            f"FROM db{shard_id:05d}.pins WHERE local_id = {local_id}"  # numbers
+            f"FROM db{shard_id:05d}.pins WHERE local_id = {local_id}"
         )
     work = [
         (server.connect(), " UNION ALL ".join(texts[server.name]))
