@@ -120,5 +120,6 @@ def test_every_error_has_a_sample() -> None:
         exc.RoutingError,
         exc.BlobError,
         exc.MappingError,
+        exc.StaleListError,
     }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases

@@ -37,8 +37,7 @@ from examples.pinboard.models import UserHasBoards
 from sqla_shard import ShardSession
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import InvalidMoveError
-from sqla_shard.exc import MissingTargetError
-from sqla_shard.exc import StaleNeighbourError
+from sqla_shard.exc import StaleListError
 from sqla_shard.exc import UnknownShardError
 
 __all__ = [
@@ -352,7 +351,7 @@ def move_pin(
         return BoardHasPins.move(
             session, board_id, pin_id, before=before, after=after
         )
-    except (StaleNeighbourError, MissingTargetError) as error:
+    except StaleListError as error:
         raise ConflictError("Somebody moved these pins meanwhile.") from error
     except InvalidMoveError as error:
         raise ConflictError("A pin cannot be moved next to itself.") from error

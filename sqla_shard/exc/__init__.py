@@ -28,9 +28,10 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── MappingError
     │   ├── InvalidMoveError (ValueError) neighbours that make no sense
     │   ├── InvalidSequenceError (ValueError)  not a position in a list
-    │   ├── MissingTargetError            not in the list
     │   ├── SequenceExhaustedError        no room left for a position
-    │   └── StaleNeighbourError           the list has changed meanwhile
+    │   └── StaleListError                the list has changed meanwhile
+    │       ├── MissingTargetError        not in the list
+    │       └── StaleNeighbourError       neighbours gone or reversed
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its answer lost
@@ -61,6 +62,7 @@ from sqla_shard.exc.lists import InvalidSequenceError
 from sqla_shard.exc.lists import MappingError
 from sqla_shard.exc.lists import MissingTargetError
 from sqla_shard.exc.lists import SequenceExhaustedError
+from sqla_shard.exc.lists import StaleListError
 from sqla_shard.exc.lists import StaleNeighbourError
 from sqla_shard.exc.objects import BlobError
 from sqla_shard.exc.objects import BlobTooLargeError
@@ -116,6 +118,7 @@ __all__ = [
     "ServerProcessError",
     "ShardError",
     "StaleDataError",
+    "StaleListError",
     "StaleNeighbourError",
     "TopologyError",
     "UnknownKeyspaceError",

@@ -13,6 +13,7 @@ __all__ = [
     "MappingError",
     "MissingTargetError",
     "SequenceExhaustedError",
+    "StaleListError",
     "StaleNeighbourError",
 ]
 
@@ -57,7 +58,14 @@ class InvalidSequenceError(MappingError, ValueError):
         self.value = value
 
 
-class MissingTargetError(MappingError, LookupError):
+class StaleListError(MappingError):
+    """Base of the errors of a list that is not what the caller has seen.
+
+    Nothing was changed; read the list again.
+    """
+
+
+class MissingTargetError(StaleListError, LookupError):
     """Raised when a target is not in the list of a source.
 
     :ivar mapping: the mapping class.
@@ -96,7 +104,7 @@ class SequenceExhaustedError(MappingError):
         self.rows = rows
 
 
-class StaleNeighbourError(MappingError):
+class StaleNeighbourError(StaleListError):
     """Raised when the neighbours of a move are not there any more.
 
     One of them has left the list, or the two now stand the other way round.

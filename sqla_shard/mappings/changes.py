@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy import insert
@@ -12,7 +13,7 @@ from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import next_on_top
 from sqla_shard.mappings.ordering import STEP
 
-__all__ = ["append", "append_many", "remove"]
+__all__ = ["append", "append_many", "clear", "remove"]
 
 
 def append(rows: List, target_id: int) -> bool:
@@ -74,3 +75,12 @@ def remove(rows: List, target_id: int) -> bool:
         )
     )
     return True
+
+
+def clear(rows: List) -> int:
+    """Take everything out of the list."""
+    rows.locked(rows.statements.lock_many)
+    result: Any = rows.session.execute(
+        delete(rows.cls).where(rows.statements.source == rows.source_id)
+    )
+    return int(result.rowcount)

@@ -106,6 +106,13 @@ def define(
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
         respace_to=_moves(cls, "respace_to", respace_to, 1, MOST_MOVES),
     )
+    if narrow_below > respace_to:
+        raise ClassDefinitionError(
+            f"narrow_below={narrow_below} is more than respace_to="
+            f"{respace_to}: a gap would be reported as narrow as soon as it "
+            "was re-spaced",
+            class_name=cls.__name__,
+        )
     if definition.source.column == definition.target.column:
         raise ClassDefinitionError(
             f"source and target would both be in a column "

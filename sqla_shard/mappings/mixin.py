@@ -69,7 +69,7 @@ class MappingMixin:
     :param keyspace: the source's keyspace; needed only where the source is
         given by name, is defined later, and there are several keyspaces.
     :param narrow_below: a move that leaves a gap with room for fewer moves
-        calls what :meth:`on_narrow_gap` was given.
+        calls what :meth:`on_narrow_gap` was given; at most ``respace_to``.
     :param respace_to: how many moves each gap has room for after a
         re-spacing, 1 to 50.
     :raises ClassDefinitionError: when the class could not work.
@@ -145,6 +145,14 @@ class MappingMixin:
         :returns: False when it is not in the list.
         """
         return changes.remove(List(cls, session, source_id), target_id)
+
+    @classmethod
+    def clear(cls, session: ShardSession, source_id: int) -> int:
+        """Take everything out of the list, as when its source is deleted.
+
+        :returns: how many rows there were.
+        """
+        return changes.clear(List(cls, session, source_id))
 
     @classmethod
     def move(

@@ -88,6 +88,7 @@ OPERATIONS: dict[str, Callable[[ShardSession, int], object]] = {
     "both": lambda s, b: BoardHasPins.move(
         s, b, pin(7), before=pin(12), after=pin(11)
     ),
+    "clear": lambda s, b: BoardHasPins.clear(s, b),
     "respace": lambda s, b: BoardHasPins.respace(s, b),
     "around": lambda s, b: BoardHasPins.respace(s, b, around=pin(6)),
 }
@@ -178,3 +179,17 @@ def test_appends_to_one_list_are_not_repeated(
     assert len({row.sequence for row in rows}) == len(rows)
     repeated = [r for r in caplog.records if r.name == "sqla_shard.retrying"]
     assert not repeated
+
+
+def test_a_list_is_cleared_with_its_source(
+    cluster: Cluster, board: int
+) -> None:
+    def delete_board(session: ShardSession) -> int:
+        session.delete(session.get(Board, board))
+        return BoardHasPins.clear(session, board)
+
+    assert cluster.run(delete_board) == 19
+    with cluster.session() as session:
+        assert session.get(Board, board) is None
+        assert BoardHasPins.count(session, board) == 0
+        assert BoardHasPins.clear(session, board) == 0
