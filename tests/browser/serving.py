@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from werkzeug.serving import make_server
 from werkzeug.serving import WSGIRequestHandler
@@ -44,7 +45,7 @@ class Site:
         self._server = make_server(
             "127.0.0.1",
             0,
-            self._app,
+            self._answer,
             threaded=True,
             request_handler=_Quiet,
         )
@@ -67,6 +68,18 @@ class Site:
         self._server.server_close()
         with self._app.app_context():
             importer().close()
+
+    def _answer(
+        self, environ: dict[str, Any], start_response: Any
+    ) -> list[bytes]:
+        # All of it at once: Werkzeug's server leaves a file open when the
+        # browser, on its way to another page, hangs up in the middle of it.
+        answer = self._app(environ, start_response)
+        try:
+            return [b"".join(answer)]
+        finally:
+            if hasattr(answer, "close"):
+                answer.close()
 
     def create_tables(self) -> None:
         """Create them on every virtual shard."""

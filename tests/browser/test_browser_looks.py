@@ -103,6 +103,53 @@ SMALL = """() => [...document.querySelectorAll(
 }).map((element) => element.outerHTML.slice(0, 100))"""
 
 
+# Text that is hard to read: less contrast than WCAG 1.4.3 asks for.  What
+# stands on a picture or a gradient is left out; that is for people to see.
+FAINT = """() => {
+    const canvas = document.createElement("canvas").getContext(
+        "2d", { willReadFrequently: true });
+    const light = (paints) => {
+        canvas.fillStyle = getComputedStyle(document.body).backgroundColor;
+        canvas.fillRect(0, 0, 1, 1);
+        for (const paint of paints) {
+            canvas.fillStyle = paint;
+            canvas.fillRect(0, 0, 1, 1);
+        }
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(
+            (part) => part <= 10 ? part / 255 / 12.92
+                : ((part / 255 + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = new Set();
+    const walker = document.createTreeWalker(
+        document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const element = walker.currentNode.parentElement;
+        if (!walker.currentNode.textContent.trim()) continue;
+        if (!element.checkVisibility()) continue;
+        if (element.closest(".sr, .skip, .digits")) continue;
+        const paints = [];
+        let isPicture = false;
+        for (let up = element; up; up = up.parentElement) {
+            const style = getComputedStyle(up);
+            isPicture ||= style.backgroundImage !== "none";
+            paints.unshift(style.backgroundColor);
+        }
+        if (isPicture) continue;
+        const style = getComputedStyle(element);
+        const size = parseFloat(style.fontSize);
+        const isBold = style.fontWeight >= 700;
+        const isLarge = size >= (isBold ? 18.6 : 24);
+        const pair = [light(paints), light([...paints, style.color])];
+        const ratio =
+            (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+        if (ratio < (isLarge ? 3 : 4.5))
+            found.add(`${element.outerHTML.slice(0, 80)} ${ratio.toFixed(2)}`);
+    }
+    return [...found];
+}"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page(
     site: Site,
@@ -125,6 +172,7 @@ def test_every_page(
         assert page.evaluate(WIDE) == [], title
         assert page.evaluate(NAMELESS) == [], title
         assert page.evaluate(SMALL) == [], title
+        assert page.evaluate(FAINT) == [], title
         brightness = page.evaluate(BRIGHTNESS)
         assert brightness > 0.8 if scheme == "light" else brightness < 0.2
 

@@ -159,6 +159,22 @@ def test_where_a_pin_lives(site: Site, board: Any) -> None:
     check()
 
 
+def scroll(one: Visitor, count: int) -> None:
+    """Scroll down until so many cards are shown, as somebody would.
+
+    Again and again: "down" is further away when a page has arrived.
+    """
+    one.page.wait_for_function(
+        """count => {
+            scrollBy({ top: innerHeight, behavior: "instant" });
+            return document.querySelectorAll(
+                "[data-pins] [data-pin-id]").length >= count;
+        }""",
+        arg=count,
+        polling=50,
+    )
+
+
 def test_scrolling_shows_every_pin_exactly_once(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:
@@ -168,18 +184,8 @@ def test_scrolling_shows_every_pin_exactly_once(
     one = visitor(site)
     one.enter_as(name)
     one.open_board(board_id)
-    first = one.order()
-    assert len(first) < 60
-    for _ in range(40):
-        found = one.order()
-        if len(found) >= len(wanted):
-            break
-        one.page.keyboard.press("End")
-        one.page.wait_for_function(
-            """count => document.querySelectorAll(
-                '[data-pins] [data-pin-id]').length > count""",
-            arg=len(found),
-        )
+    assert len(one.order()) < 60
+    scroll(one, 137)
     assert one.order() == wanted
     # A card of a later page can be moved like those of the first.
     order = one.drag(wanted[-1], onto=wanted[-3])
@@ -191,42 +197,25 @@ def test_a_pin_that_moves_while_others_scroll_is_there_once(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:
     name, user_id = site.add_user()
-    board_id = site.add_board(user_id, "Long", pins(60))
+    board_id = site.add_board(user_id, "Long", pins(80))
     one, two = visitor(site), visitor(site)
     for each in (one, two):
         each.enter_as(name)
         each.open_board(board_id)
-    shown = len(one.order())
-    *_, last = two.order()
-    # It was among the cards that are shown; it goes to one that is not yet.
-    for _ in range(10):
-        if len(two.order()) == 60:
-            break
-        count = len(two.order())
-        two.page.keyboard.press("End")
-        two.page.wait_for_function(
-            """count => document.querySelectorAll(
-                '[data-pins] [data-pin-id]').length > count""",
-            arg=count,
-        )
-    handle = two.card(last).locator("[data-handle]")
+    before = one.order()
+    assert len(before) < 80
+    # One sees the pin; two takes it to where one has not been yet.
+    scroll(two, 80)
+    moved = before[-1]
+    handle = two.card(moved).locator("[data-handle]")
 
     def down() -> None:
         handle.focus()
-        two.page.keyboard.press("Space")
-        for _ in range(5):
-            two.page.keyboard.press("ArrowRight")
-        two.page.keyboard.press("Space")
+        for key in ("Space", "End", "Space"):
+            two.page.keyboard.press(key)
 
-    two.moving(down)
-    while len(one.order()) < 60:
-        one.page.keyboard.press("End")
-        one.page.wait_for_function(
-            """count => document.querySelectorAll(
-                '[data-pins] [data-pin-id]').length > count""",
-            arg=len(one.order()),
-        )
+    assert two.moving(down)[-1] == moved
+    scroll(one, 80)
     found = one.order()
-    assert len(found) == len(set(found)) == 60
+    assert len(found) == len(set(found)) == 80
     assert set(found) == set(site.order(board_id))
-    assert shown < 60

@@ -91,6 +91,8 @@ class Visitor:
         """Wait until a page is there, and return its main element."""
         main = self.page.locator(f'main[data-page="{name}"]')
         main.wait_for()
+        # A key that is pressed before the scripts run is lost.
+        self.page.wait_for_load_state()
         return main
 
     def open_board(self, board_id: int) -> None:
