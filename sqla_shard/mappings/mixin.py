@@ -263,7 +263,7 @@ class MappingMixin:
         :param newest_first: in descending order of ``sequence``; a bookmark
             holds for the order that it was made in.
         :param targets: load ``row.target`` of all rows, with as many
-            statements as the targets have shards.
+            statements as the targets have servers.
         :raises InvalidBookmarkError: when ``after`` is not a bookmark of
             this list and order.
         """
