@@ -285,7 +285,7 @@ class MappingMixin:
         """Return the first page of many lists, newest first.
 
         That takes one statement for every 64 lists of a shard, and with
-        ``targets`` one for each shard of the targets.
+        ``targets`` one for each server of the targets.
 
         :returns: pages by source, whose bookmarks :meth:`page` takes.
         """
