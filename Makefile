@@ -1,6 +1,7 @@
-# The two commands of the README are `make demo` and `make test`.  Each does
-# all of its own set-up and repeats none of it: Python packages go into .venv,
-# again when pyproject.toml changes; MariaDB and Chromium come from apt.
+# The commands of the README are `make demo`, `make quickstart` and `make
+# test`.  Each does all of its own set-up and repeats none of it: Python
+# packages go into .venv, again when pyproject.toml changes; MariaDB and
+# Chromium come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
 #   DB       what the demo keeps its pins in: sqlite or mariadb
