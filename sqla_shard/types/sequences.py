@@ -77,8 +77,8 @@ class Sequence38(TypeDecorator[int]):
 
     def process_literal_param(self, value: Any, dialect: Dialect) -> str:
         """Show the position where a statement is printed."""
-        bound = self.process_bind_param(value, dialect)
-        return f"'{bound}'" if isinstance(bound, str) else str(bound)
+        # The type underneath adds the quotes that SQLite needs.
+        return str(self.process_bind_param(value, dialect))
 
     class Comparator(TypeDecorator.Comparator[int]):
         """Compares positions."""

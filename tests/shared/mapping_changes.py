@@ -303,7 +303,7 @@ class Moving(Changes):
         if way != "both":
             named = {way: named[way]}
         if set(named.values()) == {None}:
-            pytest.skip("nothing is on that side")
+            return  # nothing is on that side
         sequence = BoardHasPins.move(session, board, moved, **named)
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [

@@ -1,0 +1,12 @@
+"""Thousands of moves into one gap on SQLite."""
+
+from __future__ import annotations
+
+from tests.shared import mapping_gap
+from tests.shared.mapping_models import lists_on_sqlite
+
+cluster = lists_on_sqlite()
+
+
+class TestGap(mapping_gap.Gap):
+    whole = ("random", "above")
