@@ -427,6 +427,8 @@ class Pages(Lists):
             BoardHasPins.remove(session, board, some[0])
             page = BoardHasPins.page(session, board, number, targets=True)
             assert page
+            # The targets may be on other shards, now and then on this one.
+            session.get_many(Pin, [pack(5, PIN, number)])
 
         (engine,) = {
             session.get_bind(mapper=inspect(BoardHasPins), shard_id=5)
