@@ -28,6 +28,15 @@ from sqla_shard import Cluster
 _HOST = "127.0.0.1"
 
 
+def port(text: str) -> int:
+    """Return the number of a TCP port; argparse tells of a ValueError."""
+    number = int(text)
+    # A larger one would be cut to its lowest 16 bits without a word.
+    if not 0 <= number <= 65535:
+        raise ValueError(text)
+    return number
+
+
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return what the command line says."""
     parser = argparse.ArgumentParser(
@@ -54,7 +63,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--port",
-        type=int,
+        type=port,
         default=5000,
         help="0 for any that is free (default: 5000)",
     )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Flask
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from examples.pinboard.app import create_app
 from examples.pinboard.inputs import MAX_DETAILS
 from examples.pinboard.inputs import MAX_LINK
 from examples.pinboard.inputs import MAX_TITLE
+from examples.pinboard.models import Board
 from examples.pinboard.security import MAX_REQUEST
 from sqla_shard import Cluster
 from sqla_shard import pack
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import RetriesExhaustedError
 from tests.shared.visiting import app as app
 from tests.shared.visiting import cluster as cluster
 from tests.shared.visiting import Visitor
@@ -277,6 +283,45 @@ def test_pages_keep_to_their_policy(visitor: Visitor) -> None:
         assert not re.search(r"<style|\sstyle=|\son\w+=", page), path
         assert not re.search(r"<script(?![^>]*\ssrc=)", page), path
         assert not re.search(r'(src|rel="stylesheet" href)="http', page), path
+
+
+def test_what_a_page_names_is_there(visitor: Visitor) -> None:
+    page = visitor.get("/")
+    names = set(re.findall(r'"(/static/[^"]+)"', page))
+    assert len(names) == 7
+    for name in list(names):
+        with visitor.client.get(name) as answer:
+            assert answer.status_code == 200
+            text = answer.get_data(as_text=True)
+            found = re.findall(r'from "\./(\w+\.js)"', text)
+            names |= {f"/static/{one}" for one in found}
+    files = Path(str(visitor.client.application.static_folder)).iterdir()
+    assert {f"/static/{path.name}" for path in files} >= names
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OperationalError("INSERT", None, Exception("secret")), "unavailable"),
+        (RetriesExhaustedError(attempts=1, last=Exception()), "unavailable"),
+        (CommitUnknownError(server="server1"), "unknown"),
+    ],
+)
+def test_a_server_that_does_not_answer(
+    visitor: Visitor, error: Exception, code: str
+) -> None:
+    def fail(mapper: Any, connection: Any, target: Board) -> None:
+        raise error
+
+    event.listen(Board, "before_insert", fail)
+    try:
+        body = {"title": "x"}
+        told = visitor.api("POST", "/boards", body, 503)["error"]
+        assert told["code"] == code
+        assert visitor.refused(503, "/boards", title="x") == told["message"]
+        assert "secret" not in told["message"]
+    finally:
+        event.remove(Board, "before_insert", fail)
 
 
 def test_the_cookie(app: Flask) -> None:
