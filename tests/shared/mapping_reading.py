@@ -428,7 +428,7 @@ class Pages(Lists):
             page = BoardHasPins.page(session, board, number, targets=True)
             assert page
             # The targets may be on other shards, now and then on this one.
-            session.get_many(Pin, [pack(5, PIN, number)])
+            session.get_many(Pin, [pack(5, 1, number)])
 
         (engine,) = {
             session.get_bind(mapper=inspect(BoardHasPins), shard_id=5)
