@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
+from inspect import get_annotations
 from typing import Any
 
 from sqlalchemy import Index
@@ -33,7 +34,8 @@ from sqla_shard.types import Sequence38
 
 __all__ = ["Definition", "End", "define", "finish", "link"]
 
-_RESERVED = frozenset({"metadata", "registry", "sequence", "source", "target"})
+_OWN = frozenset({"sequence", "source", "target"})
+_RESERVED = _OWN | {"metadata", "registry"}
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Definition:
 
 def define(
     cls: type[Any],
+    mixin: type[Any],
     *,
     source: Any,
     target: Any,
@@ -120,7 +123,8 @@ def define(
             "source_column='follower_id', target_column='followee_id'",
             class_name=cls.__name__,
         )
-    if "__tablename__" not in cls.__dict__ and "__table__" not in vars(cls):
+    _check_names(cls, mixin, definition)
+    if not any("__tablename__" in base.__dict__ for base in cls.__mro__):
         cls.__tablename__ = _snake(cls.__name__)
     _make_columns(cls, definition)
     cls.__sqla_shard_mapping__ = definition
@@ -141,6 +145,41 @@ def _check_base(cls: type[Any]) -> None:
                 "__abstract__ = True",
                 class_name=cls.__name__,
             )
+
+
+def _check_names(
+    cls: type[Any], mixin: type[Any], definition: Definition
+) -> None:
+    """Refuse what would take the place of a column or a method."""
+    columns = {definition.source.column, definition.target.column}
+    methods = {name for name in vars(mixin) if not name.startswith("_")}
+    for name in sorted(columns & methods):
+        raise ClassDefinitionError(
+            f"a column {name!r} would take the place of the method; give "
+            "it another name with source_column or target_column",
+            class_name=cls.__name__,
+        )
+    for base in cls.__mro__:
+        if base in mixin.__mro__:
+            continue
+        # Bare annotations of columns are for type checkers.
+        made = {
+            name
+            for name, value in base.__dict__.items()
+            if name in columns | _OWN
+            or (name in methods and not _is_method(value))
+        }
+        made |= methods & set(get_annotations(base))
+        for name in sorted(made | ({"__table__"} & set(base.__dict__))):
+            raise ClassDefinitionError(
+                f"{base.__name__}.{name} would take the place of what every "
+                "mapping class has; call it something else",
+                class_name=cls.__name__,
+            )
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, (classmethod, staticmethod))
 
 
 def _end(cls: type[Any], role: str, given: Any, named: object) -> End:

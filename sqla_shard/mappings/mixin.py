@@ -103,6 +103,7 @@ class MappingMixin:
     ) -> None:
         define(
             cls,
+            MappingMixin,
             source=source,
             target=target,
             source_column=source_column,
