@@ -20,6 +20,10 @@ class TestRemoving(mapping_changes.Removing):
     pass
 
 
+class TestClearing(mapping_changes.Clearing):
+    pass
+
+
 class TestMoving(mapping_changes.Moving):
     pass
 

@@ -28,7 +28,15 @@ from tests.shared.mapping_models import USER
 from tests.shared.mapping_models import User
 from tests.shared.mapping_models import UserFollowsUser
 
-__all__ = ["Appending", "Held", "Moving", "Refusing", "Removing", "Respacing"]
+__all__ = [
+    "Appending",
+    "Clearing",
+    "Held",
+    "Moving",
+    "Refusing",
+    "Removing",
+    "Respacing",
+]
 
 
 NOW = 1_700_000_000_000
@@ -285,6 +293,52 @@ class Removing(Changes):
         again = list(BoardHasPins.page(session, board))
         assert [row.pin_id for row in again] == five
         assert [row.sequence for row in again] == before
+
+
+class Clearing(Changes):
+    def test_clear(self, cluster, session, board, five, log):
+        other = pack(5, BOARD, 55555)
+        BoardHasPins.append(session, other, five[0])
+        NarrowList.append(session, board, five[0])
+        log.take()
+        assert BoardHasPins.clear(session, board) == 5
+        assert log.take() == {5: 2}
+        assert BoardHasPins.clear(session, board) == 0
+        session.commit()
+        assert shown(cluster, BoardHasPins, board) == []
+        assert shown(cluster, BoardHasPins, other) == five[:1]
+        assert shown(cluster, NarrowList, board) == five[:1]
+
+    def test_rows_that_the_session_holds(self, session, board, five):
+        rows = list(BoardHasPins.page(session, board))
+        BoardHasPins.clear(session, board)
+        assert not any(row in session for row in rows)
+        assert not BoardHasPins.page(session, board)
+        session.rollback()
+        assert list(BoardHasPins.page(session, board)) == rows
+
+    def test_savepoint(self, session, board, five):
+        rows = list(BoardHasPins.page(session, board))
+        before = [row.sequence for row in rows]
+        savepoint = session.begin_nested()
+        BoardHasPins.clear(session, board)
+        BoardHasPins.append_many(session, board, five)
+        savepoint.rollback()
+        again = list(BoardHasPins.page(session, board))
+        assert [row.pin_id for row in again] == five
+        assert [row.sequence for row in again] == before
+
+    def test_a_row_that_is_not_flushed_yet(self, session, board, five):
+        session.add(BoardHasPins(board_id=board, pin_id=pins(1)[0]))
+        assert BoardHasPins.clear(session, board) == 6
+        assert BoardHasPins.count(session, board) == 0
+
+    def test_and_fill_again(self, cluster, session, board, five):
+        BoardHasPins.clear(session, board)
+        added = BoardHasPins.append_many(session, board, five)
+        assert added == five
+        session.commit()
+        assert shown(cluster, BoardHasPins, board) == five[::-1]
 
 
 class Moving(Changes):
@@ -750,6 +804,7 @@ class Refusing(Changes):
         lambda cls, session, s: cls.pages(session, [s]),
         lambda cls, session, s: list(cls.iterate(session, s)),
         lambda cls, session, s: cls.respace(session, s),
+        lambda cls, session, s: cls.clear(session, s),
         lambda cls, session, s: cls.append_many(session, s, []),
         lambda cls, session, s: cls.contains(session, s, []),
     )

@@ -16,6 +16,10 @@ class TestRemoving(mapping_changes.Removing):
     pass
 
 
+class TestClearing(mapping_changes.Clearing):
+    pass
+
+
 class TestMoving(mapping_changes.Moving):
     pass
 
