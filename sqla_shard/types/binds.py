@@ -130,6 +130,8 @@ class IdSlot(ShardBound):
         for object_id in ids:
             if type(object_id) is not int or not 0 <= object_id <= MAX_ID:
                 unpack(object_id)
+                # str() of a member of an enumeration is its name.
+                object_id = int(object_id)  # the same id
             if (
                 type_id is not None
                 and object_id >> TYPE_SHIFT & MAX_TYPE_ID != type_id

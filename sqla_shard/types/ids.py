@@ -155,9 +155,11 @@ class IdType(TypeDecorator[int]):
 
 def _check(value: Any) -> Any:
     """Return an id that is bound; None, and what is resolved later, pass."""
-    if value is not None and not isinstance(value, ShardBound):
-        unpack(value)
-    return value
+    if value is None or isinstance(value, ShardBound):
+        return value
+    unpack(value)
+    # Drivers write a member of an enumeration as its name.
+    return int(value)
 
 
 class ShardedId(IdType):
