@@ -151,6 +151,9 @@ class Engines:
             with self._returned:
                 self._busy.pop(id(record), None)
                 self._returned.notify_all()
+            if self._closed:
+                # The pool that it goes back to is not used any more.
+                record.close()
 
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)

@@ -37,7 +37,12 @@ _INIT = (
 )
 _DEADLOCK = 1213
 _LOCK_WAIT_TIMEOUT = 1205
-_CONFLICTS = frozenset({_DEADLOCK, _LOCK_WAIT_TIMEOUT})
+# A row that was locked is newer than the transaction's snapshot: MariaDB
+# with innodb_snapshot_isolation refuses that instead of showing it.
+_CHANGED_SINCE_SNAPSHOT = 1020
+_CONFLICTS = frozenset(
+    {_DEADLOCK, _LOCK_WAIT_TIMEOUT, _CHANGED_SINCE_SNAPSHOT}
+)
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
 _KNOWN_DATABASE = "sqla_shard.database"
 

@@ -97,7 +97,9 @@ class SequenceExhaustedError(MappingError):
         super().__init__(
             f"{mapping} of {source_id} has no room for a position among "
             f"{rows} rows around the place; {mapping}.respace(session, "
-            f"{source_id}) re-spaces the whole list"
+            f"{source_id}) re-spaces the whole list. Where that has no room "
+            "either, or for a row on top, the topmost sequences are too "
+            "close to 10**38: give those rows lower ones"
         )
         self.mapping = mapping
         self.source_id = source_id

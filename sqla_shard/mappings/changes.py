@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy import insert
 
+from sqla_shard.exc import SequenceExhaustedError
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import next_on_top
 from sqla_shard.mappings.ordering import STEP
+from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["append", "append_many", "clear", "remove"]
 
@@ -45,8 +48,12 @@ def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
     return added
 
 
-def _insert(rows: List, target_ids: Iterable[int], first: int) -> None:
+def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
     definition = rows.statements.definition
+    if first + (len(target_ids) - 1) * STEP > MAX_SEQUENCE:
+        raise SequenceExhaustedError(
+            mapping=rows.name, source_id=rows.source_id, rows=1
+        )
     rows.session.execute(
         insert(rows.cls),
         [

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import is_dataclass
 from inspect import get_annotations
 from typing import Any
 
@@ -18,10 +19,12 @@ from sqlalchemy import Index
 from sqlalchemy import inspect
 from sqlalchemy.orm import foreign
 from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import relationship
 
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.ids import check_type
 from sqla_shard.mappings.ordering import MOST_MOVES
 from sqla_shard.mappings.ordering import now
 from sqla_shard.orm.definition import forget
@@ -32,9 +35,20 @@ from sqla_shard.routing import TableSpec
 from sqla_shard.types import ObjectRef
 from sqla_shard.types import Sequence38
 
-__all__ = ["Definition", "End", "define", "finish", "link"]
+__all__ = [
+    "Definition",
+    "End",
+    "check_ids",
+    "define",
+    "definition_of",
+    "finish",
+    "link",
+]
 
 _OWN = frozenset({"sequence", "source", "target"})
+#: Default of ``narrow_below``, where that is not more than ``respace_to``.
+_NARROW = 20
+
 _RESERVED = _OWN | {"metadata", "registry"}
 
 
@@ -80,7 +94,7 @@ def define(
     source_column: str | None,
     target_column: str | None,
     keyspace: str | None,
-    narrow_below: int,
+    narrow_below: int | None,
     respace_to: int,
 ) -> None:
     """Check a class that is about to be mapped and make its columns.
@@ -96,18 +110,22 @@ def define(
             )
         return
     _check_base(cls)
+    _check_no_dataclass(cls)
     if source is None or target is None:
         raise ClassDefinitionError(
             f"say what it maps: class {cls.__name__}(MappingMixin, Base, "
             "source=Board, target=Pin)",
             class_name=cls.__name__,
         )
+    respace_to = _moves(cls, "respace_to", respace_to, 1, MOST_MOVES)
+    if narrow_below is None:
+        narrow_below = min(_NARROW, respace_to)
     definition = Definition(
         source=_end(cls, "source", source, source_column),
         target=_end(cls, "target", target, target_column),
         keyspace=keyspace,
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
-        respace_to=_moves(cls, "respace_to", respace_to, 1, MOST_MOVES),
+        respace_to=respace_to,
     )
     if narrow_below > respace_to:
         raise ClassDefinitionError(
@@ -143,6 +161,16 @@ def _check_base(cls: type[Any]) -> None:
                 f"its base {base.__name__} is mapped to a table of its own; "
                 "share columns and methods through a base with "
                 "__abstract__ = True",
+                class_name=cls.__name__,
+            )
+
+
+def _check_no_dataclass(cls: type[Any]) -> None:
+    for base in cls.__mro__[1:]:
+        if base is MappedAsDataclass or is_dataclass(base):
+            raise ClassDefinitionError(
+                f"its base {base.__name__} is a dataclass, whose __init__ "
+                "would know nothing of the columns; make it an ordinary class",
                 class_name=cls.__name__,
             )
 
@@ -321,13 +349,41 @@ def _declare(cls: Any, table: Any, definition: Definition) -> None:
     )
 
 
+def check_ids(mapper: Mapper[Any], connection: Any, row: Any) -> None:
+    """Handle ``before_insert``: refuse ids of other classes.
+
+    :raises WrongTypeError: for such an id.
+    """
+    definition = link(mapper.class_)
+    for end in (definition.source, definition.target):
+        value = row.__dict__.get(end.column)
+        if value is not None:
+            name = f"{mapper.class_.__name__}.{end.column}"
+            check_type(value, end.type_id, name)
+
+
+def definition_of(cls: Any) -> Definition:
+    """Return the definition of a mapping class, complete or not.
+
+    :raises ClassDefinitionError: when the class is abstract.
+    """
+    found: Definition | None = cls.__dict__.get("__sqla_shard_mapping__")
+    if found is None:
+        raise ClassDefinitionError(
+            "it is abstract and has no table; use a class that inherits from "
+            "it",
+            class_name=cls.__name__,
+        )
+    return found
+
+
 def link(cls: Any) -> Definition:
     """Find the classes that a mapping class was given by name.
 
     :returns: the definition, complete.
     :raises ClassDefinitionError: when there is no such class.
     """
-    definition: Definition = cls.__sqla_shard_mapping__
+    definition = definition_of(cls)
     for end in (definition.source, definition.target):
         if end.entity is None:
             _know(cls, end, _named(cls, end.given))

@@ -41,8 +41,10 @@ from sqlalchemy.orm import Mapped
 from sqla_shard.mappings import changes
 from sqla_shard.mappings import moving
 from sqla_shard.mappings import pages as reading
+from sqla_shard.mappings.definition import check_ids
 from sqla_shard.mappings.definition import define
 from sqla_shard.mappings.definition import Definition
+from sqla_shard.mappings.definition import definition_of
 from sqla_shard.mappings.definition import finish
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.many import first_pages
@@ -69,7 +71,8 @@ class MappingMixin:
     :param keyspace: the source's keyspace; needed only where the source is
         given by name, is defined later, and there are several keyspaces.
     :param narrow_below: a move that leaves a gap with room for fewer moves
-        calls what :meth:`on_narrow_gap` was given; at most ``respace_to``.
+        calls what :meth:`on_narrow_gap` was given; at most ``respace_to``,
+        and by default 20 or that.
     :param respace_to: how many moves each gap has room for after a
         re-spacing, 1 to 50.
     :raises ClassDefinitionError: when the class could not work.
@@ -97,7 +100,7 @@ class MappingMixin:
         source_column: str | None = None,
         target_column: str | None = None,
         keyspace: str | None = None,
-        narrow_below: int = 20,
+        narrow_below: int | None = None,
         respace_to: int = 40,
         **kwargs: Any,
     ) -> None:
@@ -213,11 +216,12 @@ class MappingMixin:
 
         It is called as ``callback(session, gap)`` with a
         :class:`~sqla_shard.mappings.NarrowGap`, in the transaction of the
-        move; what it raises lets the move fail.
+        move; what it raises lets the move fail.  A move that had to
+        re-space the rows itself does not call it.
 
         :returns: the function, so that this works as a decorator.
         """
-        cls.__sqla_shard_mapping__.callbacks.append(callback)
+        definition_of(cls).callbacks.append(callback)
         return callback
 
     # -- reading a list
@@ -318,3 +322,4 @@ class MappingMixin:
 
 
 event.listen(MappingMixin, "after_mapper_constructed", finish, propagate=True)
+event.listen(MappingMixin, "before_insert", check_ids, propagate=True)

@@ -23,6 +23,7 @@ from sqla_shard.mappings.ordering import moves_in
 from sqla_shard.mappings.ordering import push_up
 from sqla_shard.mappings.ordering import windows
 from sqla_shard.mappings.pages import Key
+from sqla_shard.mappings.pages import position
 from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["NarrowGap", "move", "respace", "respace_all"]
@@ -81,7 +82,9 @@ def move(
     if sequence is None:
         return _squeeze_in(rows, target_id, gap)
     _write(rows, {target_id: sequence})
-    _report(rows, target_id, sequence, gap)
+    if _report(rows, target_id, sequence, gap):
+        # Whoever was called may have re-spaced the rows.
+        return position(rows, target_id) or sequence
     return sequence
 
 
@@ -158,15 +161,20 @@ def _key(sequence: int | None, target_id: int | None) -> Key | None:
     return Key(sequence, target_id)
 
 
-def _report(rows: List, target_id: int, sequence: int, gap: _Gap) -> None:
-    """Call back when the row has little room on one side."""
+def _report(rows: List, target_id: int, sequence: int, gap: _Gap) -> bool:
+    """Call back when the row has little room on one side.
+
+    :returns: whether anybody was called.
+    """
     definition = rows.statements.definition
     room = [abs(at - sequence) for at in (gap.low, gap.high) if at is not None]
     left = min(map(moves_in, room))
-    if left < definition.narrow_below:
-        narrow = NarrowGap(rows.cls, rows.source_id, target_id, left)
-        for callback in definition.callbacks:
-            callback(rows.session, narrow)
+    if left >= definition.narrow_below or not definition.callbacks:
+        return False
+    narrow = NarrowGap(rows.cls, rows.source_id, target_id, left)
+    for callback in definition.callbacks:
+        callback(rows.session, narrow)
+    return True
 
 
 # -- re-spacing

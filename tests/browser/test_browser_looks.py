@@ -127,7 +127,7 @@ FAINT = """() => {
         const element = walker.currentNode.parentElement;
         if (!walker.currentNode.textContent.trim()) continue;
         if (!element.checkVisibility()) continue;
-        if (element.closest(".sr, .skip, .digits")) continue;
+        if (element.closest(".sr, .skip")) continue;
         const paints = [];
         let isPicture = false;
         for (let up = element; up; up = up.parentElement) {

@@ -130,7 +130,10 @@ def test_a_link_that_is_a_program_is_refused(board: Any, link: str) -> None:
     title = one.page.locator('form[data-form="add-pin"] [name="title"]')
     assert title.input_value() == "A trap"
     assert one.order() == before
-    one.page.goto(f"/boards/{board_id}")
+    # Under the address that is shown now, there is the board.
+    one.page.goto(one.page.url)
+    one.at("board")
+    assert one.page.url.endswith(f"/boards/{board_id}")
     assert one.order() == before
 
 

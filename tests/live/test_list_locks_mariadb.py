@@ -193,3 +193,33 @@ def test_a_list_is_cleared_with_its_source(
         assert session.get(Board, board) is None
         assert BoardHasPins.count(session, board) == 0
         assert BoardHasPins.clear(session, board) == 0
+
+
+def test_a_row_that_is_newer_than_the_snapshot(
+    cluster: Cluster, fleet: MariaDBFleet, board: int
+) -> None:
+    """With innodb_snapshot_isolation MariaDB refuses to lock it."""
+    attempts = []
+
+    def move_after_reading(session: ShardSession) -> int:
+        attempts.append(1)
+        connection = session.connection({"shard_id": 1})
+        connection.exec_driver_sql("SET innodb_snapshot_isolation = ON")
+        BoardHasPins.count(session, board)
+        if len(attempts) == 1:
+            cluster.run(BoardHasPins.move, board, pin(9), before=pin(15))
+        return BoardHasPins.move(session, board, pin(9), before=pin(5))
+
+    variables = fleet.servers[0].root_execute(
+        "SHOW VARIABLES LIKE 'innodb_snapshot_isolation'"
+    )
+    if not variables:
+        pytest.skip("this MariaDB has no innodb_snapshot_isolation")
+    try:
+        at = cluster.run(move_after_reading)
+    finally:
+        for engine in cluster.places.engines:
+            engine.dispose()
+    assert len(attempts) == 2
+    with cluster.session() as session:
+        assert BoardHasPins.position(session, board, pin(9)) == at

@@ -606,6 +606,42 @@ class Moving(Changes):
         assert (gap.source_id, gap.target_id) == (other, moved)
         assert gap.moves_left == 19
 
+    def test_a_callback_may_respace(self, cluster, board, request):
+        definition = NarrowList.__sqla_shard_mapping__
+        request.addfinalizer(definition.callbacks.clear)
+
+        @NarrowList.on_narrow_gap
+        def respace(session, gap):
+            assert NarrowList.respace(
+                session, gap.source_id, around=gap.target_id
+            )
+
+        top, low, moved = pins(3)
+        put(cluster, NarrowList, board, {top: STEP + 3, low: STEP, moved: 5})
+        with cluster.begin() as session:
+            at = NarrowList.move(session, board, moved, before=top)
+            assert NarrowList.position(session, board, moved) == at
+        assert shown(cluster, NarrowList, board) == [top, moved, low]
+
+    def test_no_room_on_top(self, cluster, board):
+        top, new = pins(2)
+        put(cluster, BoardHasPins, board, {top: 10**38 - 1})
+        with cluster.begin() as session:
+            with pytest.raises(exc.SequenceExhaustedError, match="on top"):
+                BoardHasPins.append(session, board, new)
+            with pytest.raises(exc.SequenceExhaustedError, match="on top"):
+                BoardHasPins.append_many(session, board, [new])
+        assert shown(cluster, BoardHasPins, board) == [top]
+
+    @pytest.mark.parametrize("column", ["board_id", "pin_id"])
+    def test_rows_with_ids_of_other_classes(self, session, board, column):
+        (pin,) = pins(1)
+        row = {"board_id": board, "pin_id": pin}
+        row[column] = pin if column == "board_id" else board
+        session.add(BoardHasPins(**row))
+        with pytest.raises(exc.WrongTypeError):
+            session.flush()
+
     def test_what_a_callback_raises_lets_the_move_fail(
         self, cluster, board, request
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from pathlib import Path
+from sqlite3 import ProgrammingError
 from typing import Any
 
 import pytest
@@ -170,6 +171,18 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
         session.connection({"shard_id": 1})
     with pytest.raises(ClusterClosedError):
         cluster.session().connection({"shard_id": 2})
+
+
+def test_what_comes_back_later_is_closed(tmp_path: Path) -> None:
+    cluster = Cluster.from_topology(sqlite_topology(tmp_path, shards=2))
+    session = cluster.session()
+    connection = session.connection({"shard_id": 1})
+    wire: Any = connection.connection.dbapi_connection
+    assert cluster.close(timeout=0.01) is False
+    wire.execute("SELECT 1")
+    session.close()
+    with pytest.raises(ProgrammingError, match="closed"):
+        wire.execute("SELECT 1")
 
 
 def test_warm_opens_connections_to_every_server(tmp_path: Path) -> None:

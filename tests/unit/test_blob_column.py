@@ -72,6 +72,7 @@ def session():
     Base.metadata.create_all(engine)
     with Session(engine) as session:
         yield session
+    engine.dispose()
 
 
 # -- text

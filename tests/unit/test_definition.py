@@ -132,6 +132,7 @@ def test_every_declarative_base(any_base):
     engine = create_engine("sqlite://")
     any_base.metadata.create_all(engine)
     assert set(inspect(engine).get_table_names()) == {"users", "pins"}
+    engine.dispose()
 
 
 @pytest.mark.parametrize("make", [make_base, no_meta_base])

@@ -350,6 +350,7 @@ def test_trigger_of_a_table_with_an_awkward_name(base):
         connection.exec_driver_sql(f"UPDATE {table} SET data = 'b'")
         ts = connection.exec_driver_sql(f"SELECT ts FROM {table}").scalar()
     assert ts != "x"
+    engine.dispose()
 
 
 # -- plain models

@@ -19,6 +19,7 @@ from sqlalchemy.orm import DeclarativeBaseNoMeta
 from sqlalchemy.orm import declared_attr
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.schema import CreateTable
 
 from sqla_shard import blob_field
@@ -219,7 +220,7 @@ REFUSED = [
     ({"respace_to": 51}, "respace_to=51"),
     ({"respace_to": 2.0}, "respace_to=2.0"),
     ({"narrow_below": 41}, "narrow_below=41"),
-    ({"respace_to": 10}, "respace_to=10"),
+    ({"narrow_below": 11, "respace_to": 10}, "respace_to=10"),
 ]
 BODIES = [
     ({"sequence": mapped_column(BigInteger)}, "BoardHasPins.sequence"),
@@ -348,3 +349,26 @@ def test_a_refused_class_is_not_kept(base, board_and_pin):
         for mapper in base.registry.mappers
     )
     assert inspect(make(base)).local_table is not None
+
+
+def test_a_small_respace_to_makes_narrow_below_as_small(base, board_and_pin):
+    definition = make(base, respace_to=10).__sqla_shard_mapping__
+    assert (definition.narrow_below, definition.respace_to) == (10, 10)
+
+
+def test_dataclasses_are_refused():
+    class Base(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    with pytest.raises(ClassDefinitionError, match="is a dataclass"):
+        make(Base)
+
+
+def test_an_abstract_class_has_no_lists(base):
+    class Ordered(MappingMixin, base):
+        __abstract__ = True
+
+    with pytest.raises(ClassDefinitionError, match="it is abstract"):
+        Ordered.on_narrow_gap(print)
+    with pytest.raises(ClassDefinitionError, match="it is abstract"):
+        Ordered.page(None, 5)
