@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
 
 __all__ = ["mariadb_cluster", "sqlite_cluster", "topology_cluster"]
@@ -44,6 +43,9 @@ def mariadb_cluster() -> Iterator[Cluster]:
     :raises sqla_shard.exc.ServerProcessError: when MariaDB is missing or a
         server does not start.
     """
+    # It needs PyMySQL, which SQLite does not.
+    from sqla_shard.testing import MariaDBFleet
+
     with MariaDBFleet(_SERVERS, _SHARDS) as fleet:
         document = fleet.topology_mapping(main=True)
         fleet.create_databases(document)

@@ -167,6 +167,16 @@ def _own(board_id: int, user_id: int) -> Board:
 # -- pins
 
 
+@blueprint.get("/boards/<object_id(2):board_id>/pins")
+def pins(board_id: int) -> ResponseReturnValue:
+    """Go to the board.
+
+    A refused pin is answered under this address, which the browser then
+    shows, keeps in its history and asks for again.
+    """
+    return _to("board", board_id=board_id)
+
+
 @blueprint.post("/boards/<object_id(2):board_id>/pins")
 def add_pin(board_id: int) -> ResponseReturnValue:
     """Put a pin on top of a board."""
