@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
-from dataclasses import is_dataclass
 from inspect import get_annotations
 from typing import Any
 
@@ -19,7 +18,6 @@ from sqlalchemy import Index
 from sqlalchemy import inspect
 from sqlalchemy.orm import foreign
 from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import relationship
 
@@ -27,8 +25,10 @@ from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.ids import check_type
 from sqla_shard.mappings.ordering import MOST_MOVES
 from sqla_shard.mappings.ordering import now
-from sqla_shard.orm.definition import forget
-from sqla_shard.orm.definition import is_abstract
+from sqla_shard.orm.creation import check_bases
+from sqla_shard.orm.creation import check_table
+from sqla_shard.orm.creation import is_abstract
+from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
@@ -110,7 +110,7 @@ def define(
             )
         return
     _check_base(cls)
-    _check_no_dataclass(cls)
+    check_bases(cls)
     if source is None or target is None:
         raise ClassDefinitionError(
             f"say what it maps: class {cls.__name__}(MappingMixin, Base, "
@@ -155,24 +155,6 @@ def _check_base(cls: type[Any]) -> None:
             f"{cls.__name__}(MappingMixin, Base, source=..., target=...)",
             class_name=cls.__name__,
         )
-    for base in cls.__mro__[1:]:
-        if "__mapper__" in base.__dict__:
-            raise ClassDefinitionError(
-                f"its base {base.__name__} is mapped to a table of its own; "
-                "share columns and methods through a base with "
-                "__abstract__ = True",
-                class_name=cls.__name__,
-            )
-
-
-def _check_no_dataclass(cls: type[Any]) -> None:
-    for base in cls.__mro__[1:]:
-        if base is MappedAsDataclass or is_dataclass(base):
-            raise ClassDefinitionError(
-                f"its base {base.__name__} is a dataclass, whose __init__ "
-                "would know nothing of the columns; make it an ordinary class",
-                class_name=cls.__name__,
-            )
 
 
 def _check_names(
@@ -298,35 +280,16 @@ def _relationship(cls: Any, role: str, end: End) -> Any:
     )
 
 
-def finish(mapper: Mapper[Any], cls: type[Any]) -> None:
+@whole_or_not_at_all
+def finish(mapper: Mapper[Any], cls: Any) -> None:
     """Handle ``after_mapper_constructed``: tell routing about the table.
 
     :raises ClassDefinitionError: when the class cannot work.
     """
-    try:
-        _finish(mapper, cls)
-    except BaseException:
-        forget(mapper)
-        raise
-
-
-def _finish(mapper: Mapper[Any], cls: Any) -> None:
     definition: Definition = cls.__sqla_shard_mapping__
     table: Any = mapper.local_table
-    keys = [column.name for column in table.primary_key]
-    wanted = [definition.source.column, definition.target.column]
-    if keys != wanted:
-        raise ClassDefinitionError(
-            f"its primary key is ({', '.join(keys)}); that of a mapping "
-            f"table is ({', '.join(wanted)}) alone",
-            class_name=cls.__name__,
-        )
-    if table.schema is not None:
-        raise ClassDefinitionError(
-            f"its table is in schema {table.schema!r}; the schema is the "
-            "virtual shard's database, which the id of each source names",
-            class_name=cls.__name__,
-        )
+    key = [definition.source.column, definition.target.column]
+    check_table(cls, table, key)
     source, target = table.primary_key
     Index(None, source, table.c.sequence, target)
     _declare(cls, table, definition)

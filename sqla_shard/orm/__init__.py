@@ -4,7 +4,8 @@
                  from an annotation to JSON and back
 ``expressions``  the SQL types of fields
 ``fields``       :func:`blob_field`
-``definition``   what happens when a class is created
+``creation``     what the creation of all classes has in common
+``definition``   what happens when an object class is created
 ``hiding``       soft delete
 ``saving``       writing a blob without overwriting other writers
 ``objects``      :class:`ObjectMixin`

@@ -2,23 +2,17 @@
 
 :func:`define` runs before SQLAlchemy maps the class: it checks the class and
 turns each ``blob_field()`` into an attribute.  :func:`finish` runs when the
-class was mapped: it tells routing about the table.  A class that is refused
-by either has left nothing behind, so that it can be corrected and defined
-again, as in a notebook.
+class was mapped: it tells routing about the table.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import DeclarativeBaseNoMeta
-from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.dialects.sql import keep_updated
@@ -28,6 +22,10 @@ from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.orm.annotations import field_type
 from sqla_shard.orm.annotations import hide
 from sqla_shard.orm.codecs import codec_for
+from sqla_shard.orm.creation import check_bases
+from sqla_shard.orm.creation import check_table
+from sqla_shard.orm.creation import is_abstract
+from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.orm.fields import BlobField
 from sqla_shard.orm.fields import FieldSettings
 from sqla_shard.orm.fields import MISSING
@@ -43,7 +41,7 @@ from sqla_shard.types import Blob
 from sqla_shard.types import JSONBlob
 from sqla_shard.types.tracking import plain
 
-__all__ = ["Definition", "check_names", "define", "finish", "forget"]
+__all__ = ["Definition", "check_names", "define", "finish"]
 
 #: Names that an object class has already, or that SQLAlchemy takes.
 RESERVED = frozenset(
@@ -85,7 +83,8 @@ def define(
     :raises InvalidIdError: when it is none.
     """
     name = cls.__name__
-    _check_bases(cls, mixin)
+    check_bases(cls)
+    _check_no_table(cls, mixin)
     if is_abstract(cls):
         _check_abstract(cls, type_id, colocate_with, keyspace, max_bytes)
         hide(cls)
@@ -121,49 +120,15 @@ def define(
     hide(cls)
 
 
-def finish(mapper: Mapper[Any], cls: type[Any]) -> None:
+@whole_or_not_at_all
+def finish(mapper: Mapper[Any], cls: Any) -> None:
     """Handle ``after_mapper_constructed``: tell routing about the table.
 
     :raises ClassDefinitionError: when the class cannot work.
     """
-    try:
-        _finish(mapper, cls)
-    except BaseException:
-        forget(mapper)
-        raise
-
-
-def forget(mapper: Mapper[Any]) -> None:
-    """Undo the mapping of a class that is refused.
-
-    Otherwise create_all() would create the table, the corrected class could
-    not have the name, and as long as a traceback holds the class, all other
-    mappers would fail with it.
-    """
-    table: Any = mapper.local_table
-    table.metadata.remove(table)
-    manager = mapper.class_manager
-    # What registry.dispose() does, which has no form for a single class.
-    mapper.registry._managers.pop(manager, None)
-    mapper.registry._dispose_manager_and_mapper(manager)
-
-
-def _finish(mapper: Mapper[Any], cls: type[Any]) -> None:
     definition: Definition = cls.__dict__["__sqla_shard__"]
     table: Any = mapper.local_table
-    if table.schema is not None:
-        raise ClassDefinitionError(
-            f"its table is in schema {table.schema!r}; the schema is the "
-            "virtual shard's database, which the id of each object names",
-            class_name=cls.__name__,
-        )
-    if [column.name for column in table.primary_key] != ["local_id"]:
-        names = ", ".join(column.name for column in table.primary_key)
-        raise ClassDefinitionError(
-            f"its primary key is ({names}); that of an object table is "
-            "local_id alone",
-            class_name=cls.__name__,
-        )
+    check_table(cls, table, ["local_id"])
     colocation = colocation_of(
         mapper, definition.colocate_with, definition.fields
     )
@@ -189,31 +154,8 @@ def _finish(mapper: Mapper[Any], cls: type[Any]) -> None:
 # -- bases
 
 
-def is_abstract(cls: type[Any]) -> bool:
-    """Tell whether a class is mapped by its subclasses only."""
-    return bool(cls.__dict__.get("__abstract__")) or not {
-        DeclarativeBase,
-        DeclarativeBaseNoMeta,
-    }.isdisjoint(cls.__bases__)
-
-
-def _check_bases(cls: type[Any], mixin: type[Any]) -> None:
+def _check_no_table(cls: type[Any], mixin: type[Any]) -> None:
     name = cls.__name__
-    for base in cls.__mro__[1:]:
-        if "__mapper__" in base.__dict__:
-            raise ClassDefinitionError(
-                f"its base {base.__name__} is mapped to a table of its own; "
-                "objects of one type are in one table. Share fields through "
-                "a base with __abstract__ = True",
-                class_name=name,
-            )
-        if base is MappedAsDataclass or dataclasses.is_dataclass(base):
-            raise ClassDefinitionError(
-                f"its base {base.__name__} is a dataclass, whose __init__ "
-                "and fields know nothing of blob fields; make it an "
-                "ordinary class, or use it as the type of a field",
-                class_name=name,
-            )
     if "__mapper__" in cls.__dict__ or "__table__" in cls.__dict__:
         raise ClassDefinitionError(
             "it has a table already when its fields are made; "
