@@ -167,19 +167,17 @@ def _own(board_id: int, user_id: int) -> Board:
 # -- pins
 
 
-@blueprint.get("/boards/<object_id(2):board_id>/pins")
-def pins(board_id: int) -> ResponseReturnValue:
-    """Go to the board.
-
-    A refused pin is answered under this address, which the browser then
-    shows, keeps in its history and asks for again.
-    """
-    return _to("board", board_id=board_id)
-
-
-@blueprint.post("/boards/<object_id(2):board_id>/pins")
+@blueprint.route(
+    "/boards/<object_id(2):board_id>/pins", methods=["GET", "POST"]
+)
 def add_pin(board_id: int) -> ResponseReturnValue:
-    """Put a pin on top of a board."""
+    """Put a pin on top of a board.
+
+    A refused one is answered under this address, which the browser then
+    shows and may ask for again: there is the board.
+    """
+    if request.method == "GET":
+        return _to("board", board_id=board_id)
     user_id = require_user()
     try:
         entered = read_pin(_form("link"), _form("title"), _form("details"))
