@@ -39,7 +39,7 @@ _TITLES = {
 _MESSAGES = {
     404: "There is nothing at this address.",
     405: "This address does not do that.",
-    413: "That is more than we take: 4 MB for a bookmark file.",
+    413: "That is more than we take: 4 MB for a bookmark file, 64 KB else.",
     500: "An error of ours. It is in the log of the server.",
 }
 

@@ -302,7 +302,7 @@ def remove_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
 
     :raises NotFoundError: when it is removed already, too.
     """
-    pin = _own_pin(session, user_id, pin_id)
+    pin = _own_pin(session, user_id, pin_id, with_for_update=True)
     pin.deactivate()
     BoardHasRemovedPins.append(session, pin.board_id, pin.id)
     return pin.board_id
@@ -313,10 +313,13 @@ def restore_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
 
     One that is not removed stays as it is.
     """
+    # Locked: of one that is removed just now, the list would lose the row
+    # while it stays hidden, and nobody would find it again.
     pin = _own_pin(
         session,
         user_id,
         pin_id,
+        with_for_update=True,
         execution_options={"include_inactive": True},
     )
     pin.restore()

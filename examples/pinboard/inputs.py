@@ -30,9 +30,13 @@ MAX_LINK = 2000
 MAX_TITLE = 200
 MAX_DETAILS = 2000
 
-_FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
+# In a link: spaces, what is no text at all, and what would show another host
+# than the one that is opened.
+_FORBIDDEN = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\\\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -305,6 +305,9 @@ def where(object_id: int) -> ResponseReturnValue:
         object_id,
         execution_options={"include_inactive": True},
     )
+    if isinstance(instance, Pin) and not instance.active:
+        # Removed pins are shown to the owner of their board only.
+        _own(instance.board_id, require_user())
     return render_template(
         "where.html", where=found, object=instance, position=_place(instance)
     )

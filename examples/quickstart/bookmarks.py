@@ -40,6 +40,7 @@ MAX_TEXT = 500_000
 
 _CHUNK = 1 << 18
 _MAX_TAG = 1 << 22
+_MAX_REST = 1 << 14
 _DOCTYPE = ["doctype", "netscape-bookmark-file-1"]
 
 
@@ -93,6 +94,10 @@ def read_folders(file: BinaryIO) -> Iterator[Folder]:
             if len(parser.rawdata) > _MAX_TAG:
                 raise parser.error("a tag begins here that is far too long")
             yield from parser.take()
+        # At the end html.parser looks for the end of each tag once more, up
+        # to the end of the file: "<?" a million times would take hours.
+        if "<" in parser.rawdata and len(parser.rawdata) > _MAX_REST:
+            raise parser.error("a tag begins here that is not closed")
         parser.close()
     except AssertionError as error:
         # So html.parser says that "<![" begins nothing it knows.

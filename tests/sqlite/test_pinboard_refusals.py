@@ -71,6 +71,8 @@ SCRIPTS = [
     "https://example.com:99999/",
     "https://[::1",
     "https://exa\u2028mple.com/",
+    "https://exa\u202emple.com/",
+    "https://exa\u3000mple.com/",
     "word",
     "",
     "https://example.com/" + "x" * MAX_LINK,
@@ -261,7 +263,7 @@ def test_headers(visitor: Visitor) -> None:
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Referrer-Policy"] == "same-origin"
         assert headers["Cache-Control"] == "no-store"
     with visitor.client.get("/static/main.js") as answer:
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -346,3 +348,52 @@ def test_other_names_of_the_host(app: Flask) -> None:
         assert client.get("/", headers={"Host": host}).status_code == 200
     for host in ("evil.example", "127.0.0.1.evil.example"):
         assert client.get("/", headers={"Host": host}).status_code == 400
+
+
+def test_json_that_is_no_text(visitor: Visitor) -> None:
+    board_id = visitor.add_board()
+    for link in ("https://example.com/\ud800", "https://\udfff.example/"):
+        body = {"link": link}
+        answer = visitor.api("POST", f"/boards/{board_id}/pins", body, 422)
+        assert answer["error"]["field"] == "link"
+
+
+@pytest.mark.parametrize("text", ["[" * 30_000, '{"a":' * 10_000])
+def test_json_of_too_many_lists(visitor: Visitor, text: str) -> None:
+    answer = visitor.client.post(
+        "/api/boards",
+        data=text,
+        content_type="application/json",
+        headers={"X-CSRF-Token": visitor.token},
+    )
+    assert answer.status_code == 400
+    assert answer.get_json()["error"]["code"] == "malformed"
+
+
+def test_removed_pins_are_for_their_owner(
+    app: Flask, cluster: Cluster, visitor: Visitor
+) -> None:
+    pin_id = visitor.add_pin(visitor.add_board())
+    other = Visitor.new(app, cluster)
+    other.get(f"/where/{pin_id}")
+    visitor.api("DELETE", f"/pins/{pin_id}", status=204)
+    visitor.get(f"/where/{pin_id}")
+    other.get(f"/where/{pin_id}", 403)
+    assert app.test_client().get(f"/where/{pin_id}").status_code == 303
+
+
+def test_writes_over_https(visitor: Visitor) -> None:
+    # CSRFProtect wants a Referer there, which a page may forbid to send.
+    page = visitor.client.get("/boards", base_url="https://localhost/")
+    assert page.headers["Referrer-Policy"] == "same-origin"
+    for referrer, status in (
+        ("https://localhost/boards", 303),
+        ("https://example.com/", 400),
+    ):
+        answer = visitor.client.post(
+            "/boards",
+            base_url="https://localhost/",
+            data={"csrf_token": visitor.token, "title": "Boats"},
+            headers={"Referer": referrer},
+        )
+        assert answer.status_code == status, answer.text

@@ -17,6 +17,15 @@ export function startBoard(list) {
   board.showNamed();
 }
 
+function isWeb(link) {
+  try {
+    return ["http:", "https:"].includes(new URL(link).protocol);
+  } catch (error) {
+    if (error instanceof TypeError) return false;
+    throw error;
+  }
+}
+
 class Board {
   constructor(list) {
     this.list = list;
@@ -138,8 +147,10 @@ class Board {
       element.textContent = pin[element.dataset.fill];
     }
     const link = card.querySelector("[data-link]");
-    const { protocol } = new URL(pin.link);
-    if (protocol === "http:" || protocol === "https:") link.href = pin.link;
+    // Links that no browser understands, such as http://1.2.3.4.5/, are stored
+    // too: without a host to go to, the page is to go on.
+    link.removeAttribute("href");
+    if (isWeb(pin.link)) link.href = pin.link;
     return card;
   }
 
