@@ -271,7 +271,7 @@ class Importer:
                     if self._stopping.is_set():
                         changes["message"] = "The server is shutting down."
                         return
-            changes["state"] = "done"
+            changes = {"state": "done", "message": ""}
         except SQLAlchemyError:
             _log.exception("import %s", progress.key)
             changes["message"] = (

@@ -246,6 +246,7 @@ def removed(board_id: int) -> ResponseReturnValue:
         "removed.html",
         board=found,
         pins=boards.removed_pins(db.session, board_id),
+        count=boards.pin_counts(db.session, board_id)[1],
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from examples.pinboard.inputs import read_pin
 from sqla_shard import unpack
 from tests.browser.serving import pins
 from tests.browser.serving import Site
@@ -222,3 +223,25 @@ def test_a_pin_that_moves_while_others_scroll_is_there_once(
     found = one.order()
     assert len(found) == len(set(found)) == 80
     assert set(found) == set(site.order(board_id))
+
+
+def test_a_link_that_no_browser_understands(
+    site: Site, visitor: Callable[..., Visitor]
+) -> None:
+    name, user_id = site.add_user()
+    entered = pins(60)
+    odd = read_pin("http://1.2.3.4.5/", "No address", "")
+    board_id = site.add_board(user_id, "Odd", [*entered, odd, *pins(30)])
+    one = visitor(site)
+    one.enter_as(name)
+    one.open_board(board_id)
+    one.page.keyboard.press("End")
+    one.page.wait_for_function(
+        """() => {
+            scrollTo(0, document.body.scrollHeight);
+            const all = document.querySelectorAll("[data-pins] > li");
+            return all.length == 91;
+        }"""
+    )
+    link = one.page.get_by_text("No address", exact=True).first
+    assert link.get_attribute("href") is None

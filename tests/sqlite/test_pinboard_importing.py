@@ -102,6 +102,7 @@ def test_folders_become_boards_and_links_pins(visitor: Visitor) -> None:
     key = answer.location.rsplit("/", 1)[1]
     progress = finished(visitor, key)
     assert progress["state"] == "done"
+    assert progress["message"] == ""
     assert (progress["done"], progress["total"]) == (4, 4)
     assert (progress["boards"], progress["total_boards"]) == (3, 3)
     assert progress["skipped"] == 2

@@ -7,6 +7,7 @@ import re
 import pytest
 from flask import Flask
 
+from examples.pinboard import boards
 from examples.pinboard.boards import PAGE
 from sqla_shard import Cluster
 from sqla_shard import unpack
@@ -258,3 +259,18 @@ def test_statements_of_a_page_do_not_grow_with_it(visitor: Visitor) -> None:
             counts.append(len(log.executions))
     assert counts[:2] == counts[2:]
     assert max(counts) <= 8, counts
+
+
+def test_more_removed_pins_than_are_listed(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boards, "MAX_REMOVED", 2)
+    board_id = visitor.add_board()
+    for number in range(3):
+        visitor.add_pin(board_id)
+        page = visitor.get(f"/boards/{board_id}/removed")
+        assert "the latest" not in page, number
+    for pin_id in visitor.pins_on(f"/boards/{board_id}"):
+        visitor.api("DELETE", f"/pins/{pin_id}", status=204)
+    page = visitor.get(f"/boards/{board_id}/removed")
+    assert "the latest 2 of 3" in page
