@@ -198,7 +198,7 @@ class Engines:
         with self._lock:
             for engine in self._engines.values():
                 engine.dispose()
-        self._lanes.close()
+        self._lanes.close(wait=drained)
         return drained
 
     def after_fork(self) -> None:

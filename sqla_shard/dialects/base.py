@@ -62,6 +62,10 @@ class Backend(Protocol):
         """
         ...
 
+    def abort(self, dbapi_connection: Any) -> None:
+        """Make a call that waits in another thread fail, where possible."""
+        ...
+
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Make ``schema`` the default for textual SQL on a cursor."""
         ...

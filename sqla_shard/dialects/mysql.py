@@ -10,6 +10,8 @@ verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -97,6 +99,14 @@ class MySQL:
             force_close()
         else:
             _abandoned.append(dbapi_connection)
+
+    def abort(self, dbapi_connection: Any) -> None:
+        """Shut PyMySQL's socket down; other drivers are waited for."""
+        sock = getattr(dbapi_connection, "_sock", None)
+        if sock is not None:
+            # It was closed in the meantime: then nothing waits for it.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Send ``USE`` where the connection's default is another."""

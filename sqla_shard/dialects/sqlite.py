@@ -58,6 +58,9 @@ class SQLite:
         """Keep it: a child must not even close a parent's file."""
         _abandoned.append(dbapi_connection)
 
+    def abort(self, dbapi_connection: Any) -> None:
+        """Do nothing: nothing waits in another thread."""
+
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Do nothing: a connection has one file."""
 

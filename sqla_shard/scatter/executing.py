@@ -10,6 +10,7 @@ cache stays small, and its log and its errors show the SQL that was sent.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -153,7 +154,7 @@ def execute_everywhere(
     work: list[Callable[[], list[Any]]] = [here]
     work += [partial(_all_rows, job) for job in others]
     if plan.places[0].backend.waits:
-        parts = lanes.run(work)
+        parts = lanes.run(work, partial(_abort, plan, [first, *others]))
     else:
         parts = [each() for each in work]
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
@@ -164,6 +165,14 @@ def execute_everywhere(
 
 def _all_rows(job: Job) -> list[Any]:
     return [row for s in job.statements for row in _rows(job.connection, *s)]
+
+
+def _abort(plan: Plan, jobs: Sequence[Job], index: int) -> None:
+    """End what a thread does on the connection of a job."""
+    connection = jobs[index].connection
+    if not connection.invalidated and not connection.closed:
+        wire = connection.connection.dbapi_connection
+        plan.places[0].backend.abort(wire)
 
 
 def _rows(connection: Connection, text: str, parameters: Any) -> list[Any]:

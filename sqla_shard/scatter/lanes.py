@@ -15,11 +15,41 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait
+from typing import Generic
 from typing import TypeVar
 
 __all__ = ["Lanes"]
 
 T = TypeVar("T")
+
+
+class _Task(Generic[T]):
+    """A job that is begun at most once, by whichever thread comes first."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = job
+        self._context = contextvars.copy_context()
+        self._claim = threading.Lock()
+        self.future: Future[T] = Future()
+        #: Whether a thread of the pool will begin it.
+        self.handed_over = False
+
+    def __call__(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            result = self._context.run(self._job)
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+    def cancel(self) -> bool:
+        """Let it never begin; tell whether that was still possible."""
+        if not self._claim.acquire(blocking=False):
+            return False
+        self.future.cancel()
+        return self.future.set_running_or_notify_cancel() is False
 
 
 class Lanes:
@@ -41,24 +71,56 @@ class Lanes:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
-    def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+    def run(
+        self,
+        jobs: Sequence[Callable[[], T]],
+        abort: Callable[[int], None] | None = None,
+    ) -> list[T]:
         """Run jobs at the same time; return their results, in order.
 
         All of them have ended when it returns or raises: a connection must
         not be rolled back while another thread is using it.
 
+        :param abort: called with the index of a job that is running, to end
+            it, after a KeyboardInterrupt or the like.
         :raises BaseException: what the first of them has raised.
         """
         first, *others = jobs
-        futures: list[Future[T]] = []
+        tasks = [_Task(job) for job in others]
+        results: list[T] = []
+        raised: BaseException | None = None
         try:
-            for job in others:
-                context = contextvars.copy_context()
-                futures.append(self._pool().submit(context.run, job))
-            results = [first()]
-        finally:
-            wait(futures)
-        return results + [future.result() for future in futures]
+            self._submit(tasks)
+            results.append(first())
+            for task in tasks:
+                if not task.handed_over:
+                    task()
+        except BaseException as error:
+            raised = error
+            _stop(tasks, abort, error)
+        while True:
+            try:
+                wait([task.future for task in tasks])
+                break
+            except BaseException as error:
+                # Ctrl-C: the other threads use their connections all the
+                # same, and must have ended before these are rolled back.
+                raised = raised or error
+                _stop(tasks, abort, error)
+        if raised is not None:
+            raise raised
+        return results + [task.future.result() for task in tasks]
+
+    def _submit(self, tasks: Sequence[_Task[T]]) -> None:
+        """Hand tasks over to the pool, as many as it takes."""
+        for task in tasks:
+            try:
+                self._pool().submit(task)
+            except RuntimeError:
+                # No thread can be started: the cluster is being closed, the
+                # main thread has ended, or the system has no more of them.
+                return
+            task.handed_over = True
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -68,9 +130,26 @@ class Lanes:
                 )
             return self._executor
 
-    def close(self) -> None:
-        """Let the threads end."""
+    def close(self, *, wait: bool = True) -> None:
+        """Let the threads end.
+
+        :param wait: return when they have; one may wait for a server.
+        """
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
-            executor.shutdown()
+            executor.shutdown(wait=wait)
+
+
+def _stop(
+    tasks: Sequence[_Task[T]],
+    abort: Callable[[int], None] | None,
+    error: BaseException,
+) -> None:
+    """End what nobody would, and everything unless a server has failed."""
+    everything = abort is not None and not isinstance(error, Exception)
+    for index, task in enumerate(tasks, 1):
+        if task.handed_over and not everything:
+            continue
+        if not task.cancel() and not task.future.done() and abort is not None:
+            abort(index)

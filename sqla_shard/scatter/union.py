@@ -71,6 +71,7 @@ def _unions(
     # the text; the driver would have to escape it for every branch.
     bound = [isinstance(value, ShardBound) for value in parameters]
     plain = tuple(v for v in parameters if not isinstance(v, ShardBound))
+    values_length = sum(map(_length, plain))
     branches: list[str] = []
     length = 0
     for place in places:
@@ -83,12 +84,12 @@ def _unions(
         branch = "".join(out).replace(SCHEMA, place.schema)
         if branches and (
             len(branches) == MOST_BRANCHES
-            or length + len(branch) > MOST_CHARACTERS
+            or length + len(branch) + values_length > MOST_CHARACTERS
         ):
             yield _joined(branches, plain)
             branches, length = [], 0
         branches.append(branch)
-        length += len(branch)
+        length += len(branch) + values_length
     yield _joined(branches, plain)
 
 
@@ -98,5 +99,11 @@ def _at(value: Any, place: Place) -> str:
     return str(value.at(place.shard_id))
 
 
+def _length(value: Any) -> int:
+    """Return about how long a parameter is in the text that is sent."""
+    return len(value) if isinstance(value, (str, bytes)) else 20
+
+
 def _joined(branches: Sequence[str], plain: tuple[Any, ...]) -> Sent:
-    return " UNION ALL ".join(branches), plain * len(branches)
+    # On a line of its own: a hint may end in a comment.
+    return "\nUNION ALL\n".join(branches), plain * len(branches)

@@ -160,7 +160,9 @@ def _connections(
     if len(places) == 1:
         return ()
     by_engine: dict[Engine, Connection] = {}
-    for place in places:
+    # In the same order for all sessions: of two that wait for the last
+    # connections of two pools, each could have what the other needs.
+    for place in sorted(places, key=lambda place: id(place.engine)):
         if place.engine not in by_engine:
             by_engine[place.engine] = scope.root_connection(place)
     return [by_engine[place.engine] for place in places]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -141,3 +144,103 @@ def test_a_child_process_has_threads_of_its_own() -> None:
 def test_what_is_no_number_of_threads(threads: object) -> None:
     with pytest.raises(ValueError, match=f"threads={threads}"):
         Lanes(threads)  # type: ignore[arg-type]  # what is tested
+
+
+def test_closing_does_not_wait_for_a_job_that_hangs() -> None:
+    lanes = Lanes(1)
+    begun, go = threading.Event(), threading.Event()
+
+    def hangs() -> int:
+        begun.set()
+        assert go.wait(TIMEOUT)
+        return 2
+
+    found: list[int] = []
+    reader = threading.Thread(
+        target=lambda: found.extend(lanes.run([lambda: 1, hangs]))
+    )
+    reader.start()
+    assert begun.wait(TIMEOUT)
+    lanes.close(wait=False)
+    assert not found
+    go.set()
+    reader.join(TIMEOUT)
+    assert found == [1, 2]
+
+
+def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs run one after another, each of them once."""
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lanes = Lanes(2)
+    ran: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    lanes.run([lambda n=n: ran.append(n) for n in range(4)])
+    assert ran == [0, 1, 2, 3]
+
+    def error() -> None:
+        raise ValueError("this one")
+
+    with pytest.raises(ValueError, match="this one"):
+        lanes.run([error, lambda: ran.append(4), lambda: ran.append(5)])
+    monkeypatch.setattr(threading.Thread, "start", start)
+    # The executor has kept what it could not begin.
+    assert lanes.run([lambda: 7, lambda: 8]) == [7, 8]
+    lanes.close()
+    assert ran == [0, 1, 2, 3]
+
+
+def test_threads_that_outlive_the_main_thread() -> None:
+    code = (
+        "import threading\n"
+        "from sqla_shard.scatter import Lanes\n"
+        "main = threading.main_thread()\n"
+        "def work():\n"
+        "    main.join()\n"
+        "    print(Lanes(2).run([lambda: 1, lambda: 2]))\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("[1, 2]\n", "")
+
+
+@pytest.mark.parametrize("where", ["first", "waiting"])
+def test_an_interrupt_ends_what_is_running(where: str) -> None:
+    lanes = Lanes(1)
+    begun, aborted = threading.Event(), threading.Event()
+    seen: list[int] = []
+    never: list[int] = []
+
+    def hangs() -> None:
+        begun.set()
+        if where == "waiting":
+            signal.pthread_kill(
+                threading.main_thread().ident or 0, signal.SIGINT
+            )
+        assert aborted.wait(TIMEOUT)
+        raise ValueError("its connection was cut")
+
+    def first() -> None:
+        if where == "first":
+            assert begun.wait(TIMEOUT)
+            raise KeyboardInterrupt
+
+    def abort(index: int) -> None:
+        seen.append(index)
+        aborted.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run([first, hangs, lambda: never.append(1)], abort)
+    assert seen == [1]
+    lanes.close()
+    # It had not begun: nothing touches its connection any more.
+    assert not never

@@ -32,7 +32,7 @@ def test_a_branch_for_each_shard() -> None:
     assert text == (
         f"SELECT db00001.pins.local_id + {pack(1, 1, 0)} AS id "
         "FROM db00001.pins WHERE local_id IN (5,7) AND title = %s "
-        f"AND link LIKE 'a%%s' AND local_id != {2**36} UNION ALL "
+        f"AND link LIKE 'a%%s' AND local_id != {2**36}\nUNION ALL\n"
         f"SELECT db00002.pins.local_id + {pack(2, 1, 0)} AS id "
         "FROM db00002.pins WHERE local_id IN (6) AND title = %s "
         "AND link LIKE 'a%%s' AND local_id != 6"
@@ -46,7 +46,7 @@ def test_question_marks() -> None:
         text.replace("__sqla_shard__", name) for name in ("db00001", "db00002")
     )
     assert statements_for(text, ("x",), [place(1), place(2)], "?") == [
-        (f"{first} UNION ALL {second}", ("x", "x"))
+        (f"{first}\nUNION ALL\n{second}", ("x", "x"))
     ]
 
 
@@ -89,12 +89,34 @@ def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "SELECT a FROM __sqla_shard__.t WHERE a = %s"
     found = statements_for(text, (3,), places, "%s")
     assert [len(values) for _, values in found] == [4, 4, 2]
-    assert " UNION ALL ".join(text for text, _ in found) == " UNION ALL ".join(
+    assert "\nUNION ALL\n".join(
+        text for text, _ in found
+    ) == "\nUNION ALL\n".join(
         text.replace("__sqla_shard__", p.schema) for p in places
     )
-    monkeypatch.setattr(union, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(union, "MOST_CHARACTERS", 140)
     found = statements_for(text, (3,), places, "%s")
     assert [len(values) for _, values in found] == [2] * 5
     # A branch that is too long by itself is still sent.
     monkeypatch.setattr(union, "MOST_CHARACTERS", 1)
     assert len(statements_for(text, (3,), places, "%s")) == 10
+
+
+def test_long_values_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the packet once for each branch."""
+    places = [place(i) for i in range(10)]
+    text = "SELECT a FROM __sqla_shard__.t WHERE a = %s AND b = %s"
+    for value in ("x" * 400_000, b"x" * 400_000):
+        found = statements_for(text, (value, 3), places, "%s")
+        assert [len(values) for _, values in found] == [4] * 5
+    monkeypatch.setattr(union, "MOST_CHARACTERS", 100)
+    assert len(statements_for(text, ("x" * 101, 3), places, "%s")) == 10
+
+
+def test_a_comment_at_the_end() -> None:
+    text = "SELECT a FROM __sqla_shard__.t -- why"
+    ((found, _),) = statements_for(text, (), [place(1), place(2)], "%s")
+    assert found.splitlines()[1:] == [
+        "UNION ALL",
+        "SELECT a FROM db00002.t -- why",
+    ]

@@ -1,0 +1,232 @@
+"""Interrupts, hanging servers and scarce connections in a scattered read."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy import Text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import StatementLog
+
+pytestmark = pytest.mark.live
+
+SERVERS = 3
+SHARDS = 12
+TIMEOUT = 30
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Pin(ObjectMixin, Base, type_id=1):
+    __tablename__ = "pins"
+
+    body = mapped_column(Text)
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+        yield fleet
+
+
+def opened(fleet: MariaDBFleet, **options: Any) -> Cluster:
+    return Cluster.from_topology(
+        fleet.topology_mapping(),
+        environ=fleet.environ,
+        engine_options=options,
+    )
+
+
+@pytest.fixture(scope="module")
+def ids(fleet: MariaDBFleet) -> list[int]:
+    found = []
+    with opened(fleet) as cluster:
+        cluster.create_all(Base.metadata)
+        for shard_id in range(SHARDS):
+            with cluster.begin(shard_id=shard_id) as session:
+                pin = Pin(body="it")
+                session.add(pin)
+                session.flush()
+                found.append(pin.id)
+    return found
+
+
+@pytest.fixture
+def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
+    with opened(fleet) as cluster:
+        yield cluster
+        assert cluster.close()
+
+
+def busy(cluster: Cluster) -> int:
+    return sum(stats.busy for stats in cluster.stats())
+
+
+@contextmanager
+def locked(server: Any) -> Iterator[None]:
+    """Let nobody read the pins of a server."""
+    connection = server.root_connect()
+    cursor = connection.cursor()
+    cursor.execute("SHOW DATABASES")
+    tables = ", ".join(
+        f"`{name}`.pins WRITE"
+        for (name,) in cursor.fetchall()
+        if name.startswith("db0")
+    )
+    cursor.execute(f"LOCK TABLES {tables}")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+def until_waiting(server: Any) -> None:
+    done = threading.Event()
+    for _ in range(TIMEOUT * 100):
+        if server.root_execute(
+            "SELECT 1 FROM information_schema.processlist "
+            "WHERE state LIKE 'Waiting for table%'"
+        ):
+            return
+        done.wait(0.01)
+    pytest.fail(f"nothing waits on {server.name}")
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_ctrl_c(
+    cluster: Cluster, fleet: MariaDBFleet, ids: list[int], number: int
+) -> None:
+    """No connection is used by two threads; the lock is not waited for."""
+    server = fleet.servers[number]
+    main = threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        until_waiting(server)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    with locked(server):
+        interrupter.start()
+        with cluster.session() as session, pytest.raises(KeyboardInterrupt):
+            session.scalars(select(Pin).where(Pin.id.in_(ids))).all()
+        assert busy(cluster) == 0
+    interrupter.join(TIMEOUT)
+    for _ in range(3):
+        with cluster.session() as session:
+            assert None not in session.get_many(Pin, ids)
+    assert busy(cluster) == 0
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_a_server_that_does_not_answer(
+    fleet: MariaDBFleet, ids: list[int], number: int
+) -> None:
+    arguments = {"read_timeout": 1, "connect_timeout": 1}
+    with opened(fleet, connect_args=arguments) as cluster:
+        session = cluster.session()
+        assert None not in session.get_many(Pin, ids)
+        session.expunge_all()
+        fleet.servers[number].pause()
+        try:
+            with pytest.raises(OperationalError) as raised:
+                session.get_many(Pin, ids)
+            assert raised.value.connection_invalidated
+            # The statement in the error is that of the server.
+            first = ids[number * SHARDS // SERVERS] >> 46
+            assert f"FROM db{first:05d}.pins" in str(raised.value.statement)
+            session.close()
+            assert busy(cluster) == 0
+        finally:
+            fleet.servers[number].resume()
+        with cluster.session() as session:
+            assert None not in session.get_many(Pin, ids)
+
+
+def test_closing_while_a_server_does_not_answer(
+    fleet: MariaDBFleet, ids: list[int]
+) -> None:
+    """close() takes no longer than it was told to."""
+    cluster = opened(fleet)
+    found: list[Any] = []
+
+    def read() -> None:
+        with cluster.session() as session:
+            found.extend(session.get_many(Pin, ids))
+
+    reader = threading.Thread(target=read)
+    with locked(fleet.servers[1]):
+        reader.start()
+        until_waiting(fleet.servers[1])
+        assert not cluster.close(0.1)
+        assert not found
+    reader.join(TIMEOUT)
+    assert len(found) == len(ids)
+    assert busy(cluster) == 0
+
+
+def test_one_connection_to_each_server(
+    fleet: MariaDBFleet, ids: list[int]
+) -> None:
+    """Sessions take them in one order, whatever shards they ask for."""
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT}
+    problems: list[BaseException] = []
+    with opened(fleet, **options) as cluster:
+
+        def read(wanted: list[int]) -> None:
+            try:
+                for _ in range(30):
+                    with cluster.session() as session:
+                        statement = select(Pin).where(Pin.id.in_(wanted))
+                        found = session.scalars(statement).all()
+                        assert len(found) == len(wanted)
+            except (AssertionError, OperationalError, TimeoutError) as error:
+                problems.append(error)
+
+        threads = [
+            threading.Thread(target=read, args=(wanted,))
+            for wanted in (ids, ids[::-1], ids[:6], ids[:5:-1], ids[::5])
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not problems
+        assert busy(cluster) == 0
+
+
+def test_long_values_fit_the_packets(cluster: Cluster, ids: list[int]) -> None:
+    """Each branch repeats them; together they would be 24 MB."""
+    statement = select(Pin.id).where(
+        Pin.id.in_(ids), Pin.body != "x" * 6_000_000
+    )
+    with (
+        cluster.session() as session,
+        StatementLog(*cluster.places.engines) as log,
+    ):
+        assert len(session.execute(statement).all()) == len(ids)
+        assert len(log.executions) == SHARDS
+
+
+def test_a_hint_that_ends_in_a_comment(
+    cluster: Cluster, ids: list[int]
+) -> None:
+    statement = select(Pin.id).where(Pin.id.in_(ids))
+    with cluster.session() as session:
+        found = session.scalars(statement.with_statement_hint("-- why")).all()
+    assert sorted(found) == sorted(ids)
