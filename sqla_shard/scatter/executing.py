@@ -154,7 +154,7 @@ def execute_everywhere(
     work: list[Callable[[], list[Any]]] = [here]
     work += [partial(_all_rows, job) for job in others]
     if plan.places[0].backend.waits:
-        parts = lanes.run(work, partial(_abort, plan, [first, *others]))
+        parts = _at_once(plan, [first, *others], work, lanes)
     else:
         parts = [each() for each in work]
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
@@ -167,12 +167,30 @@ def _all_rows(job: Job) -> list[Any]:
     return [row for s in job.statements for row in _rows(job.connection, *s)]
 
 
-def _abort(plan: Plan, jobs: Sequence[Job], index: int) -> None:
-    """End what a thread does on the connection of a job."""
-    connection = jobs[index].connection
-    if not connection.invalidated and not connection.closed:
-        wire = connection.connection.dbapi_connection
-        plan.places[0].backend.abort(wire)
+def _at_once(
+    plan: Plan,
+    jobs: Sequence[Job],
+    work: Sequence[Callable[[], list[Any]]],
+    lanes: Lanes,
+) -> list[list[Any]]:
+    """Do the work of all jobs; cut their connections at an interrupt."""
+    cut: list[Connection] = []
+
+    def abort(index: int) -> None:
+        connection = jobs[index].connection
+        if not connection.invalidated and not connection.closed:
+            cut.append(connection)
+            wire = connection.connection.dbapi_connection
+            plan.places[0].backend.abort(wire)
+
+    try:
+        return lanes.run(work, abort)
+    finally:
+        for connection in cut:
+            # Its thread may have ended just before: told to roll back, it
+            # would raise an error in place of the interrupt.
+            if not connection.invalidated and not connection.closed:
+                connection.invalidate()
 
 
 def _rows(connection: Connection, text: str, parameters: Any) -> list[Any]:

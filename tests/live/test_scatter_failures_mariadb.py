@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy import select
 from sqlalchemy import Text
 from sqlalchemy.exc import OperationalError
@@ -129,6 +131,31 @@ def test_ctrl_c(
         with cluster.session() as session:
             assert None not in session.get_many(Pin, ids)
     assert busy(cluster) == 0
+
+
+def test_ctrl_c_when_a_server_has_just_answered(
+    cluster: Cluster, ids: list[int]
+) -> None:
+    """It is not replaced by the error of rolling back a cut connection."""
+    main = threading.main_thread()
+    last = cluster.places.place(cluster.topology.sole("objects"), SHARDS - 1)
+
+    def answered(connection: Any, *rest: Any) -> None:
+        assert threading.current_thread() is not main
+        wire = connection.connection.dbapi_connection
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+        # Nothing more is to come: this returns when it is cut.
+        assert wire._sock.recv(1, socket.MSG_PEEK) == b""
+
+    event.listen(last.engine, "after_cursor_execute", answered)
+    try:
+        with pytest.raises(KeyboardInterrupt), cluster.session() as session:
+            session.get_many(Pin, ids)
+    finally:
+        event.remove(last.engine, "after_cursor_execute", answered)
+    assert busy(cluster) == 0
+    with cluster.session() as session:
+        assert None not in session.get_many(Pin, ids)
 
 
 @pytest.mark.parametrize("number", range(SERVERS))
