@@ -256,6 +256,8 @@ class _Parser(HTMLParser):
     def _begin_details(self) -> None:
         if self._entry is not None:
             self._begin_text(self._entry, is_title=False)
+            # Many short ones make a long one, and are added to it in turn.
+            self._size += len(self._entry.details)
 
     # -- text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import io
 import pickle
-import time
 from datetime import datetime
 from datetime import timezone
 from typing import Any
@@ -329,15 +328,6 @@ def test_an_endless_tag_is_refused_in_time() -> None:
     with pytest.raises(BookmarkError, match="far too long") as caught:
         list(read_folders(io.BytesIO(text.encode())))
     assert caught.value.line == 3
-
-
-@pytest.mark.parametrize("piece", ["<!--", "<?", "<! ", "<a ", "</", "<!["])
-def test_tags_without_an_end_are_refused_in_time(piece: str) -> None:
-    text = f"{DOCTYPE}<DL>\n" + piece * (4_000_000 // len(piece))
-    begun = time.monotonic()
-    with pytest.raises(BookmarkError):
-        list(read_folders(io.BytesIO(text.encode())))
-    assert time.monotonic() - begun < 30
 
 
 def test_titles_inside_each_other_have_a_limit() -> None:
