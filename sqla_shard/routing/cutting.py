@@ -88,6 +88,8 @@ def cut_of(select: Any, keyed: Callable[[Iterable[Any]], bool]) -> str | None:
         ("LIMIT", select._fetch_clause is not None),
         ("OFFSET", select._offset_clause is not None),
         ("a prefix or suffix in SQL", select._prefixes or select._suffixes),
+        # Text after the statement: it could be a LIMIT.
+        ("a hint in SQL", select._statement_hints),
         ("DISTINCT ON", select._distinct_on),
     ):
         if used:

@@ -3,7 +3,9 @@
 One lane for each server of a statement; the first runs in the thread of the
 session, the others in a pool of threads that all sessions of a cluster share.
 Nothing but the driver's work leaves the session's thread, and no job waits
-for another, so a pool that is too small is slow and cannot lock up.
+for another, so a pool that is too small is slow and does not lock up.  But a
+server that does not answer keeps the threads that wait for it: give drivers a
+``read_timeout``.
 """
 
 from __future__ import annotations
