@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -24,6 +25,10 @@ _SEED = pytest.StashKey[int]()
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has started us in the background.  Tests of Ctrl-C, and the
+        # programs that they start, would never hear of it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = int(os.environ.get("SQLA_SHARD_SEED") or secrets.randbelow(10**9))
     config.stash[_SEED] = seed
     if config.getoption("hypothesis_seed", None) is None:
