@@ -70,8 +70,17 @@ class Statements:
         }
         self.later_page = {
             newest: self._page(newest)
-            .where(here, _beyond(cls.sequence, target, newest))
-            .add_columns(self._where_now().label("the_now"))
+            .where(
+                here,
+                _beyond(
+                    cls.sequence,
+                    target,
+                    bindparam("at"),
+                    bindparam("cut"),
+                    newest,
+                ),
+            )
+            .add_columns(self._sequence("row", lock=False).label("the_now"))
             for newest in (True, False)
         }
         self.window = (
@@ -111,31 +120,17 @@ class Statements:
         self.lock_row = self._locking(row=moved)
         self.lock_top = self._locking(row=moved, top=self._top())
         self.lock_many = self._locking(top=self._top())
-        self.lock_before = self._locking(
-            row=moved,
-            before=self._sequence("before"),
-            next=self._neighbour("before", self._key[0], True),
-            next_at=self._neighbour("before", self._key[1], True),
-        )
-        self.lock_after = self._locking(
-            row=moved,
-            after=self._sequence("after"),
-            next=self._neighbour("after", self._key[0], False),
-            next_at=self._neighbour("after", self._key[1], False),
-        )
+        before = self._sequence("before")
+        after = self._sequence("after")
+        behind = self._neighbour("before", below=True)
+        ahead = self._neighbour("after", below=False)
+        self.lock_before = self._locking(row=moved, before=before, **behind)
+        self.lock_after = self._locking(row=moved, after=after, **ahead)
         self.lock_both = self._locking(
-            row=moved,
-            before=self._sequence("before"),
-            after=self._sequence("after"),
-            next=self._neighbour("before", self._key[0], True),
-            next_at=self._neighbour("before", self._key[1], True),
+            row=moved, before=before, after=after, **behind
         )
 
     # -- parts
-
-    @property
-    def _key(self) -> tuple[str, str]:
-        return self.definition.target.column, "sequence"
 
     def _locking(self, **parts: Any) -> Any:
         """Return a SELECT of subqueries: a lock, the parts, the lock again.
@@ -167,9 +162,12 @@ class Statements:
         # An alias each: a subquery over the table of the statement around
         # it would be correlated with that.
         table = self._table.alias()
-        names = self.definition.source.column, *self._key
-        source, target, sequence = (table.c[name] for name in names)
-        return source, target, sequence
+        definition = self.definition
+        return (
+            table.c[definition.source.column],
+            table.c[definition.target.column],
+            table.c.sequence,
+        )
 
     def _sequence(self, name: str, *, lock: bool = True) -> Any:
         """Return the sequence of the row whose id is a parameter."""
@@ -182,9 +180,6 @@ class Statements:
             found = found.with_for_update()
         return found.scalar_subquery()
 
-    def _where_now(self) -> Any:
-        return self._sequence("row", lock=False)
-
     def _top(self) -> Any:
         source, target, sequence = self._columns()
         return (
@@ -196,21 +191,26 @@ class Statements:
             .scalar_subquery()
         )
 
-    def _neighbour(self, anchor: str, shown: str, below: bool) -> Any:
-        """Return a column of the row next to an anchor, without ``row``."""
-        source, target, sequence = self._columns()
-        own = {target.name: target, sequence.name: sequence}
+    def _neighbour(self, anchor: str, *, below: bool) -> dict[str, Any]:
+        """Return id and sequence of the row next to an anchor.
+
+        The row that is moved, ``row``, is no neighbour.
+        """
+        return {
+            "next": self._next_to(anchor, 1, below),
+            "next_at": self._next_to(anchor, 2, below),
+        }
+
+    def _next_to(self, anchor: str, shown: int, below: bool) -> Any:
+        columns = self._columns()
+        source, target, sequence = columns
         at = self._sequence(anchor)
         name = bindparam(anchor, type_=target.type)
-        if below:
-            beside = and_(sequence <= at, or_(sequence < at, target < name))
-        else:
-            beside = and_(sequence >= at, or_(sequence > at, target > name))
         return (
-            select(own[shown])
+            select(columns[shown])
             .where(
                 source == bindparam("source", type_=source.type),
-                beside,
+                _beyond(sequence, target, at, name, below),
                 target != bindparam("row", type_=target.type),
             )
             .order_by(_directed(sequence, below), _directed(target, below))
@@ -224,13 +224,16 @@ def _directed(column: Any, newest: bool) -> Any:
     return column.desc() if newest else column.asc()
 
 
-def _beyond(sequence: Any, target: Any, newest: bool) -> ColumnElement[bool]:
+def _beyond(
+    sequence: Any, target: Any, at: Any, row: Any, newest: bool
+) -> ColumnElement[bool]:
     """Return the condition of the rows that follow a key.
 
     Not a comparison of tuples, for which MySQL does not use the index.
+
+    :param at: the sequence of the key.
+    :param row: its target.
     """
-    at: Any = bindparam("at")
-    row: Any = bindparam("cut")
     if newest:
         return and_(sequence <= at, or_(sequence < at, target < row))
     return and_(sequence >= at, or_(sequence > at, target > row))

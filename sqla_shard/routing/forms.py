@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import Case
@@ -29,27 +28,9 @@ from sqla_shard.routing.clauses import nested
 from sqla_shard.routing.clauses import ungrouped
 from sqla_shard.types import IdType
 from sqla_shard.types import ShardedId
+from sqla_shard.types.ids import COMPARISONS
 
 __all__ = ["Problem", "check", "check_columns", "form_of", "mixed"]
-
-_COMPARISONS = frozenset(
-    {
-        operators.eq,
-        operators.ne,
-        operators.lt,
-        operators.le,
-        operators.gt,
-        operators.ge,
-        operators.in_op,
-        operators.not_in_op,
-        operators.is_,
-        operators.is_not,
-        operators.is_distinct_from,
-        operators.is_not_distinct_from,
-        operators.between_op,
-        operators.not_between_op,
-    }
-)
 
 #: Functions of a local id that mean the same for whole ids.
 _ID_FUNCTIONS = frozenset({"count", "max", "min"})
@@ -116,7 +97,7 @@ def _comparison(clause: BinaryExpression[Any]) -> Problem | None:
         one, other = form_of(left), form_of(right)
         if mixed(one, other):
             return _unlike(left, right, one, other)
-        if clause.operator not in _COMPARISONS and (
+        if clause.operator not in COMPARISONS and (
             _is_local(one) or _is_local(other)
         ):
             name = getattr(clause.operator, "__name__", "operator")

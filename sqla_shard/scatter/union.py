@@ -105,5 +105,5 @@ def _length(value: Any) -> int:
 
 
 def _joined(branches: Sequence[str], plain: tuple[Any, ...]) -> Sent:
-    # On a line of its own: a hint may end in a comment.
+    # On a line of its own: a listener may have added a comment at the end.
     return "\nUNION ALL\n".join(branches), plain * len(branches)

@@ -41,13 +41,21 @@ from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import Prefix
 from sqla_shard.types.binds import ShardBound
 
-__all__ = ["IdType", "ObjectRef", "ShardedId", "full_id", "inserting_on"]
+__all__ = [
+    "COMPARISONS",
+    "IdType",
+    "ObjectRef",
+    "ShardedId",
+    "full_id",
+    "inserting_on",
+]
 
 # A server without RETURNING answers an INSERT with the bare local id in
 # lastrowid, which passes through the result processor of the type alone.
 _inserting: ContextVar[int | None] = ContextVar("sqla_shard", default=None)
 
-_COMPARISONS = frozenset(
+#: Operators that compare ids.
+COMPARISONS = frozenset(
     {
         operators.eq,
         operators.ne,
@@ -63,6 +71,10 @@ _COMPARISONS = frozenset(
         operators.is_not_distinct_from,
         operators.between_op,
         operators.not_between_op,
+    }
+)
+_ORDERINGS = frozenset(
+    {
         operators.asc_op,
         operators.desc_op,
         operators.nulls_first_op,
@@ -116,7 +128,7 @@ class IdType(TypeDecorator[int]):
             :raises UnsupportedStatementError: for such an operator.
             :raises InvalidIdError: for a list that holds other than ids.
             """
-            if op not in _COMPARISONS:
+            if op not in COMPARISONS and op not in _ORDERINGS:
                 raise UnsupportedStatementError(
                     f"{getattr(op, '__name__', op)!r} has no meaning for "
                     "object ids, which are addresses: the table holds only "

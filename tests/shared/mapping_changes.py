@@ -12,7 +12,6 @@ from sqla_shard import exc
 from sqla_shard import pack
 from sqla_shard.mappings.ordering import STEP
 from sqla_shard.types.sequences import MAX_SEQUENCE
-from tests.shared.clusters import ShardLog
 from tests.shared.mapping_models import BOARD
 from tests.shared.mapping_models import BoardHasPins
 from tests.shared.mapping_models import BoardHasRatedPins
@@ -24,6 +23,7 @@ from tests.shared.mapping_models import put
 from tests.shared.mapping_models import sequences
 from tests.shared.mapping_models import SHARDS
 from tests.shared.mapping_models import shown
+from tests.shared.mapping_models import Suite
 from tests.shared.mapping_models import USER
 from tests.shared.mapping_models import User
 from tests.shared.mapping_models import UserFollowsUser
@@ -47,23 +47,7 @@ class Number(enum.IntEnum):
     PIN = pack(8, PIN, 88)
 
 
-class Changes:
-    """The test module has a fixture ``cluster``."""
-
-    @pytest.fixture
-    def session(self, cluster):
-        with cluster.session() as session:
-            yield session
-
-    @pytest.fixture
-    def log(self, session):
-        with ShardLog() as log:
-            yield log
-
-    @pytest.fixture
-    def board(self, cluster):
-        return new_board(cluster)
-
+class Changes(Suite):
     @pytest.fixture
     def five(self, cluster, board):
         """Return the pins of a board, newest first."""

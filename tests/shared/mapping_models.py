@@ -19,6 +19,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
+from tests.shared.clusters import ShardLog
 
 __all__ = [
     "BOARD",
@@ -31,6 +32,7 @@ __all__ = [
     "BoardHasRatedPins",
     "NarrowList",
     "Pin",
+    "Suite",
     "User",
     "UserFollowsUser",
     "lists_on_mariadb",
@@ -197,3 +199,21 @@ def lists_on_mariadb(name: str, **options: Any) -> Any:
         mariadb_fleet.drop_databases(document)
 
     return cluster
+
+
+class Suite:
+    """The test module has a fixture ``cluster``."""
+
+    @pytest.fixture
+    def session(self, cluster):
+        with cluster.session() as session:
+            yield session
+
+    @pytest.fixture
+    def log(self, session):
+        with ShardLog() as log:
+            yield log
+
+    @pytest.fixture
+    def board(self, cluster):
+        return new_board(cluster)

@@ -39,6 +39,7 @@ from tests.shared.mapping_models import pins
 from tests.shared.mapping_models import put
 from tests.shared.mapping_models import SHARDS
 from tests.shared.mapping_models import shown
+from tests.shared.mapping_models import Suite
 from tests.shared.mapping_models import User
 from tests.shared.mapping_models import UserFollowsUser
 
@@ -47,23 +48,7 @@ __all__ = ["Bookmarks", "Mapped", "Pages", "Questions", "Targets"]
 FIRST = 10**25
 
 
-class Lists:
-    """The test module has a fixture ``cluster``."""
-
-    @pytest.fixture
-    def session(self, cluster):
-        with cluster.session() as session:
-            yield session
-
-    @pytest.fixture
-    def log(self, session):
-        with ShardLog() as log:
-            yield log
-
-    @pytest.fixture
-    def board(self, cluster):
-        return new_board(cluster)
-
+class Lists(Suite):
     @pytest.fixture
     def ten(self, cluster, board):
         """Return the pins of a board, newest first."""
