@@ -17,11 +17,14 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
+from typing import ClassVar
+from typing import TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy import event
@@ -37,6 +40,7 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
+from sqla_shard.scatter import AwaitedLanes
 from sqla_shard.scatter import execute_everywhere
 from sqla_shard.scatter import Lanes
 from sqla_shard.scatter import render_event
@@ -47,6 +51,7 @@ from sqla_shard.topology import Topology
 
 __all__ = ["EngineStats", "Engines", "Places"]
 
+T = TypeVar("T")
 
 _PROCESS = "sqla_shard.process"
 
@@ -58,11 +63,14 @@ class EngineStats:
     :ivar server: host and port, or the file; never a password.
     :ivar idle: open connections waiting in the pool.
     :ivar busy: connections in use.
+    :ivar asynchronous: whether it is of asynchronous sessions, which have
+        pools of their own.
     """
 
     server: str
     idle: int
     busy: int
+    asynchronous: bool = False
 
 
 class Engines:
@@ -73,9 +81,11 @@ class Engines:
         :func:`sqlalchemy.create_engine`, such as ``pool_size``.
     :param environ: values of the placeholders in URLs.
     :param on_open: called with each new engine, to add listeners.
-    :param threads: how many may wait for servers at the same time, beside
-        those of the sessions themselves.
+    :param lanes: where to wait for several servers at the same time.
     """
+
+    #: Whether an event loop waits for the servers.
+    asynchronous: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -84,9 +94,9 @@ class Engines:
         options: Mapping[str, Any],
         environ: Mapping[str, str],
         on_open: Callable[[Engine], None],
-        threads: int,
+        lanes: Lanes | AwaitedLanes,
     ) -> None:
-        self._lanes = Lanes(threads)
+        self._lanes = lanes
         self._driver = driver
         # See _Reset for what takes its place.
         self._options = {"pool_reset_on_return": None, **options}
@@ -96,6 +106,8 @@ class Engines:
         self._backends: dict[URL, Backend] = {}
         self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
         self._closed = False
+        #: Whether a connection that comes back is kept for the next user.
+        self._keeps = True
         self._start()
         _registries.add(self)
 
@@ -115,7 +127,11 @@ class Engines:
             username=_filled(url.username, self._environ),
             password=_filled(url.password, self._environ),
         )
-        backend = backend_for(url.drivername, driver=self._driver)
+        backend = backend_for(
+            url.drivername,
+            driver=self._driver,
+            asynchronous=self.asynchronous,
+        )
         url, schema = backend.locate(url, database)
         with self._lock:
             if self._closed:
@@ -148,17 +164,43 @@ class Engines:
             self._busy[id(record)] = engine, backend, connection
 
         def checkin(connection: Any, record: Any) -> None:
-            with self._returned:
-                self._busy.pop(id(record), None)
-                self._returned.notify_all()
-            if self._closed:
-                # The pool that it goes back to is not used any more.
-                record.close()
+            try:
+                if not self._keeps:
+                    # The pool that it goes back to is not used any more.
+                    record.close()
+            finally:
+                self._came_back(record)
+
+        def detach(connection: Any, record: Any) -> None:
+            # It never comes back.
+            self._came_back(record)
 
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
+        event.listen(engine, "detach", detach)
         event.listen(engine, "reset", _Reset(engine))
         self._on_open(engine)
+
+    def _came_back(self, record: Any) -> None:
+        with self._returned:
+            self._busy.pop(id(record), None)
+            self._returned.notify_all()
+
+    def at_once(
+        self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
+    ) -> list[T]:
+        """Do something on many servers at the same time.
+
+        :param purpose: part of the names of the threads.
+        :param most: how many jobs run at the same time.
+        :returns: the results of the jobs, in order.
+        """
+        if not jobs:
+            return []
+        with ThreadPoolExecutor(
+            min(most, len(jobs)), f"sqla-shard-{purpose}"
+        ) as executor:
+            return list(executor.map(lambda job: job(), jobs))
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._engines.values()))
@@ -177,10 +219,18 @@ class Engines:
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=_name(url), idle=idle, busy=busy.count(engine)
+                    server=_name(url),
+                    idle=idle,
+                    busy=busy.count(engine),
+                    asynchronous=self.asynchronous,
                 )
             )
         return sorted(found, key=lambda stats: stats.server)
+
+    def shut(self) -> None:
+        """Let nothing new begin; what comes back is closed."""
+        self._closed = True
+        self._keeps = False
 
     def close(self, timeout: float) -> bool:
         """Let nothing new begin, wait for what is in use, dispose all.
@@ -189,7 +239,7 @@ class Engines:
             that do not are closed when they do.
         :returns: whether all came back in time.
         """
-        self._closed = True
+        self.shut()
         deadline = monotonic() + timeout
         with self._returned:
             while self._busy and (left := deadline - monotonic()) > 0:
@@ -313,9 +363,10 @@ class Places:
         :returns: by server name, None or what is wrong.
         """
         servers = dict(self.servers())
-        with ThreadPoolExecutor(len(servers), "sqla-shard-check") as executor:
-            answers = executor.map(_ask, servers.values())
-            return dict(zip(servers, answers, strict=True))
+        answers = self.engines.at_once(
+            [partial(_ask, place) for place in servers.values()], "check"
+        )
+        return dict(zip(servers, answers, strict=True))
 
     def warm(self, connections: int) -> None:
         """Open connections to every server of the topology, in parallel.
@@ -323,10 +374,9 @@ class Places:
         :param connections: how many to each.
         """
         engines = {place.engine for _, place in self.servers()}
-        if not engines:
-            return
-        with ThreadPoolExecutor(len(engines), "sqla-shard-warm") as executor:
-            list(executor.map(lambda e: _warm(e, connections), engines))
+        self.engines.at_once(
+            [partial(_warm, engine, connections) for engine in engines], "warm"
+        )
 
 
 def _ask(place: Place) -> Exception | None:

@@ -38,6 +38,12 @@ LAYERS = [
     ("retrying", "exc _typing dialects", "sqlalchemy"),
     ("creating", "* -session -retrying", "sqlalchemy"),
     ("explaining", "* -session -retrying -creating", ""),
+    ("loops", "* -retrying -creating -explaining", "sqlalchemy"),
+    (
+        "async_session",
+        "* -retrying -creating -explaining -loops",
+        "sqlalchemy",
+    ),
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
@@ -49,7 +55,9 @@ LAYERS = [
 
 # Loaded by those who use them, never by `import sqla_shard`.
 OPTIONAL = (
+    "aiosqlite",
     "alembic",
+    "asyncmy",
     "dogpile",
     "flask",
     "kazoo",

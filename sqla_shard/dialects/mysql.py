@@ -6,11 +6,13 @@ that on every connect, which reads the system's CA bundle (20 to 45 ms) and
 then does not use it.  The engine shares one such context per engine:
 the same behaviour without the cost.  Whoever wants TLS to be *required* and
 verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
+asyncmy understands that too; given no ``ssl_*`` option, it uses no TLS.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -18,14 +20,13 @@ from typing import Any
 
 from sqlalchemy import bindparam
 from sqlalchemy import Connection
-from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.base import Failure
-from sqla_shard.exc import MissingDriverError
+from sqla_shard.dialects.base import new_engine
 
 __all__ = ["MySQL"]
 
@@ -53,16 +54,21 @@ class MySQL:
     """Any driver of SQLAlchemy for MySQL and MariaDB.
 
     :param driver: used where a URL names none, such as ``pymysql``.
+    :param asynchronous: whether it is one for event loops, such as
+        ``asyncmy``; it is then used whatever the URL names.
     """
 
     waits = True
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
         self._driver = driver
+        self._asynchronous = asynchronous
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Every database of a server shares one engine."""
         kind, _, driver = url.drivername.partition("+")
+        if self._asynchronous:
+            driver = self._driver
         url = url.set(drivername=f"{kind}+{driver or self._driver}")
         return url._replace(database=None), database
 
@@ -79,12 +85,7 @@ class MySQL:
         arguments = {"init_command": _INIT, "charset": "utf8mb4"}
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
-        try:
-            engine = create_engine(url, **settings)
-        except ImportError as error:
-            raise MissingDriverError(
-                driver=url.get_driver_name(), reason=str(error)
-            ) from error
+        engine = new_engine(url, settings, asynchronous=self._asynchronous)
         if engine.dialect.driver == "pymysql" and not any(
             key.startswith("ssl") for key in {*url.query, *arguments}
         ):
@@ -99,6 +100,12 @@ class MySQL:
             force_close()
         else:
             _abandoned.append(dbapi_connection)
+            if self._asynchronous:
+                _close_socket(dbapi_connection)
+
+    def give_up(self, dbapi_connection: Any) -> None:
+        """Close the socket, by which the server ends the session."""
+        _close_socket(dbapi_connection)
 
     def abort(self, dbapi_connection: Any) -> None:
         """Shut PyMySQL's socket down; other drivers are waited for."""
@@ -154,6 +161,24 @@ _TABLES = text(
 # Connections of unknown drivers that a child process inherited: kept until
 # it ends, because closing or collecting them would speak to the server.
 _abandoned: list[Any] = []
+
+
+def _close_socket(dbapi_connection: Any) -> None:
+    """Close the socket of asyncmy, and nothing else.
+
+    Its transport would tell the event loop, which may be closed, or whose
+    selector a parent process is using; and it closes the socket itself one
+    day, so something must keep that number.
+    """
+    transport = getattr(dbapi_connection.driver_connection, "_transport", None)
+    sock = transport and transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(nothing, sock.fileno(), inheritable=False)
+    finally:
+        os.close(nothing)
 
 
 def _forget_database(dbapi_connection: Any, record: Any) -> None:

@@ -25,6 +25,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.rendering import Plan
 from sqla_shard.rendering import render
 from sqla_shard.rendering import SCHEMA
+from sqla_shard.scatter.awaiting import AwaitedLanes
 from sqla_shard.scatter.lanes import Lanes
 from sqla_shard.scatter.union import statements_for
 from sqla_shard.types.binds import Address
@@ -130,7 +131,11 @@ def _check_addresses(parameters: Any, place: Place) -> None:
 
 
 def execute_everywhere(
-    cursor: Any, statement: str, parameters: Any, context: Any, lanes: Lanes
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    lanes: Lanes | AwaitedLanes,
 ) -> bool | None:
     """Handle ``do_execute``: run a statement on all shards of its plan.
 
@@ -171,7 +176,7 @@ def _at_once(
     plan: Plan,
     jobs: Sequence[Job],
     work: Sequence[Callable[[], list[Any]]],
-    lanes: Lanes,
+    lanes: Lanes | AwaitedLanes,
 ) -> list[list[Any]]:
     """Do the work of all jobs; cut their connections at an interrupt."""
     cut: list[Connection] = []

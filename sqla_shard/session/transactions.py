@@ -135,6 +135,9 @@ def _failed(context: ExceptionContext) -> Exception | None:
     connection = context.connection
     if context.statement is not None or connection is None:
         return None
+    if not isinstance(context.original_exception, Exception):
+        # Ctrl-C, or a task that was cancelled, which must go on being that.
+        return None
     if connection.closed or connection.invalidated:
         return None
     log: TransactionLog | None = connection.info.get(_LOG)

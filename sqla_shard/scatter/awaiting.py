@@ -1,0 +1,62 @@
+"""Waiting for several servers at once in an event loop, without threads.
+
+One task for each server of a statement.  SQLAlchemy's asynchronous drivers
+are called from greenlets, and each task has one of its own, so that the code
+that runs in it is the same as in a thread.
+
+A cancelled task ends its lanes: SQLAlchemy closes the connection of each that
+was waiting, since the rest of an answer may still be on its way there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Coroutine
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+# What AsyncSession itself is made of.
+from sqlalchemy.util import await_only
+from sqlalchemy.util import greenlet_spawn
+
+__all__ = ["AwaitedLanes"]
+
+T = TypeVar("T")
+
+
+class AwaitedLanes:
+    """What :class:`~sqla_shard.scatter.lanes.Lanes` is to threads."""
+
+    def run(
+        self,
+        jobs: Sequence[Callable[[], T]],
+        abort: Callable[[int], None] | None = None,
+    ) -> list[T]:
+        """Run jobs at the same time; return their results, in order.
+
+        All of them have ended when it returns or raises, cancelled or not.
+
+        :param abort: not called: a cancelled job ends by itself.
+        :raises BaseException: what the first of them has raised.
+        """
+        found: list[T | BaseException] = await_only(_all_of(jobs))
+        results: list[T] = []
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return results
+
+    def after_fork(self) -> None:
+        """Do nothing: there are no threads to forget."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """Do nothing: there are no threads to end."""
+
+
+async def _all_of(jobs: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+    lanes: list[Coroutine[Any, Any, T]] = [greenlet_spawn(j) for j in jobs]
+    # Cancelled itself, it cancels them all, and is over when they are.
+    return await asyncio.gather(*lanes, return_exceptions=True)
