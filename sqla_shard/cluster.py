@@ -63,6 +63,8 @@ class Cluster:
     :param threads: how many may wait for servers at the same time, beside
         those of the sessions: a statement for several servers takes one for
         each but the first.
+    :param scatters: whether statements may go to all shards, by
+        :func:`~sqla_shard.scatter`.
     """
 
     def __init__(
@@ -75,7 +77,11 @@ class Cluster:
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
+        scatters: bool = True,
     ) -> None:
+        #: Whether statements may go to all shards, by ``scatter()``; it can
+        #: be set at any time.
+        self.scatters = scatters
         self.placement = placement or RandomPlacement()
         self._engines = Engines(
             driver=driver,
