@@ -72,6 +72,8 @@ class Cluster:
     :param threads: how many may wait for servers at the same time, beside
         those of the sessions: a statement for several servers takes one for
         each but the first.
+    :param scatters: whether statements may go to all shards, by
+        :func:`~sqla_shard.scatter`.
     """
 
     def __init__(
@@ -86,7 +88,11 @@ class Cluster:
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
+        scatters: bool = True,
     ) -> None:
+        #: Whether statements may go to all shards, by ``scatter()``; it can
+        #: be set at any time.
+        self.scatters = scatters
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ
         options = engine_options or {}

@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -30,14 +31,18 @@ from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
 from sqlalchemy import text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import Pool
 from sqlalchemy.pool import PoolResetState
 from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
+from sqla_shard.dialects import Failure
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.scatter import AwaitedLanes
@@ -142,12 +147,12 @@ class Engines:
             engine = self._engines.get(url)
             if engine is None:
                 engine = backend.open(url, self._options)
-                self._listen(engine, backend)
+                self._listen(engine, backend, server.name)
                 self._engines[url] = engine
                 self._backends[url] = backend
         return engine, schema, self._backends[url]
 
-    def _listen(self, engine: Engine, backend: Backend) -> None:
+    def _listen(self, engine: Engine, backend: Backend, name: str) -> None:
         event.listen(
             engine, "before_cursor_execute", render_event, retval=True
         )
@@ -179,6 +184,9 @@ class Engines:
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "detach", detach)
         event.listen(engine, "reset", _Reset(engine))
+        event.listen(
+            engine, "handle_error", partial(_unreachable, name, backend)
+        )
         self._on_open(engine)
 
     def _came_back(self, record: Any) -> None:
@@ -201,6 +209,32 @@ class Engines:
             min(most, len(jobs)), f"sqla-shard-{purpose}"
         ) as executor:
             return list(executor.map(lambda job: job(), jobs))
+
+    def connect_together(
+        self, engines: Iterable[Engine], timeout: float | None
+    ) -> dict[Engine, Exception | None]:
+        """Open connections to several servers at the same time.
+
+        They go to the pools, for whoever asks first.  Where a pool has one
+        already, or must not have more, nothing is done.
+
+        :param timeout: seconds to wait; None for as long as it takes.
+        :returns: for each engine that failed, its error, or None where it
+            has not ended in time.
+        """
+        cold = [engine for engine in engines if _is_cold(engine.pool)]
+        if not cold or (timeout is None and len(cold) == 1):
+            return {}
+        futures = self._lanes.attempt(
+            [partial(_warm, engine, 1) for engine in cold], timeout
+        )
+        failed: dict[Engine, Exception | None] = {}
+        for engine, future in zip(cold, futures, strict=True):
+            if not future.done():
+                failed[engine] = None
+            elif isinstance(error := future.exception(), Exception):
+                failed[engine] = error
+        return failed
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._engines.values()))
@@ -265,6 +299,20 @@ class Engines:
     def __repr__(self) -> str:
         servers = ", ".join(sorted(_name(url) for url in self._engines))
         return f"<Engines of {servers or 'no server yet'}>"
+
+
+def _unreachable(
+    server: str, backend: Backend, context: ExceptionContext
+) -> Exception | None:
+    """Name the server that has gone away, or cannot be connected to."""
+    error = context.sqlalchemy_exception
+    if error is None or isinstance(error, ServerUnreachableError):
+        return None
+    original: Any = context.original_exception
+    gone = context.is_disconnect
+    if context.connection is None:
+        gone = backend.classify(original) is Failure.LOST
+    return ServerUnreachableError(server=server, error=error) if gone else None
 
 
 class _Reset:
@@ -387,6 +435,15 @@ def _ask(place: Place) -> Exception | None:
         # OSError where SQLite cannot make the directory of its files.
         return error
     return None
+
+
+def _is_cold(pool: Pool) -> bool:
+    """Tell whether the next session would have to wait for a connection."""
+    return (
+        isinstance(pool, QueuePool)
+        and not pool.checkedin()
+        and pool.overflow() < 0
+    )
 
 
 def _warm(engine: Engine, count: int) -> None:

@@ -59,8 +59,8 @@ class LoopEngines(Engines):
         self._all_back = asyncio.Event()
         self._open: dict[int, tuple[Backend, Any]] = {}
 
-    def _listen(self, engine: Engine, backend: Backend) -> None:
-        super()._listen(engine, backend)
+    def _listen(self, engine: Engine, backend: Backend, name: str) -> None:
+        super()._listen(engine, backend, name)
 
         def opened(connection: Any, record: Any) -> None:
             self._open[id(connection)] = backend, connection
@@ -170,6 +170,11 @@ class Loops:
     def placement(self) -> PlacementPolicy:
         """The policy for new roots."""
         return self._home.placement
+
+    @property
+    def scatters(self) -> bool:
+        """Whether statements may go to all shards."""
+        return self._home.scatters
 
     @property
     def places(self) -> Places:

@@ -34,6 +34,7 @@ LAYERS = [
     ("scatter", "exc _typing ids types dialects rendering", "sqlalchemy"),
     ("engines", "*", "sqlalchemy"),
     ("routing", "*", "sqlalchemy"),
+    ("merging", "*", "sqlalchemy"),
     ("session", "*", "sqlalchemy"),
     ("retrying", "exc _typing dialects", "sqlalchemy"),
     ("creating", "* -session -retrying", "sqlalchemy"),

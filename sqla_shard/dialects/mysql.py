@@ -16,6 +16,7 @@ import os
 import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from sqlalchemy import bindparam
@@ -46,6 +47,8 @@ _CHANGED_SINCE_SNAPSHOT = 1020
 _CONFLICTS = frozenset(
     {_DEADLOCK, _LOCK_WAIT_TIMEOUT, _CHANGED_SINCE_SNAPSHOT}
 )
+# MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
+_TIMEOUTS = frozenset({1969, 3024})
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
 _KNOWN_DATABASE = "sqla_shard.database"
 
@@ -108,12 +111,27 @@ class MySQL:
         _close_socket(dbapi_connection)
 
     def abort(self, dbapi_connection: Any) -> None:
-        """Shut PyMySQL's socket down; other drivers are waited for."""
+        """Cut PyMySQL's or asyncmy's socket; other drivers are waited for."""
+        if self._asynchronous:
+            transport = _transport_of(dbapi_connection)
+            if transport is not None:
+                # The loop then tells who waits for an answer.
+                transport.abort()
+            return
         sock = getattr(dbapi_connection, "_sock", None)
         if sock is not None:
             # It was closed in the meantime: then nothing waits for it.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def limited(
+        self, connection: Connection, text: str, seconds: float
+    ) -> str:
+        """Say it in the statement: MariaDB and MySQL spell it differently."""
+        if getattr(connection.dialect, "is_mariadb", False):
+            return f"SET STATEMENT max_statement_time={seconds:f} FOR {text}"
+        hint = f"SELECT /*+ MAX_EXECUTION_TIME({ceil(seconds * 1000)}) */"
+        return text.replace("SELECT", hint, 1)
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Send ``USE`` where the connection's default is another."""
@@ -148,6 +166,8 @@ class MySQL:
         number = error.args[0] if error.args else None
         if number in _CONFLICTS:
             return Failure.CONFLICT
+        if number in _TIMEOUTS:
+            return Failure.TIMEOUT
         if number in _GONE:
             return Failure.LOST
         return Failure.OTHER
@@ -163,6 +183,10 @@ _TABLES = text(
 _abandoned: list[Any] = []
 
 
+def _transport_of(dbapi_connection: Any) -> Any:
+    return getattr(dbapi_connection.driver_connection, "_transport", None)
+
+
 def _close_socket(dbapi_connection: Any) -> None:
     """Close the socket of asyncmy, and nothing else.
 
@@ -170,7 +194,7 @@ def _close_socket(dbapi_connection: Any) -> None:
     selector a parent process is using; and it closes the socket itself one
     day, so something must keep that number.
     """
-    transport = getattr(dbapi_connection.driver_connection, "_transport", None)
+    transport = _transport_of(dbapi_connection)
     sock = transport and transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return

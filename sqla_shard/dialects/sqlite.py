@@ -8,6 +8,7 @@ outside such a lock see what was committed last, not a snapshot.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ __all__ = ["SQLite"]
 
 _BUSY = ("database is locked", "database table is locked")
 _abandoned: list[Any] = []
+# An event loop itself does not keep its tasks from being collected.
+_interrupts: set[asyncio.Future[None]] = set()
 
 
 class SQLite:
@@ -74,7 +77,20 @@ class SQLite:
         dbapi_connection.driver_connection.stop()
 
     def abort(self, dbapi_connection: Any) -> None:
-        """Do nothing: nothing waits in another thread."""
+        """End the statement that runs; it may be called by any thread."""
+        if self._asynchronous:
+            interrupt = dbapi_connection.driver_connection.interrupt()
+            task = asyncio.ensure_future(interrupt)
+            _interrupts.add(task)
+            task.add_done_callback(_interrupts.discard)
+        else:
+            dbapi_connection.interrupt()
+
+    def limited(
+        self, connection: Connection, text: str, seconds: float
+    ) -> str:
+        """Return it as it is: there is no server, and :meth:`abort` works."""
+        return text
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Do nothing: a connection has one file."""

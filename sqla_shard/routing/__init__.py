@@ -19,6 +19,7 @@ from sqla_shard.routing.router import check
 from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
 from sqla_shard.routing.router import route
+from sqla_shard.routing.router import Spread
 from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import declare
 from sqla_shard.routing.specs import spec_of
@@ -27,6 +28,7 @@ from sqla_shard.routing.specs import TableSpec
 __all__ = [
     "Colocation",
     "Decision",
+    "Spread",
     "TableSpec",
     "check",
     "declare",

@@ -1,16 +1,43 @@
 """Running one statement on many shards: all servers at the same time.
 
+``plans``      where an execution goes, and within what limits
 ``union``      one statement for the shards of a server
+``merge``      one answer of the rows of several shards
 ``lanes``      the threads that wait for servers
 ``awaiting``   the same in an event loop, without threads
-``executing``  what SQLAlchemy calls around each statement
+``deadlines``  the thread that watches the clock for them
+``preparing``  the text of a statement, for each server
+``executing``  running it everywhere, and merging the rows
 """
 
 from __future__ import annotations
 
 from sqla_shard.scatter.awaiting import AwaitedLanes
 from sqla_shard.scatter.executing import execute_everywhere
-from sqla_shard.scatter.executing import render_event
 from sqla_shard.scatter.lanes import Lanes
+from sqla_shard.scatter.merge import Combine
+from sqla_shard.scatter.merge import First
+from sqla_shard.scatter.merge import Key
+from sqla_shard.scatter.merge import Merge
+from sqla_shard.scatter.plans import OPTION
+from sqla_shard.scatter.plans import Plan
+from sqla_shard.scatter.plans import Scatter
+from sqla_shard.scatter.plans import scatter
+from sqla_shard.scatter.plans import scatter_errors
+from sqla_shard.scatter.preparing import render_event
 
-__all__ = ["AwaitedLanes", "Lanes", "execute_everywhere", "render_event"]
+__all__ = [
+    "OPTION",
+    "AwaitedLanes",
+    "Combine",
+    "First",
+    "Key",
+    "Lanes",
+    "Merge",
+    "Plan",
+    "Scatter",
+    "execute_everywhere",
+    "render_event",
+    "scatter",
+    "scatter_errors",
+]

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Coroutine
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 from typing import TypeVar
 
@@ -49,6 +50,30 @@ class AwaitedLanes:
             results.append(result)
         return results
 
+    def attempt(
+        self, jobs: Sequence[Callable[[], T]], timeout: float | None
+    ) -> list[Future[T]]:
+        """Begin jobs at the same time, and wait for them no longer than this.
+
+        What has not ended by then is cancelled.
+
+        :param timeout: seconds.
+        :returns: their futures, in order, done or not.
+        """
+        futures: list[Future[T]] = [Future() for _ in jobs]
+        await_only(_attempts(jobs, futures, timeout))
+        return futures
+
+    def call_later(
+        self, seconds: float, call: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call a function after some time, unless that is taken back.
+
+        :param call: it must not raise, nor wait.
+        :returns: takes it back.
+        """
+        return asyncio.get_running_loop().call_later(seconds, call).cancel
+
     def after_fork(self) -> None:
         """Do nothing: there are no threads to forget."""
 
@@ -60,3 +85,25 @@ async def _all_of(jobs: Sequence[Callable[[], T]]) -> list[T | BaseException]:
     lanes: list[Coroutine[Any, Any, T]] = [greenlet_spawn(j) for j in jobs]
     # Cancelled itself, it cancels them all, and is over when they are.
     return await asyncio.gather(*lanes, return_exceptions=True)
+
+
+async def _attempts(
+    jobs: Sequence[Callable[[], T]],
+    futures: Sequence[Future[T]],
+    timeout: float | None,
+) -> None:
+    tasks = [asyncio.ensure_future(greenlet_spawn(job)) for job in jobs]
+    try:
+        await asyncio.wait(tasks, timeout=timeout)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task, future in zip(tasks, futures, strict=True):
+        if task.cancelled():
+            continue
+        error = task.exception()
+        if error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)

@@ -20,6 +20,8 @@ from concurrent.futures import wait
 from typing import Generic
 from typing import TypeVar
 
+from sqla_shard.scatter.deadlines import Deadlines
+
 __all__ = ["Lanes"]
 
 T = TypeVar("T")
@@ -72,6 +74,7 @@ class Lanes:
         """Forget the threads, which a child process does not have."""
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._deadlines = Deadlines()
 
     def run(
         self,
@@ -113,6 +116,29 @@ class Lanes:
             raise raised
         return results + [task.future.result() for task in tasks]
 
+    def attempt(
+        self, jobs: Sequence[Callable[[], T]], timeout: float | None
+    ) -> list[Future[T]]:
+        """Begin jobs at the same time, and wait for them no longer than this.
+
+        :param jobs: what does not matter to anybody once the time is over.
+        :param timeout: seconds.
+        :returns: their futures, in order, done or not.
+        """
+        tasks = [_Task(job) for job in jobs]
+        self._submit(tasks)
+        for task in tasks:
+            if not task.handed_over:
+                task()
+        wait([task.future for task in tasks], timeout)
+        return [task.future for task in tasks]
+
+    def call_later(
+        self, seconds: float, call: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call a function after some time; see :class:`Deadlines`."""
+        return self._deadlines.call_later(seconds, call)
+
     def _submit(self, tasks: Sequence[_Task[T]]) -> None:
         """Hand tasks over to the pool, as many as it takes."""
         for task in tasks:
@@ -139,6 +165,7 @@ class Lanes:
         """
         with self._lock:
             executor, self._executor = self._executor, None
+        self._deadlines.close()
         if executor is not None:
             executor.shutdown(wait=wait)
 

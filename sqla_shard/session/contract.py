@@ -31,6 +31,11 @@ class Home(Protocol):
         ...
 
     @property
+    def scatters(self) -> bool:
+        """Whether statements may go to all shards, by ``scatter()``."""
+        ...
+
+    @property
     def placement(self) -> PlacementPolicy:
         """The policy for new roots."""
         ...
@@ -77,6 +82,10 @@ class Scope(Protocol):
 
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""
+        ...
+
+    def is_connected(self, place: Place) -> bool:
+        """Tell whether :meth:`root_connection` has one already."""
         ...
 
     def check_process(self) -> None:

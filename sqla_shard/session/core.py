@@ -41,10 +41,10 @@ from sqla_shard.exc import ForkedSessionError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.rendering import Place
-from sqla_shard.rendering import Plan
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
+from sqla_shard.scatter import Plan
 from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.statements import prepare
@@ -287,6 +287,10 @@ class ShardSession(ShardedSession):
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""
         return Session.connection(self, bind_arguments={"bind": place.engine})
+
+    def is_connected(self, place: Place) -> bool:
+        """Tell whether the session has a connection to a shard's server."""
+        return any(c.engine is place.engine for c in self._begun)
 
     def connection(
         self,
