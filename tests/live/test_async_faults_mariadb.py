@@ -61,6 +61,18 @@ async def _streamed(session: AsyncShardSession, ids: list[int]) -> list[Any]:
 WAYS = [_get_many, _select, _streamed]
 
 
+async def _seen_waiting(server: Any) -> None:
+    """Return when somebody waits for a lock there; start no thread."""
+    for _ in range(TIMEOUT * 10):
+        if server.root_execute(
+            "SELECT 1 FROM information_schema.processlist "
+            "WHERE state LIKE 'Waiting for table%'"
+        ):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"nothing waits on {server.name}")
+
+
 async def _waiting(server: Any) -> None:
     await asyncio.to_thread(until_waiting, server)
 
@@ -79,26 +91,16 @@ def test_all_servers_at_once_without_a_thread(
     async def main(cluster: Cluster) -> None:
         await cluster.async_warm()
         threads = set(threading.enumerate())
-        with contextlib.ExitStack() as locks:
-            for server in fleet.servers:
-                locks.enter_context(locked(server))
-            async with cluster.async_session() as session:
+        async with cluster.async_session() as session:
+            with contextlib.ExitStack() as locks:
+                for server in fleet.servers:
+                    locks.enter_context(locked(server))
                 reading = asyncio.ensure_future(way(session, ids))
                 for server in fleet.servers:
-                    for _ in range(TIMEOUT * 100):
-                        # Nothing here but the event loop may wait.
-                        if server.root_execute(
-                            "SELECT 1 FROM information_schema.processlist "
-                            "WHERE state LIKE 'Waiting for table%'"
-                        ):
-                            break
-                        await asyncio.sleep(0.01)
-                    else:
-                        pytest.fail(f"nothing waits on {server.name}")
+                    await _seen_waiting(server)
                 assert not reading.done()
                 assert set(threading.enumerate()) == threads
-                locks.close()
-                assert len(await reading) == len(ids)
+            assert len(await reading) == len(ids)
         assert set(threading.enumerate()) == threads
 
     with opened(fleet) as cluster:
