@@ -12,7 +12,6 @@ asyncmy understands that too; given no ``ssl_*`` option, it uses no TLS.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -26,6 +25,9 @@ from sqlalchemy import event
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
+from sqla_shard.dialects.asyncmy import close_socket
+from sqla_shard.dialects.asyncmy import limit_connecting
+from sqla_shard.dialects.asyncmy import transport_of
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 
@@ -93,6 +95,8 @@ class MySQL:
             key.startswith("ssl") for key in {*url.query, *arguments}
         ):
             event.listen(engine, "do_connect", _PreferredTLS())
+        if engine.dialect.driver == "asyncmy":
+            event.listen(engine, "do_connect", limit_connecting)
         event.listen(engine, "checkin", _forget_database)
         return engine
 
@@ -104,16 +108,16 @@ class MySQL:
         else:
             _abandoned.append(dbapi_connection)
             if self._asynchronous:
-                _close_socket(dbapi_connection)
+                close_socket(dbapi_connection)
 
     def give_up(self, dbapi_connection: Any) -> None:
         """Close the socket, by which the server ends the session."""
-        _close_socket(dbapi_connection)
+        close_socket(dbapi_connection)
 
     def abort(self, dbapi_connection: Any) -> None:
         """Cut PyMySQL's or asyncmy's socket; other drivers are waited for."""
         if self._asynchronous:
-            transport = _transport_of(dbapi_connection)
+            transport = transport_of(dbapi_connection)
             if transport is not None:
                 # The loop then tells who waits for an answer.
                 transport.abort()
@@ -181,28 +185,6 @@ _TABLES = text(
 # Connections of unknown drivers that a child process inherited: kept until
 # it ends, because closing or collecting them would speak to the server.
 _abandoned: list[Any] = []
-
-
-def _transport_of(dbapi_connection: Any) -> Any:
-    return getattr(dbapi_connection.driver_connection, "_transport", None)
-
-
-def _close_socket(dbapi_connection: Any) -> None:
-    """Close the socket of asyncmy, and nothing else.
-
-    Its transport would tell the event loop, which may be closed, or whose
-    selector a parent process is using; and it closes the socket itself one
-    day, so something must keep that number.
-    """
-    transport = _transport_of(dbapi_connection)
-    sock = transport and transport.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return
-    nothing = os.open(os.devnull, os.O_RDWR)
-    try:
-        os.dup2(nothing, sock.fileno(), inheritable=False)
-    finally:
-        os.close(nothing)
 
 
 def _forget_database(dbapi_connection: Any, record: Any) -> None:

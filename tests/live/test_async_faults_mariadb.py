@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import ProgrammingError
 
 from sqla_shard import AsyncShardSession
 from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard import scatter_errors
 from sqla_shard import unpack
 from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.testing import MariaDBFleet
 from tests.shared.faults import all_work
 from tests.shared.faults import busy
@@ -208,6 +212,70 @@ def test_a_server_that_does_not_answer(
         await all_work(cluster, ids)
 
     with opened(fleet) as cluster:
+        asyncio.run(main(cluster))
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("number", range(SERVERS))
+@pytest.mark.parametrize("on_error", ["raise", "partial"])
+def test_the_time_of_a_scatter(
+    fleet: MariaDBFleet,
+    ids: list[int],
+    on_error: Any,
+    number: int,
+    connected: bool,
+) -> None:
+    """The event loop watches the clock, and cuts who has not answered."""
+    limits = scatter(timeout=0.5, on_error=on_error)
+    statement = select(Pin.id).options(limits)
+
+    async def read(cluster: Cluster) -> None:
+        async with cluster.async_session() as session:
+            if on_error == "raise":
+                with pytest.raises(ScatterTimeoutError) as caught:
+                    await session.scalars(statement)
+                assert caught.value.servers == (f"server{number + 1}",)
+                return
+            result = await session.execute(statement)
+            errors = scatter_errors(result)
+            found = set(result.scalars())
+            missing = {i for i in ids if unpack(i).shard_id in errors}
+            assert len(missing) == SHARDS // SERVERS
+            assert found == set(ids) - missing
+
+    async def main(cluster: Cluster) -> None:
+        if connected:
+            await all_work(cluster, ids)
+        threads = set(threading.enumerate())
+        fleet.servers[number].pause()
+        try:
+            await asyncio.wait_for(read(cluster), 8)
+        finally:
+            fleet.servers[number].resume()
+        assert set(threading.enumerate()) == threads
+        await all_work(cluster, ids)
+
+    with opened(fleet) as cluster:
+        asyncio.run(main(cluster))
+
+
+def test_a_server_that_cannot_be_connected_to(
+    fleet: MariaDBFleet, ids: list[int]
+) -> None:
+    """Its kernel takes connections, and nobody answers on them."""
+
+    async def main(cluster: Cluster) -> None:
+        fleet.servers[0].pause()
+        try:
+            async with cluster.async_session() as session:
+                reading = session.get(Pin, ids[0])
+                with pytest.raises(OperationalError, match="within 1 second"):
+                    await asyncio.wait_for(reading, 8)
+        finally:
+            fleet.servers[0].resume()
+        await all_work(cluster, ids)
+
+    with opened(fleet, connect_args={"connect_timeout": 1}) as cluster:
         asyncio.run(main(cluster))
 
 
