@@ -43,6 +43,7 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.scatter import execute_everywhere
+from sqla_shard.scatter import execute_many
 from sqla_shard.scatter import Lanes
 from sqla_shard.scatter import render_event
 from sqla_shard.topology import fill
@@ -151,6 +152,7 @@ class Engines:
             "do_execute",
             partial(execute_everywhere, lanes=self._lanes),
         )
+        event.listen(engine, "do_executemany", execute_many)
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:

@@ -6,12 +6,14 @@
 ``lanes``      the threads that wait for servers
 ``deadlines``  the thread that watches the clock for them
 ``preparing``  the text of a statement, for each server
+``reports``    what became of a statement, for those who want to know
 ``executing``  running it everywhere, and merging the rows
 """
 
 from __future__ import annotations
 
 from sqla_shard.scatter.executing import execute_everywhere
+from sqla_shard.scatter.executing import execute_many
 from sqla_shard.scatter.lanes import Lanes
 from sqla_shard.scatter.merge import Combine
 from sqla_shard.scatter.merge import First
@@ -23,6 +25,9 @@ from sqla_shard.scatter.plans import Scatter
 from sqla_shard.scatter.plans import scatter
 from sqla_shard.scatter.plans import scatter_errors
 from sqla_shard.scatter.preparing import render_event
+from sqla_shard.scatter.reports import ServerReport
+from sqla_shard.scatter.reports import StatementReport
+from sqla_shard.scatter.reports import Watch
 
 __all__ = [
     "OPTION",
@@ -33,7 +38,11 @@ __all__ = [
     "Merge",
     "Plan",
     "Scatter",
+    "ServerReport",
+    "StatementReport",
+    "Watch",
     "execute_everywhere",
+    "execute_many",
     "render_event",
     "scatter",
     "scatter_errors",
