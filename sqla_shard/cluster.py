@@ -14,6 +14,9 @@ from typing import Any
 from typing import TypeVar
 
 from sqlalchemy import MetaData
+from sqlalchemy.event import dispatcher
+from sqlalchemy.event import Events
+from sqlalchemy.event.registry import EventTarget
 
 from sqla_shard import retrying
 from sqla_shard.async_session import AsyncBegun
@@ -28,6 +31,8 @@ from sqla_shard.explaining import Explanation
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
 from sqla_shard.scatter import Lanes
+from sqla_shard.scatter import StatementReport
+from sqla_shard.scatter import Watch
 from sqla_shard.session import CrossShard
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session import RandomPlacement
@@ -38,12 +43,12 @@ from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "ClusterEvents"]
 
 T = TypeVar("T")
 
 
-class Cluster:
+class Cluster(EventTarget):
     """A sharded database, as an application sees it.
 
     ::
@@ -74,7 +79,11 @@ class Cluster:
         each but the first.
     :param scatters: whether statements may go to all shards, by
         :func:`~sqla_shard.scatter`.
+    :param comments: let the SQL of sessions say in a comment where it goes,
+        for the logs of servers.
     """
+
+    dispatch: dispatcher[Cluster]
 
     def __init__(
         self,
@@ -89,10 +98,12 @@ class Cluster:
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
         scatters: bool = True,
+        comments: bool = False,
     ) -> None:
         #: Whether statements may go to all shards, by ``scatter()``; it can
         #: be set at any time.
         self.scatters = scatters
+        self._comments = comments
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ
         options = engine_options or {}
@@ -166,6 +177,16 @@ class Cluster:
     def topology(self) -> Topology:
         """Where the shards are."""
         return self.places.topology
+
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with the statements of its sessions."""
+        listeners = self.dispatch.after_statement
+        if not listeners and not self._comments:
+            return None
+        return Watch(
+            partial(listeners, self) if listeners else None, self._comments
+        )
 
     # -- sessions
 
@@ -397,3 +418,26 @@ def _told(answers: Mapping[str, Exception | None]) -> dict[str, str | None]:
         name: None if error is None else f"{type(error).__name__}: {error}"
         for name, error in answers.items()
     }
+
+
+class ClusterEvents(Events[Cluster]):
+    """Events of a :class:`Cluster`, for :func:`sqlalchemy.event.listen`.
+
+    ::
+
+        @event.listens_for(cluster, "after_statement")
+        def count(cluster, report):
+            metrics.histogram("fan_out", report.fan_out)
+    """
+
+    _target_class_doc = "SomeCluster"
+    _dispatch_target = Cluster
+
+    def after_statement(
+        self, cluster: Cluster, report: StatementReport
+    ) -> None:
+        """Receive what became of a statement, whether it failed or not.
+
+        It is called in the thread of the session, before the rows are
+        turned into objects; what it raises is raised there.
+        """

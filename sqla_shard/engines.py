@@ -47,6 +47,7 @@ from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.scatter import AwaitedLanes
 from sqla_shard.scatter import execute_everywhere
+from sqla_shard.scatter import execute_many
 from sqla_shard.scatter import Lanes
 from sqla_shard.scatter import render_event
 from sqla_shard.topology import fill
@@ -109,6 +110,7 @@ class Engines:
         self._environ = environ
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
+        self._names: dict[URL, dict[str, None]] = {}
         self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
         self._closed = False
         #: Whether a connection that comes back is kept for the next user.
@@ -147,12 +149,17 @@ class Engines:
             engine = self._engines.get(url)
             if engine is None:
                 engine = backend.open(url, self._options)
-                self._listen(engine, backend, server.name)
+                self._names[url] = {}
+                self._listen(engine, backend, self._names[url])
                 self._engines[url] = engine
                 self._backends[url] = backend
+            # Servers of two keyspaces may be one and the same.
+            self._names[url][server.name] = None
         return engine, schema, self._backends[url]
 
-    def _listen(self, engine: Engine, backend: Backend, name: str) -> None:
+    def _listen(
+        self, engine: Engine, backend: Backend, names: Iterable[str]
+    ) -> None:
         event.listen(
             engine, "before_cursor_execute", render_event, retval=True
         )
@@ -161,6 +168,7 @@ class Engines:
             "do_execute",
             partial(execute_everywhere, lanes=self._lanes),
         )
+        event.listen(engine, "do_executemany", execute_many)
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
@@ -185,7 +193,7 @@ class Engines:
         event.listen(engine, "detach", detach)
         event.listen(engine, "reset", _Reset(engine))
         event.listen(
-            engine, "handle_error", partial(_unreachable, name, backend)
+            engine, "handle_error", partial(_unreachable, names, backend)
         )
         self._on_open(engine)
 
@@ -302,7 +310,7 @@ class Engines:
 
 
 def _unreachable(
-    server: str, backend: Backend, context: ExceptionContext
+    names: Iterable[str], backend: Backend, context: ExceptionContext
 ) -> Exception | None:
     """Name the server that has gone away, or cannot be connected to."""
     error = context.sqlalchemy_exception
@@ -312,7 +320,9 @@ def _unreachable(
     gone = context.is_disconnect
     if context.connection is None:
         gone = backend.classify(original) is Failure.LOST
-    return ServerUnreachableError(server=server, error=error) if gone else None
+    if not gone:
+        return None
+    return ServerUnreachableError(server=", ".join(names), error=error)
 
 
 class _Reset:

@@ -20,6 +20,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.scatter import AwaitedLanes
+from sqla_shard.scatter import Watch
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session.contract import Home
 
@@ -59,8 +61,10 @@ class LoopEngines(Engines):
         self._all_back = asyncio.Event()
         self._open: dict[int, tuple[Backend, Any]] = {}
 
-    def _listen(self, engine: Engine, backend: Backend, name: str) -> None:
-        super()._listen(engine, backend, name)
+    def _listen(
+        self, engine: Engine, backend: Backend, names: Iterable[str]
+    ) -> None:
+        super()._listen(engine, backend, names)
 
         def opened(connection: Any, record: Any) -> None:
             self._open[id(connection)] = backend, connection
@@ -175,6 +179,11 @@ class Loops:
     def scatters(self) -> bool:
         """Whether statements may go to all shards."""
         return self._home.scatters
+
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with the statements of its sessions."""
+        return self._home.watch
 
     @property
     def places(self) -> Places:

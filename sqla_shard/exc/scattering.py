@@ -85,7 +85,7 @@ class ServerUnreachableError(ShardError, OperationalError):
     Handlers of SQLAlchemy's ``OperationalError`` catch it as well; ``orig``
     is the driver's error.
 
-    :ivar server: its name in the topology.
+    :ivar server: its name in the topology, or its names.
     """
 
     def __init__(self, *, server: str, error: Any) -> None:
@@ -98,7 +98,7 @@ class ServerUnreachableError(ShardError, OperationalError):
             hide_parameters=True,
             connection_invalidated=True,
         )
-        self.args = (f"server {server!r} cannot be reached: {orig}",)
+        self.args = (f"server {server} cannot be reached: {orig}",)
         self.server = server
 
     def __str__(self) -> str:

@@ -86,6 +86,7 @@ class Combiner:
     ) -> None:
         self._statement = statement
         self._added = added
+        added.grouped = True
         self._groups = groupings(statement)
         distinct = counted_distinct(_expressions(statement))
         self._apart = {

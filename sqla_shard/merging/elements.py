@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import func
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import ColumnElement
@@ -59,10 +60,16 @@ class Ordering:
 
 
 class Added:
-    """The hidden columns of a statement, while they are collected."""
+    """The hidden columns of a statement, while they are collected.
+
+    :ivar grouped: whether rows are groups: then what tells them apart is
+        asked for as the least of a group, in which it is always the same.
+        Servers do not let through what is merely made of it.
+    """
 
     def __init__(self) -> None:
         self.elements: list[Any] = []
+        self.grouped = False
 
     def add(self, element: Any) -> int:
         """Add a column; return its position."""
@@ -84,7 +91,8 @@ class Added:
         """
         if isinstance(element.type, ShardedId):
             element = full_id(element)
-        return self.add(SortKey(element, _kind(element, construct)))
+        key = SortKey(element, _kind(element, construct))
+        return self.add(func.min(key) if self.grouped else key)
 
     def identity(self, element: Any, construct: str) -> tuple[int, int | None]:
         """Add what is equal for values that the server takes for equal.
@@ -94,7 +102,8 @@ class Added:
         at = self.comparable(element, construct)
         if _kind(element, construct) != "text":
             return at, None
-        return at, self.add(LongText(element))
+        long = LongText(element)
+        return at, self.add(func.min(long) if self.grouped else long)
 
 
 def _kind(element: Any, construct: str) -> str:

@@ -7,6 +7,7 @@
 ``awaiting``   the same in an event loop, without threads
 ``deadlines``  the thread that watches the clock for them
 ``preparing``  the text of a statement, for each server
+``reports``    what became of a statement, for those who want to know
 ``executing``  running it everywhere, and merging the rows
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from sqla_shard.scatter.awaiting import AwaitedLanes
 from sqla_shard.scatter.executing import execute_everywhere
+from sqla_shard.scatter.executing import execute_many
 from sqla_shard.scatter.lanes import Lanes
 from sqla_shard.scatter.merge import Combine
 from sqla_shard.scatter.merge import First
@@ -25,6 +27,9 @@ from sqla_shard.scatter.plans import Scatter
 from sqla_shard.scatter.plans import scatter
 from sqla_shard.scatter.plans import scatter_errors
 from sqla_shard.scatter.preparing import render_event
+from sqla_shard.scatter.reports import ServerReport
+from sqla_shard.scatter.reports import StatementReport
+from sqla_shard.scatter.reports import Watch
 
 __all__ = [
     "OPTION",
@@ -36,7 +41,11 @@ __all__ = [
     "Merge",
     "Plan",
     "Scatter",
+    "ServerReport",
+    "StatementReport",
+    "Watch",
     "execute_everywhere",
+    "execute_many",
     "render_event",
     "scatter",
     "scatter_errors",

@@ -31,8 +31,10 @@ from sqla_shard.scatter.merge import merge_rows
 from sqla_shard.scatter.plans import Job
 from sqla_shard.scatter.plans import OPTION
 from sqla_shard.scatter.plans import Plan
+from sqla_shard.scatter.reports import ServerReport
+from sqla_shard.scatter.reports import StatementReport
 
-__all__ = ["execute_everywhere"]
+__all__ = ["execute_everywhere", "execute_many"]
 
 #: Added to a timeout before a connection is cut: a server that was told
 #: should have answered by then, and its connection can be used again.
@@ -54,9 +56,47 @@ def execute_everywhere(
     :raises ScatterFailedError: when no shard has answered.
     """
     plan: Plan | None = context.execution_options.get(OPTION)
-    if plan is None or not plan.jobs:
+    if plan is None:
         return None
+    if not plan.jobs:
+        if plan.watch is None or plan.watch.report is None:
+            return None
+        _watched(cursor, statement, parameters, context, plan)
+        return True
     jobs, plan.jobs = plan.jobs, []
+    start = perf_counter()
+    rows: list[Any] | None = None
+    error: BaseException | None = None
+    try:
+        description, rows = _answer(
+            cursor, statement, parameters, context, plan, jobs, lanes
+        )
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if plan.watch is not None and plan.watch.report is not None:
+            seconds = perf_counter() - start
+            found = None if rows is None else len(rows)
+            plan.watch.report(
+                _report(context, plan, jobs, found, seconds, error)
+            )
+    context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
+        cursor, alternate_description=description, initial_buffer=rows
+    )
+    return True
+
+
+def _answer(
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    plan: Plan,
+    jobs: Sequence[Job],
+    lanes: Lanes | AwaitedLanes,
+) -> tuple[Any, list[Any]]:
+    """Return the description of the columns, and the merged rows."""
 
     def here() -> _Answer:
         # SQLAlchemy has told its listeners of this statement already.
@@ -73,12 +113,78 @@ def execute_everywhere(
         _note_errors(plan, jobs, any_answer=bool(answers))
     rows = _merged([run for a in answers for run in a.runs], plan.merge)
     _check_rows(len(rows), plan)
-    context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
-        cursor,
-        alternate_description=_shown(answers[0].description, plan.merge),
-        initial_buffer=rows,
-    )
+    return _shown(answers[0].description, plan.merge), rows
+
+
+def execute_many(
+    cursor: Any, statement: str, parameters: Any, context: Any
+) -> bool | None:
+    """Handle ``do_executemany``: report it, if somebody wants to know."""
+    plan: Plan | None = context.execution_options.get(OPTION)
+    if plan is None or plan.watch is None or plan.watch.report is None:
+        return None
+    _watched(cursor, statement, parameters, context, plan)
     return True
+
+
+def _watched(
+    cursor: Any, statement: str, parameters: Any, context: Any, plan: Plan
+) -> None:
+    """Run a statement of one shard as SQLAlchemy would, and report it."""
+    job = Job(context.root_connection, plan.places, [(statement, parameters)])
+    start = perf_counter()
+    error: BaseException | None = None
+    rows = -1
+    dialect = context.dialect
+    run = dialect.do_executemany if context.executemany else dialect.do_execute
+    try:
+        run(cursor, statement, parameters, context)
+        rows = cursor.rowcount
+    except BaseException as raised:
+        error = raised
+        if isinstance(raised, Exception):
+            job.error = raised
+        raise
+    finally:
+        assert plan.watch is not None  # noqa: S101  # the caller has looked
+        assert plan.watch.report is not None  # noqa: S101  # as well
+        job.seconds = perf_counter() - start
+        job.rows = rows
+        found = rows if rows >= 0 else None
+        plan.watch.report(
+            _report(context, plan, [job], found, job.seconds, error)
+        )
+
+
+def _report(
+    context: Any,
+    plan: Plan,
+    jobs: Sequence[Job],
+    rows: int | None,
+    seconds: float,
+    error: BaseException | None,
+) -> StatementReport:
+    servers = [
+        ServerReport(
+            server=job.server,
+            shards=tuple(place.shard_id for place in job.places),
+            statements=len(job.statements),
+            rows=job.rows if job.rows >= 0 else None,
+            seconds=job.seconds,
+            error=job.error,
+        )
+        for job in jobs
+    ]
+    return StatementReport(
+        statement=plan.text,
+        keyspace=jobs[0].places[0].keyspace,
+        servers=tuple(servers),
+        scattered=plan.scattered,
+        writes=context.isinsert or context.isupdate or context.isdelete,
+        rows=rows,
+        seconds=seconds,
+        error=error,
+    )
 
 
 class _Answer:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import UserDefinedOption
 
 from sqla_shard.rendering import Place
 from sqla_shard.scatter.merge import Merge
+from sqla_shard.scatter.reports import Watch
 
 __all__ = [
     "OPTION",
@@ -151,6 +152,8 @@ class Plan:
         one after another.
     :ivar limits: the statement's ``scatter()``, if any.
     :ivar started: when its time began, on the monotonic clock.
+    :ivar scattered: whether it goes to all shards by ``scatter()`` alone.
+    :ivar watch: what else is done with the statement.
     :ivar errors: what shards raised that are left out of a partial answer.
     """
 
@@ -161,7 +164,10 @@ class Plan:
         "limits",
         "merge",
         "places",
+        "scattered",
         "started",
+        "text",
+        "watch",
         "wrote",
     )
 
@@ -174,8 +180,14 @@ class Plan:
         merge: Merge | None = None,
         limits: Scatter | None = None,
         started: float = 0.0,
+        scattered: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         self.places = places
+        self.scattered = scattered
+        self.watch = watch
+        #: The compiled statement, for reports.
+        self.text = ""
         self.started = started
         self.connections = connections
         self.wrote = wrote

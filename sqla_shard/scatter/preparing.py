@@ -48,17 +48,39 @@ def render_event(
             )
         return statement, parameters
     place = plan.places[0]
+    watch = plan.watch
+    plan.text = statement
     _before(plan, place, connection, cursor, statement, parameters, context)
     if not isinstance(parameters, (tuple, list)):
         return statement.replace(SCHEMA, place.schema), parameters
     placeholder = "%s" if context.dialect.paramstyle == "format" else "?"
     if parameters and isinstance(parameters[0], (tuple, list)):
         rows = [render("", row, place, placeholder)[1] for row in parameters]
+        # Without a comment: PyMySQL sends the rows of an INSERT as one
+        # statement only if nothing stands around it.
         return statement.replace(SCHEMA, place.schema), rows
     if not plan.connections:
-        return render(statement, parameters, place, placeholder)
+        sent = render(statement, parameters, place, placeholder)
+        if watch is not None and watch.comments:
+            sent = sent[0] + _comment([place], 1), sent[1]
+        return sent
     plan.jobs = _jobs(plan, statement, parameters, context, placeholder)
+    if watch is not None and watch.comments:
+        for job in plan.jobs:
+            comment = _comment(job.places, len(plan.jobs))
+            job.statements = [(t + comment, v) for t, v in job.statements]
     return plan.jobs[0].statements[0]
+
+
+def _comment(places: Sequence[Place], servers: int) -> str:
+    """Return where a statement goes, as a comment for the server's logs."""
+    first = places[0]
+    shards = f"shard {first.shard_id}"
+    if len(places) > 1:
+        shards = f"{len(places)} shards from {first.shard_id}"
+    also = f", {servers} servers" if servers > 1 else ""
+    name = first.keyspace.replace("*/", "")
+    return f" /* sqla_shard {name}: {shards}{also} */"
 
 
 def _jobs(

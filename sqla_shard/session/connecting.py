@@ -25,8 +25,12 @@ def connect(
     places: Sequence[Place],
     merge: Merge | None,
     limits: Scatter | None,
+    *,
+    scattered: bool = False,
 ) -> Plan:
     """Return the plan of a statement, with a connection to each server.
+
+    :param scattered: whether ``scatter()`` alone has told the shards.
 
     :raises ServerUnreachableError: when one cannot be connected to.
     :raises ScatterTimeoutError: when that takes longer than it may.
@@ -68,6 +72,8 @@ def connect(
         merge=merge,
         limits=limits,
         started=started,
+        scattered=scattered,
+        watch=scope.cluster.watch,
     )
     for place in places:
         if place.engine in errors:

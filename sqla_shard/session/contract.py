@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from sqla_shard.engines import Places
 from sqla_shard.rendering import Place
+from sqla_shard.scatter import Watch
 from sqla_shard.session.placement import PlacementPolicy
 from sqla_shard.session.transactions import TransactionLog
 
@@ -28,6 +29,11 @@ class Home(Protocol):
     @property
     def places(self) -> Places:
         """Where the shards are now."""
+        ...
+
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with the statements of its sessions."""
         ...
 
     @property

@@ -282,7 +282,7 @@ class ShardSession(ShardedSession):
         return known[1]
 
     def _plan_of(self, place: Place) -> Plan:
-        return Plan((place,), wrote=self.log.wrote)
+        return Plan((place,), (), self.log.wrote, watch=self.cluster.watch)
 
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""

@@ -32,7 +32,6 @@ from sqla_shard.routing import check
 from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
-from sqla_shard.routing import Spread
 from sqla_shard.scatter import Merge
 from sqla_shard.scatter import OPTION
 from sqla_shard.scatter import Plan
@@ -77,7 +76,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         place = _told_place(context, scope, told)
         _send(context, scope, (place,), limits=limits)
         return None
-    places, spread = _decided(context, scope, limits)
+    places, decision = _decided(context, scope, limits)
     if isinstance(statement, (Update, Delete)):
         _check_write(limits)
         if len(places) > 1:
@@ -88,12 +87,19 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         planned = plan(
             statement,
             context.parameters,
-            spread,
+            decision.spread,
             keeps_order=context.is_relationship_load,
         )
         context.statement = planned.statement
         merge = planned.merge
-    _send(context, scope, places, merge=merge, limits=limits)
+    _send(
+        context,
+        scope,
+        places,
+        merge=merge,
+        limits=limits,
+        scattered=decision.scattered,
+    )
     return None
 
 
@@ -162,12 +168,14 @@ def _tables_of(statement: Any) -> Any:
 
 def _decided(
     context: ORMExecuteState, scope: Scope, limits: Scatter | None
-) -> tuple[Sequence[Place], Spread]:
-    """Return where a statement goes, and what a merge has to know of it."""
+) -> tuple[Sequence[Place], Decision]:
+    """Return where a statement goes, and why."""
     places = scope.places
     name = context.bind_arguments.get("keyspace")
     if name is not None:
-        return (places.place(places.keyspace(name, ""), 0),), Spread()
+        keyspace = places.keyspace(name, "")
+        told = Decision(keyspace=keyspace, shards=(0,), why="keyspace")
+        return (places.place(keyspace, 0),), told
     decision: Decision = route(
         context.statement,
         context.parameters,
@@ -183,14 +191,14 @@ def _decided(
         )
     shards = decision.shards
     if not shards:
-        return (_anywhere(scope, decision),), decision.spread
+        return (_anywhere(scope, decision),), decision
     most = None if limits is None else limits.max_shards
     if most is not None and len(shards) > most:
         raise ScatterLimitError(
             limit="max_shards", allowed=most, found=len(shards)
         )
     keyspace = decision.keyspace
-    return [places.place(keyspace, i) for i in shards], decision.spread
+    return [places.place(keyspace, i) for i in shards], decision
 
 
 def _anywhere(scope: Scope, decision: Decision) -> Place:
@@ -211,12 +219,13 @@ def _send(
     *,
     merge: Merge | None = None,
     limits: Scatter | None = None,
+    scattered: bool = False,
 ) -> None:
     """Let the execution go on, with its plan."""
     if len(places) == 1 and limits is None:
-        going = Plan(places, (), scope.log.wrote)
+        going = Plan(places, (), scope.log.wrote, watch=scope.cluster.watch)
     else:
-        going = connect(scope, places, merge, limits)
+        going = connect(scope, places, merge, limits, scattered=scattered)
     context.bind_arguments["place"] = going.places[0]
     context.update_execution_options(
         **{OPTION: going, "schema_translate_map": TRANSLATE}
@@ -263,7 +272,7 @@ def _log(
 def _invoke(
     context: ORMExecuteState, scope: Scope, place: Place
 ) -> Result[Any]:
-    going = Plan((place,), (), scope.log.wrote)
+    going = Plan((place,), (), scope.log.wrote, watch=scope.cluster.watch)
     return context.invoke_statement(
         bind_arguments={**context.bind_arguments, "place": place},
         execution_options={OPTION: going, "schema_translate_map": TRANSLATE},
@@ -311,7 +320,7 @@ def _by_shard(
         if isinstance(part, list):
             context.parameters = part if isinstance(given, list) else part[0]
         before, scope.bulk = scope.bulk, place
-        going = Plan((place,), (), scope.log.wrote)
+        going = Plan((place,), (), scope.log.wrote, watch=scope.cluster.watch)
         try:
             with bound_to(scope.root_connection(place), place, going):
                 results.append(_invoke(context, scope, place))
