@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Any
 
-__all__ = ["close_socket", "limit_connecting", "transport_of"]
+__all__ = ["adapt_connecting", "close_socket", "transport_of"]
 
 #: Seconds, where ``connect_timeout`` says no other: as with PyMySQL.
 _CONNECT_TIMEOUT = 10.0
@@ -36,14 +36,17 @@ def close_socket(dbapi_connection: Any) -> None:
         os.close(nothing)
 
 
-def limit_connecting(
+def adapt_connecting(
     dialect: Any, record: Any, cargs: Any, cparams: Any
 ) -> None:
-    """Handle ``do_connect``: ``connect_timeout`` is for all of it.
+    """Handle ``do_connect``: let URLs mean what they do with PyMySQL.
 
-    asyncmy's own ends when the socket is connected.  A server that hangs
-    takes connections all the same, and would be waited for without end.
+    ``connect_timeout`` is for all of it.  asyncmy's own ends when the socket
+    is connected; a server that hangs takes connections all the same, and
+    would be waited for without end.  ``ssl_disabled`` it does not know.
     """
+    if cparams.pop("ssl_disabled", None):
+        cparams.pop("ssl", None)
     if "async_creator_fn" in cparams:
         return
     dbapi = dialect.loaded_dbapi

@@ -25,8 +25,8 @@ from sqlalchemy import event
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
+from sqla_shard.dialects.asyncmy import adapt_connecting
 from sqla_shard.dialects.asyncmy import close_socket
-from sqla_shard.dialects.asyncmy import limit_connecting
 from sqla_shard.dialects.asyncmy import transport_of
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
@@ -96,7 +96,7 @@ class MySQL:
         ):
             event.listen(engine, "do_connect", _PreferredTLS())
         if engine.dialect.driver == "asyncmy":
-            event.listen(engine, "do_connect", limit_connecting)
+            event.listen(engine, "do_connect", adapt_connecting)
         event.listen(engine, "checkin", _forget_database)
         return engine
 

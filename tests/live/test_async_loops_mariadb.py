@@ -174,6 +174,30 @@ def test_closing_waits_for_sessions(
     _until_no_session(fleet)
 
 
+@pytest.mark.parametrize("scheme", ["mysql", "mysql+pymysql"])
+def test_urls_are_those_of_synchronous_sessions(
+    fleet: MariaDBFleet, ids: list[int], scheme: str
+) -> None:
+    document = json.loads(json.dumps(fleet.topology_mapping()))
+    for server in document["keyspaces"]["objects"]["servers"]:
+        _, _, rest = server["primary"].partition("://")
+        server["primary"] = f"{scheme}://{rest}?ssl_disabled=1&read_timeout=9"
+
+    async def main(cluster: Cluster) -> None:
+        await all_work(cluster, ids)
+        places = cluster.async_session().sync_session.places
+        drivers = {engine.dialect.driver for engine in places.engines}
+        assert drivers == {"asyncmy"}
+
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+        asyncio.run(main(cluster))
+        with cluster.session() as session:
+            assert None not in session.get_many(Pin, ids)
+        assert {e.dialect.driver for e in cluster.places.engines} == {
+            "pymysql"
+        }
+
+
 def test_fork(fleet: MariaDBFleet, ids: list[int]) -> None:
     """A child opens connections of its own, and the parent keeps its own."""
 
