@@ -89,7 +89,7 @@ class AsyncShardSession(AsyncSession):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await to_the_end(self.close())
+        await to_the_end(self.close(), cut=True)
 
 
 class AsyncBegun:
@@ -114,16 +114,21 @@ class AsyncBegun:
         trace: TracebackType | None,
     ) -> None:
         await to_the_end(
-            greenlet_spawn(self._begun.__exit__, kind, error, trace)
+            greenlet_spawn(self._begun.__exit__, kind, error, trace),
+            cut=kind is not None,
         )
 
 
-async def to_the_end(ending: Coroutine[Any, Any, T]) -> T:
+async def to_the_end(
+    ending: Coroutine[Any, Any, T], *, cut: bool = False
+) -> T:
     """Await something to its end, even in a task that is cancelled.
 
     A COMMIT that is cut off may or may not have taken effect, and a
     connection that is not returned is lost to its pool.
 
+    :param cut: cancel it when the task is, and await what it does then: a
+        server rolls back by itself when its connection is closed.
     :raises CancelledError: after it, when the task was cancelled meanwhile.
     """
     task = asyncio.ensure_future(ending)
@@ -133,7 +138,11 @@ async def to_the_end(ending: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-    result = task.result()
+            if cut:
+                task.cancel()
     if cancelled is not None:
+        if not task.cancelled():
+            # An error is told in place of the cancellation.
+            task.result()
         raise cancelled
-    return result
+    return task.result()

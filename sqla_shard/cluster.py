@@ -265,8 +265,8 @@ class Cluster(EventTarget):
     ) -> AsyncBegun:
         """Return a context manager: :meth:`begin` for ``async with``.
 
-        COMMIT and ROLLBACK are waited for even by a task that is cancelled
-        meanwhile; it goes on being cancelled after them.
+        COMMIT is waited for even by a task that is cancelled meanwhile; it
+        goes on being cancelled after it.
 
         :param cross_shard: ``"unordered"`` lets the transaction write
             several shards.
@@ -348,7 +348,13 @@ class Cluster(EventTarget):
         :returns: data; ``str()`` of it is for reading.
         :raises InvalidIdError: when it is neither.
         """
-        return explain(what, parameters, self.places)
+        return explain(
+            what,
+            parameters,
+            self.places,
+            self.placement,
+            scatters=self.scatters,
+        )
 
     def stats(self) -> list[EngineStats]:
         """Return the state of the pool of every server in use.

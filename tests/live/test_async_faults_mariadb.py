@@ -183,6 +183,34 @@ def test_cancelled_twice(fleet: MariaDBFleet, ids: list[int]) -> None:
         asyncio.run(main(cluster))
 
 
+def test_cancelled_during_rollback(
+    fleet: MariaDBFleet, ids: list[int]
+) -> None:
+    """A server that hangs then is not waited for."""
+
+    async def fail(cluster: Cluster) -> None:
+        async with cluster.async_begin() as session:
+            await session.get_many(Pin, ids)
+            fleet.servers[1].pause()
+            raise LookupError
+
+    async def main(cluster: Cluster) -> None:
+        task = asyncio.ensure_future(fail(cluster))
+        try:
+            done, _ = await asyncio.wait([task], timeout=0.5)
+            assert not done
+            task.cancel()
+            await asyncio.wait([task], timeout=8)
+            assert task.cancelled()
+            assert busy(cluster) == 0
+        finally:
+            fleet.servers[1].resume()
+        await all_work(cluster, ids)
+
+    with opened(fleet) as cluster:
+        asyncio.run(main(cluster))
+
+
 @pytest.mark.parametrize("connected", [True, False])
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_that_does_not_answer(
