@@ -74,11 +74,15 @@ class AsyncShardSession(AsyncSession):
             execution_options=execution_options,
         )
 
-    async def scatter_page(self, statement: Any, **kwargs: Any) -> Page[Any]:
+    async def scatter_page(
+        self, statement: Any, limit: int, after: str | None = None
+    ) -> Page[Any]:
         """Return a page over all shards; see :class:`ShardSession`."""
 
         def page(session: Any) -> Page[Any]:
-            found: Page[Any] = session.scatter_page(statement, **kwargs)
+            found: Page[Any] = session.scatter_page(
+                statement, limit, after=after
+            )
             return found
 
         return await self.run_sync(page)
