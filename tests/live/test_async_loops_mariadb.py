@@ -217,7 +217,8 @@ def test_fork(fleet: MariaDBFleet, ids: list[int]) -> None:
             assert None not in await session.get_many(Pin, ids)
         await all_work(cluster, ids)
 
-    with opened(fleet) as cluster:
+    # Or what a child has taken away would be waited for.
+    with opened(fleet, connect_args={"read_timeout": 5}) as cluster:
         asyncio.run(main(cluster))
 
 
