@@ -75,17 +75,21 @@ class AsyncShardSession(AsyncSession):
         )
 
     async def scatter_page(
-        self, statement: Any, limit: int, after: str | None = None
+        self,
+        statement: Any,
+        limit: int,
+        after: str | None = None,
+        *,
+        parameters: Any = None,
     ) -> Page[Any]:
-        """Return a page over all shards; see :class:`ShardSession`."""
-
-        def page(session: Any) -> Page[Any]:
-            found: Page[Any] = session.scatter_page(
-                statement, limit, after=after
-            )
-            return found
-
-        return await self.run_sync(page)
+        """Return a page of rows; see :meth:`ShardSession.scatter_page`."""
+        return await greenlet_spawn(
+            self.sync_session.scatter_page,
+            statement,
+            limit,
+            after,
+            parameters=parameters,
+        )
 
     async def __aexit__(
         self,

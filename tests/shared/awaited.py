@@ -141,6 +141,27 @@ class Sessions:
 
         asyncio.run(main())
 
+    def test_pages_of_all_shards(self, cluster: Cluster, data: Any) -> None:
+        async def main() -> None:
+            newest = (
+                select(Pin)
+                .where(Pin.id.in_(data.ids))
+                .order_by(Pin.title.desc())
+            )
+            shown: list[int] = []
+            after = None
+            async with cluster.async_session() as session:
+                while True:
+                    page = await session.scatter_page(newest, 3, after)
+                    shown += [pin.id for pin in page.items]
+                    after = page.next
+                    if after is None:
+                        break
+            titles = {i: f"p{unpack(i).shard_id}" for i in data.ids}
+            assert shown == sorted(data.ids, key=titles.get, reverse=True)
+
+        asyncio.run(main())
+
     def test_streams(self, cluster: Cluster, data: Any) -> None:
         async def main() -> None:
             for wanted in (data.ids, data.ids[:1]):
