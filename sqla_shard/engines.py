@@ -206,7 +206,6 @@ class Engines:
         busy = list(self._busy.values())
         self._busy = {}
         self._start()
-        self._lanes.after_fork()
         for engine in self._engines.values():
             engine.dispose(close=False)
         for _, backend, connection in busy:

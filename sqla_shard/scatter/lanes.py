@@ -11,7 +11,9 @@ server that does not answer keeps the threads that wait for it: give drivers a
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -20,12 +22,12 @@ from concurrent.futures import wait
 from typing import Generic
 from typing import TypeVar
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "Task"]
 
 T = TypeVar("T")
 
 
-class _Task(Generic[T]):
+class Task(Generic[T]):
     """A job that is begun at most once, by whichever thread comes first."""
 
     def __init__(self, job: Callable[[], T]) -> None:
@@ -37,6 +39,7 @@ class _Task(Generic[T]):
         self.handed_over = False
 
     def __call__(self) -> None:
+        """Do the job, unless another thread does."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -67,6 +70,7 @@ class Lanes:
             )
         self._threads = threads
         self.after_fork()
+        _all.add(self)
 
     def after_fork(self) -> None:
         """Forget the threads, which a child process does not have."""
@@ -88,7 +92,7 @@ class Lanes:
         :raises BaseException: what the first of them has raised.
         """
         first, *others = jobs
-        tasks = [_Task(job) for job in others]
+        tasks = [Task(job) for job in others]
         results: list[T] = []
         raised: BaseException | None = None
         try:
@@ -113,7 +117,24 @@ class Lanes:
             raise raised
         return results + [task.future.result() for task in tasks]
 
-    def _submit(self, tasks: Sequence[_Task[T]]) -> None:
+    def submit(
+        self, job: Callable[[], T], done: Callable[[Future[T]], None]
+    ) -> Task[T]:
+        """Let a thread begin a job, and return at once.
+
+        Where no thread can be started, the job is done when this returns.
+
+        :param done: called with the job's future, in any thread, when it has
+            ended or was cancelled.
+        """
+        task = Task(job)
+        task.future.add_done_callback(done)
+        self._submit([task])
+        if not task.handed_over:
+            task()
+        return task
+
+    def _submit(self, tasks: Sequence[Task[T]]) -> None:
         """Hand tasks over to the pool, as many as it takes."""
         for task in tasks:
             try:
@@ -144,7 +165,7 @@ class Lanes:
 
 
 def _stop(
-    tasks: Sequence[_Task[T]],
+    tasks: Sequence[Task[T]],
     abort: Callable[[int], None] | None,
     error: BaseException,
 ) -> None:
@@ -155,3 +176,14 @@ def _stop(
             continue
         if not task.cancel() and not task.future.done() and abort is not None:
             abort(index)
+
+
+_all: weakref.WeakSet[Lanes] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lanes in list(_all):
+        lanes.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
