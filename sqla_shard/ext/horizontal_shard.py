@@ -44,7 +44,7 @@ from sqla_shard.scatter import overlap
 __all__ = ["Lanes", "ShardedQuery", "ShardedSession", "set_shard_id"]
 
 #: Threads of all sessions that are given none of their own.
-_LANES = Lanes(32)
+_LANES = Lanes(32, "sqla-shard-session")
 
 
 class ShardedSession(UpstreamShardedSession):

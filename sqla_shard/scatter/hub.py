@@ -50,6 +50,7 @@ class _Call:
         self.connection = connection
         self.wire: Any = connection.connection.dbapi_connection
         self.work = work
+        self.queued = False
         self.task: Task[None] | None = None
         self.cancelled = False
 
@@ -199,6 +200,8 @@ class Hub:
             lane.begun = True
             lane.switch()
             if not lane.dead:
+                if lane.call is not None and not lane.call.queued:
+                    self._enqueue(lane.call)
                 return
         lane.ended = True
         group = lane.group
@@ -233,10 +236,22 @@ class Hub:
         else:
             del self._queues[key]
 
+    def _enqueue(self, call: _Call) -> None:
+        # Not the lane itself: an interrupt that came when a thread had begun
+        # would end the lane, and SQLAlchemy then close the connection.
+        call.queued = True
+        queue = self._queues.get(id(call.wire))
+        if queue is not None:
+            queue.append(call)
+        else:
+            self._queues[id(call.wire)] = deque([call])
+            self._begin(call)
+
     def _begin(self, call: _Call) -> None:
-        call.task = self._lanes.submit(
-            call.work, lambda future: self._answers.put(call)
-        )
+        task = Task(call.work)
+        task.future.add_done_callback(lambda future: self._answers.put(call))
+        call.task = task
+        self._lanes.begin(task)
 
     def _deliver(self, call: _Call) -> None:
         lane = call.lane
@@ -276,17 +291,16 @@ class Hub:
         """
         self._to_abort = False
         root.stopped = True
-        for key, queue in list(self._queues.items()):
-            running, *others = queue
-            for other in others:
-                other.cancelled = True
-            if running.is_over() or running.task is None:
-                running.cancelled = running.task is None
-                del self._queues[key]
+        self._queues.clear()
+        for lane in self._waiting():
+            call = lane.call
+            if call is None or call.is_over():
                 continue
-            self._queues[key] = deque([running])
-            if not running.task.cancel() and not running.is_over():
-                self._cut_off(running)
+            if call.task is None:
+                call.cancelled = True
+            elif not call.task.cancel() and not call.is_over():
+                self._queues[id(call.wire)] = deque([call])
+                self._cut_off(call)
         self._ready.clear()
         for group in reversed(self._groups[:]):
             waiting = [lane for lane in group.lanes if not lane.ended]
@@ -297,6 +311,14 @@ class Hub:
             group.left = len(waiting)
             if not waiting:
                 self._groups.remove(group)
+
+    def _waiting(self) -> list[Lane]:
+        return [
+            lane
+            for group in self._groups
+            for lane in group.lanes
+            if not lane.ended
+        ]
 
     def _cut_off(self, call: _Call) -> None:
         connection = call.connection
@@ -322,9 +344,8 @@ class Hub:
         """
         if lane.group.is_stopped():
             raise Stopped
-        call = _Call(lane, connection, work)
-        queue = self._queues.get(id(call.wire))
-        if not leaves and queue is None:
+        wire = connection.connection.dbapi_connection
+        if not leaves and id(wire) not in self._queues:
             work()
             lane.answered = True
             if not lane.passed:
@@ -333,17 +354,10 @@ class Hub:
                 self.greenlet.switch()
                 lane.turn = False
             return
-        lane.call = call
-        if queue is not None:
-            queue.append(call)
-        else:
-            self._queues[id(call.wire)] = deque([call])
-            self._begin(call)
+        call = lane.call = _Call(lane, connection, work)
         self.greenlet.switch()
         lane.call = None
-        if call.cancelled or call.task is None:
-            raise Stopped
-        if call.task.future.cancelled():
+        if call.cancelled or call.task is None or call.task.future.cancelled():
             raise Stopped
         call.task.future.result()
 

@@ -61,14 +61,16 @@ class Lanes:
     """The threads of a cluster; they are started when first needed.
 
     :param threads: how many at most.
+    :param name: of the threads, with a number after it.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, name: str = "sqla-shard-lane") -> None:
         if type(threads) is not int or threads < 1:
             raise ValueError(
                 f"threads={threads!r}; it is a number of threads, from 1"
             )
         self._threads = threads
+        self._name = name
         self.after_fork()
         _all.add(self)
 
@@ -117,22 +119,14 @@ class Lanes:
             raise raised
         return results + [task.future.result() for task in tasks]
 
-    def submit(
-        self, job: Callable[[], T], done: Callable[[Future[T]], None]
-    ) -> Task[T]:
-        """Let a thread begin a job, and return at once.
+    def begin(self, task: Task[T]) -> None:
+        """Let a thread do a task, and return at once.
 
-        Where no thread can be started, the job is done when this returns.
-
-        :param done: called with the job's future, in any thread, when it has
-            ended or was cancelled.
+        Where no thread can be started, it is done when this returns.
         """
-        task = Task(job)
-        task.future.add_done_callback(done)
         self._submit([task])
         if not task.handed_over:
             task()
-        return task
 
     def _submit(self, tasks: Sequence[Task[T]]) -> None:
         """Hand tasks over to the pool, as many as it takes."""
@@ -148,9 +142,7 @@ class Lanes:
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(
-                    self._threads, "sqla-shard-lane"
-                )
+                self._executor = ThreadPoolExecutor(self._threads, self._name)
             return self._executor
 
     def close(self, *, wait: bool = True) -> None:
