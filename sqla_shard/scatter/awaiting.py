@@ -33,11 +33,8 @@ class Turn:
         self.group = group
         self._before = before
         self._passed = asyncio.Event()
-
-    @property
-    def passed(self) -> bool:
-        """Whether the lane has gone on from its first statement."""
-        return self._passed.is_set()
+        #: Whether the first statement of the lane was answered.
+        self.taken = False
 
     def check(self) -> None:
         """Send nothing more where another lane has failed.
@@ -49,12 +46,17 @@ class Turn:
 
     def take(self) -> None:
         """Go on when all lanes before this one have."""
+        self.taken = True
         if self._before is not None:
             await_only(self._before._passed.wait())
-        self._passed.set()
 
     def end(self) -> None:
-        """Keep nobody waiting."""
+        """Let the next lane go on.
+
+        Not before the rows of the first statement are loaded, which a driver
+        may have to be awaited for: so it is called at the second, or when
+        the lane ends.
+        """
         self._passed.set()
 
 
@@ -74,6 +76,9 @@ def run_awaiting(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
 
     :raises BaseException: what the first of them has raised.
     """
+    outer = current_turn()
+    if outer is not None:
+        outer.end()
     outcomes = await_only(_together(jobs))
     errors = [one for one in outcomes if isinstance(one, BaseException)]
     for error in errors:

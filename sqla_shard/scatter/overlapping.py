@@ -131,7 +131,9 @@ def _called(
     """Do what SQLAlchemy would do next, where it may be done."""
     context = arguments[3]
     turn = current_turn()
-    if not isinstance(lane, Lane) and (turn is None or turn.passed):
+    if not isinstance(lane, Lane) and (turn is None or turn.taken):
+        if turn is not None:
+            turn.end()
         return None
     if _handled(name, ours, arguments):
         return True
