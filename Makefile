@@ -66,7 +66,7 @@ bench: $(VENV)/.dev servers ## print the figures of docs and README
 
 clean: ## remove what the other commands made, .venv included
 	@rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-	    build dist docs/_build artefacts
+	    build dist docs/_build artefacts .upstream
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- Python packages ------------------------------------------------------

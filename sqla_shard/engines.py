@@ -86,7 +86,8 @@ class Engines:
         on_open: Callable[[Engine], None],
         threads: int,
     ) -> None:
-        self._lanes = Lanes(threads)
+        #: The threads that wait for servers.
+        self.lanes = Lanes(threads)
         self._driver = driver
         # See _Reset for what takes its place.
         self._options = {"pool_reset_on_return": None, **options}
@@ -138,7 +139,7 @@ class Engines:
         event.listen(
             engine,
             "do_execute",
-            partial(execute_everywhere, lanes=self._lanes),
+            partial(execute_everywhere, lanes=self.lanes),
         )
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
@@ -198,7 +199,7 @@ class Engines:
         with self._lock:
             for engine in self._engines.values():
                 engine.dispose()
-        self._lanes.close(wait=drained)
+        self.lanes.close(wait=drained)
         return drained
 
     def after_fork(self) -> None:
