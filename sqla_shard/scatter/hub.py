@@ -22,6 +22,8 @@ import contextvars
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,7 +35,27 @@ from sqla_shard.dialects import interrupt
 from sqla_shard.scatter.lanes import Lanes
 from sqla_shard.scatter.lanes import Task
 
-__all__ = ["Hub", "Lane", "Stopped"]
+__all__ = ["Hub", "Lane", "Stopped", "before_invalidate"]
+
+_CALL = "sqla_shard.call"
+
+
+def before_invalidate(wire: Any, record: Any, error: Any) -> None:
+    """Handle ``invalidate``: end the call of another lane first.
+
+    SQLAlchemy closes a connection at once when Ctrl-C or a lost connection
+    ends one lane; a driver that is called meanwhile may crash the process.
+    """
+    call: Future[None] | None = record.info.get(_CALL)
+    raised: BaseException | None = None
+    while call is not None and not call.done():
+        try:
+            interrupt(wire)
+            wait([call])
+        except BaseException as interrupted:
+            raised = interrupted
+    if raised is not None:
+        raise raised
 
 
 class Stopped(Exception):  # noqa: N818  # says what happens, not a fault
@@ -49,6 +71,7 @@ class _Call:
         self.lane = lane
         self.connection = connection
         self.wire: Any = connection.connection.dbapi_connection
+        self.info = connection.info
         self.work = work
         self.queued = False
         self.task: Task[None] | None = None
@@ -251,6 +274,7 @@ class Hub:
         task = Task(call.work)
         task.future.add_done_callback(lambda future: self._answers.put(call))
         call.task = task
+        call.info[_CALL] = task.future
         self._lanes.begin(task)
 
     def _deliver(self, call: _Call) -> None:

@@ -41,6 +41,7 @@ from sqlalchemy.pool import StaticPool
 
 from sqla_shard.scatter.awaiting import current_turn
 from sqla_shard.scatter.awaiting import run_awaiting
+from sqla_shard.scatter.hub import before_invalidate
 from sqla_shard.scatter.hub import Hub
 from sqla_shard.scatter.hub import Lane
 from sqla_shard.scatter.lanes import Lanes
@@ -102,6 +103,7 @@ def watch_calls(engine: Engine) -> None:
         if dialect not in _watched:
             event.listen(engine, "do_execute", _do_execute)
             event.listen(engine, "do_executemany", _do_executemany)
+            event.listen(engine, "invalidate", before_invalidate)
             _watched.add(dialect)
 
 
