@@ -24,6 +24,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait
+from queue import Empty
 from queue import SimpleQueue
 from typing import Any
 
@@ -39,6 +40,10 @@ __all__ = ["Hub", "Lane", "Stopped", "before_invalidate"]
 
 _CALL = "sqla_shard.call"
 
+#: Seconds until a call is interrupted again: SQLite forgets an interrupt that
+#: comes just before the statement begins.
+_AGAIN = 0.05
+
 
 def before_invalidate(wire: Any, record: Any, error: Any) -> None:
     """Handle ``invalidate``: end the call of another lane first.
@@ -51,7 +56,7 @@ def before_invalidate(wire: Any, record: Any, error: Any) -> None:
     while call is not None and not call.done():
         try:
             interrupt(wire)
-            wait([call])
+            wait([call], _AGAIN)
         except BaseException as interrupted:
             raised = interrupted
     if raised is not None:
@@ -213,8 +218,14 @@ class Hub:
     def _step(self) -> None:
         if self._ready:
             self._resume(self._ready.popleft())
-        else:
-            self._answered(self._answers.get())
+            return
+        try:
+            timeout = _AGAIN if self._cut else None
+            self._answered(self._answers.get(timeout=timeout))
+        except Empty:
+            for queue in self._queues.values():
+                if not queue[0].is_over():
+                    self._cut_off(queue[0])
 
     def _resume(self, lane: Lane) -> None:
         if not lane.begun and lane.group.is_stopped():
@@ -347,7 +358,8 @@ class Hub:
     def _cut_off(self, call: _Call) -> None:
         connection = call.connection
         if not connection.invalidated and not connection.closed:
-            self._cut.append(connection)
+            if connection not in self._cut:
+                self._cut.append(connection)
             interrupt(call.wire)
 
     # -- what lanes do

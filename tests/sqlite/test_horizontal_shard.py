@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import random
 import signal
 import threading
 import weakref
@@ -429,6 +430,52 @@ def test_ctrl_c(maker: Any, shards: Any, where: str) -> None:
     assert [e.pool.checkedout() for e in shards.values()] == [0] * 4
     with maker() as session:
         assert len(session.scalars(select(Board)).all()) == 4
+
+
+# Python drops what is raised in the callback of a weak reference.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_any_time(
+    maker: Any, shards: Any, rng: random.Random
+) -> None:
+    """Wherever it falls: no connection is lost, closed in use, or hangs."""
+    statement = select(Board).options(selectinload(Board.pins))
+    main = threading.main_thread().ident or 0
+    armed, over = threading.Event(), threading.Event()
+    hits = 0
+
+    def interrupt(number: int, frame: Any) -> None:
+        if armed.is_set():
+            armed.clear()
+            raise KeyboardInterrupt
+
+    def shoot() -> None:
+        while not over.is_set():
+            if armed.wait(0.1) and not over.wait(rng.random() * 0.02):
+                signal.pthread_kill(main, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    shooter = threading.Thread(target=shoot)
+    shooter.start()
+    try:
+        for _ in range(80):
+            try:
+                with maker() as session:
+                    armed.set()
+                    session.scalars(statement).all()
+                    session.execute(update(Board).values(title="never"))
+                    armed.clear()
+            except KeyboardInterrupt:
+                hits += 1
+            assert not any(e.pool.checkedout() for e in shards.values())
+    finally:
+        over.set()
+        armed.clear()
+        shooter.join(TIMEOUT)
+        signal.signal(signal.SIGINT, before)
+    assert hits
+    with maker() as session:
+        found = session.scalars(select(Board.title)).all()
+        assert found == [f"on {name}" for name in NAMES]
 
 
 def test_many_sessions_in_many_threads(shards: Any) -> None:
