@@ -19,6 +19,7 @@ Three rules, each for what went wrong without it:
 from __future__ import annotations
 
 import contextvars
+import weakref
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -45,13 +46,18 @@ _CALL = "sqla_shard.call"
 _AGAIN = 0.05
 
 
+def _nothing() -> None:
+    return None
+
+
 def before_invalidate(wire: Any, record: Any, error: Any) -> None:
     """Handle ``invalidate``: end the call of another lane first.
 
     SQLAlchemy closes a connection at once when Ctrl-C or a lost connection
     ends one lane; a driver that is called meanwhile may crash the process.
     """
-    call: Future[None] | None = record.info.get(_CALL)
+    ref: Callable[[], Future[None] | None] = record.info.get(_CALL, _nothing)
+    call = ref()
     raised: BaseException | None = None
     while call is not None and not call.done():
         try:
@@ -285,7 +291,8 @@ class Hub:
         task = Task(call.work)
         task.future.add_done_callback(lambda future: self._answers.put(call))
         call.task = task
-        call.info[_CALL] = task.future
+        # The connection outlives the session, and the future knows all.
+        call.info[_CALL] = weakref.ref(task.future)
         self._lanes.begin(task)
 
     def _deliver(self, call: _Call) -> None:
