@@ -18,9 +18,11 @@ every object lives on a virtual shard that its 64-bit id names.
 #   scatter/     one statement on many shards, all servers at once
 #   engines      one pool per physical server
 #   routing/     statement -> virtual shards, and why
+#   merging/     what is asked of several shards, to make one answer
 #   session/     ShardSession and its parts
 #   retrying     repeating a transaction when that is safe
 #   creating     databases and tables of every shard, for development
+#   rehearsing   what would be sent for a statement
 #   explaining   where something goes, without going there
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields
@@ -40,6 +42,8 @@ from sqla_shard.orm import KeyspaceMixin
 from sqla_shard.orm import ObjectMixin
 from sqla_shard.paging import Page
 from sqla_shard.rendering import SCHEMA
+from sqla_shard.scatter import scatter
+from sqla_shard.scatter import scatter_errors
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
@@ -67,5 +71,7 @@ __all__ = [
     "blob_field",
     "full_id",
     "pack",
+    "scatter",
+    "scatter_errors",
     "unpack",
 ]

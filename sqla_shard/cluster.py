@@ -7,12 +7,16 @@ import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from typing import TypeVar
 
 from sqlalchemy import MetaData
+from sqlalchemy.event import dispatcher
+from sqlalchemy.event import Events
+from sqlalchemy.event.registry import EventTarget
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import retrying
@@ -22,6 +26,8 @@ from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
 from sqla_shard.explaining import explain
 from sqla_shard.explaining import Explanation
+from sqla_shard.scatter import StatementReport
+from sqla_shard.scatter import Watch
 from sqla_shard.session import CrossShard
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session import RandomPlacement
@@ -31,14 +37,14 @@ from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "ClusterEvents"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class Cluster:
+class Cluster(EventTarget):
     """A sharded database, as an application sees it.
 
     ::
@@ -63,7 +69,13 @@ class Cluster:
     :param threads: how many may wait for servers at the same time, beside
         those of the sessions: a statement for several servers takes one for
         each but the first.
+    :param scatters: whether statements may go to all shards, by
+        :func:`~sqla_shard.scatter`.
+    :param comments: let the SQL of sessions say in a comment where it goes,
+        for the logs of servers.
     """
+
+    dispatch: dispatcher[Cluster]
 
     def __init__(
         self,
@@ -75,7 +87,13 @@ class Cluster:
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
+        scatters: bool = True,
+        comments: bool = False,
     ) -> None:
+        #: Whether statements may go to all shards, by ``scatter()``; it can
+        #: be set at any time.
+        self.scatters = scatters
+        self._comments = comments
         self.placement = placement or RandomPlacement()
         self._engines = Engines(
             driver=driver,
@@ -135,6 +153,16 @@ class Cluster:
     def topology(self) -> Topology:
         """Where the shards are."""
         return self.places.topology
+
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with the statements of its sessions."""
+        listeners = self.dispatch.after_statement
+        if not listeners and not self._comments:
+            return None
+        return Watch(
+            partial(listeners, self) if listeners else None, self._comments
+        )
 
     # -- sessions
 
@@ -204,7 +232,13 @@ class Cluster:
         :returns: data; ``str()`` of it is for reading.
         :raises InvalidIdError: when it is neither.
         """
-        return explain(what, parameters, self.places)
+        return explain(
+            what,
+            parameters,
+            self.places,
+            self.placement,
+            scatters=self.scatters,
+        )
 
     def stats(self) -> list[EngineStats]:
         """Return the state of the pool of every server in use."""
@@ -301,3 +335,26 @@ class _Begun:
                 exc_info=True,
                 extra={"action": "roll back"},
             )
+
+
+class ClusterEvents(Events[Cluster]):
+    """Events of a :class:`Cluster`, for :func:`sqlalchemy.event.listen`.
+
+    ::
+
+        @event.listens_for(cluster, "after_statement")
+        def count(cluster, report):
+            metrics.histogram("fan_out", report.fan_out)
+    """
+
+    _target_class_doc = "SomeCluster"
+    _dispatch_target = Cluster
+
+    def after_statement(
+        self, cluster: Cluster, report: StatementReport
+    ) -> None:
+        """Receive what became of a statement, whether it failed or not.
+
+        It is called in the thread of the session, before the rows are
+        turned into objects; what it raises is raised there.
+        """

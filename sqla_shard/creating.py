@@ -15,12 +15,12 @@ from sqlalchemy import MetaData
 from sqlalchemy import Table
 
 from sqla_shard.engines import Places
-from sqla_shard.rendering import OPTION
 from sqla_shard.rendering import Place
-from sqla_shard.rendering import Plan
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
+from sqla_shard.scatter import OPTION
+from sqla_shard.scatter import Plan
 from sqla_shard.topology import Keyspace
 
 __all__ = ["create_all"]

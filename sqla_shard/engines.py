@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,17 +28,22 @@ from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
 from sqlalchemy import text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import Pool
 from sqlalchemy.pool import PoolResetState
 from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
+from sqla_shard.dialects import Failure
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.scatter import execute_everywhere
+from sqla_shard.scatter import execute_many
 from sqla_shard.scatter import Lanes
 from sqla_shard.scatter import render_event
 from sqla_shard.topology import fill
@@ -95,6 +101,7 @@ class Engines:
         self._environ = environ
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
+        self._names: dict[URL, dict[str, None]] = {}
         self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
         self._closed = False
         self._start()
@@ -127,12 +134,17 @@ class Engines:
             engine = self._engines.get(url)
             if engine is None:
                 engine = backend.open(url, self._options)
-                self._listen(engine, backend)
+                self._names[url] = {}
+                self._listen(engine, backend, self._names[url])
                 self._engines[url] = engine
                 self._backends[url] = backend
+            # Servers of two keyspaces may be one and the same.
+            self._names[url][server.name] = None
         return engine, schema, self._backends[url]
 
-    def _listen(self, engine: Engine, backend: Backend) -> None:
+    def _listen(
+        self, engine: Engine, backend: Backend, names: Iterable[str]
+    ) -> None:
         event.listen(
             engine, "before_cursor_execute", render_event, retval=True
         )
@@ -141,6 +153,7 @@ class Engines:
             "do_execute",
             partial(execute_everywhere, lanes=self.lanes),
         )
+        event.listen(engine, "do_executemany", execute_many)
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
@@ -159,7 +172,36 @@ class Engines:
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "reset", _Reset(engine))
+        event.listen(
+            engine, "handle_error", partial(_unreachable, names, backend)
+        )
         self._on_open(engine)
+
+    def connect_together(
+        self, engines: Iterable[Engine], timeout: float | None
+    ) -> dict[Engine, Exception | None]:
+        """Open connections to several servers at the same time.
+
+        They go to the pools, for whoever asks first.  Where a pool has one
+        already, or must not have more, nothing is done.
+
+        :param timeout: seconds to wait; None for as long as it takes.
+        :returns: for each engine that failed, its error, or None where it
+            has not ended in time.
+        """
+        cold = [engine for engine in engines if _is_cold(engine.pool)]
+        if not cold or (timeout is None and len(cold) == 1):
+            return {}
+        futures = self.lanes.attempt(
+            [partial(_warm, engine, 1) for engine in cold], timeout
+        )
+        failed: dict[Engine, Exception | None] = {}
+        for engine, future in zip(cold, futures, strict=True):
+            if not future.done():
+                failed[engine] = None
+            elif isinstance(error := future.exception(), Exception):
+                failed[engine] = error
+        return failed
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._engines.values()))
@@ -215,6 +257,22 @@ class Engines:
     def __repr__(self) -> str:
         servers = ", ".join(sorted(_name(url) for url in self._engines))
         return f"<Engines of {servers or 'no server yet'}>"
+
+
+def _unreachable(
+    names: Iterable[str], backend: Backend, context: ExceptionContext
+) -> Exception | None:
+    """Name the server that has gone away, or cannot be connected to."""
+    error = context.sqlalchemy_exception
+    if error is None or isinstance(error, ServerUnreachableError):
+        return None
+    original: Any = context.original_exception
+    gone = context.is_disconnect
+    if context.connection is None:
+        gone = backend.classify(original) is Failure.LOST
+    if not gone:
+        return None
+    return ServerUnreachableError(server=", ".join(names), error=error)
 
 
 class _Reset:
@@ -337,6 +395,15 @@ def _ask(place: Place) -> Exception | None:
         # OSError where SQLite cannot make the directory of its files.
         return error
     return None
+
+
+def _is_cold(pool: Pool) -> bool:
+    """Tell whether the next session would have to wait for a connection."""
+    return (
+        isinstance(pool, QueuePool)
+        and not pool.checkedin()
+        and pool.overflow() < 0
+    )
 
 
 def _warm(engine: Engine, count: int) -> None:

@@ -3,21 +3,16 @@
 Statements are compiled once for all shards, with a mark in place of the
 schema and :class:`~sqla_shard.types.binds.ShardBound` parameters in place of
 what differs by shard.  :func:`render` puts in the values.
-
-Which shards those are travels with the execution, as the execution option
-:data:`OPTION`: a :class:`Plan`, or nothing for statements that are not ours.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection
 from sqlalchemy import Engine
 
 from sqla_shard.dialects import Backend
@@ -25,12 +20,9 @@ from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import ShardBound
 
 __all__ = [
-    "OPTION",
     "SCHEMA",
     "TRANSLATE",
-    "Job",
     "Place",
-    "Plan",
     "pieces",
     "render",
 ]
@@ -42,8 +34,6 @@ SCHEMA = "__sqla_shard__"
 #: multiply the entries of the compiled cache.  SQLAlchemy adds a key of its
 #: own to it, so it is a plain dict.
 TRANSLATE: dict[str | None, str | None] = {None: SCHEMA}
-
-OPTION = "sqla_shard"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,49 +61,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"shard {self.shard_id} of {self.keyspace} on {self.server}"
-
-
-class Plan:
-    """The shards of one execution, and the connection to each.
-
-    :ivar places: at least one.
-    :ivar connections: one for each place; those of one server are the same
-        object.
-    :ivar wrote: called with the place before a statement writes there.
-    """
-
-    __slots__ = ("connections", "jobs", "places", "wrote")
-
-    def __init__(
-        self,
-        places: Sequence[Place],
-        connections: Sequence[Connection] = (),
-        wrote: Callable[[Place, str], None] | None = None,
-    ) -> None:
-        self.places = places
-        self.connections = connections
-        self.wrote = wrote
-        self.jobs: list[Job] = []
-
-    def by_connection(self) -> list[tuple[Connection, list[Place]]]:
-        """Return the connections, each once, with the places it leads to."""
-        found: dict[Connection, list[Place]] = {}
-        for connection, place in zip(
-            self.connections, self.places, strict=True
-        ):
-            found.setdefault(connection, []).append(place)
-        return list(found.items())
-
-
-@dataclass(frozen=True)
-class Job:
-    """What an execution does on one connection.
-
-    :ivar statements: text and parameters of each, at least one.
-    """
-
-    connection: Connection
-    statements: list[tuple[str, Any]]
 
 
 _FORMAT_TOKEN = re.compile(r"%%|(%s)")

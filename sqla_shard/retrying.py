@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_REPEATABLE = (Failure.CONFLICT, Failure.LOST)
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 
@@ -88,4 +89,4 @@ def _is_safe(error: BaseException, backends: set[Backend]) -> bool:
     if error.connection_invalidated:
         return True
     original: Any = error.orig
-    return any(b.classify(original) is not Failure.OTHER for b in backends)
+    return any(b.classify(original) in _REPEATABLE for b in backends)

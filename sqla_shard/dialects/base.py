@@ -24,6 +24,7 @@ class Failure(Enum):
 
     CONFLICT = "lost against another transaction, rolled back; repeat it"
     LOST = "the connection is gone"
+    TIMEOUT = "the statement took longer than it was allowed to"
     OTHER = "an error of the statement"
 
 
@@ -64,6 +65,12 @@ class Backend(Protocol):
 
     def abort(self, dbapi_connection: Any) -> None:
         """Make a call that waits in another thread fail, where possible."""
+        ...
+
+    def limited(
+        self, connection: Connection, text: str, seconds: float
+    ) -> str:
+        """Return a SELECT that the server ends after some time itself."""
         ...
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:

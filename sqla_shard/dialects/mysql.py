@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from sqlalchemy import bindparam
@@ -44,6 +45,8 @@ _CHANGED_SINCE_SNAPSHOT = 1020
 _CONFLICTS = frozenset(
     {_DEADLOCK, _LOCK_WAIT_TIMEOUT, _CHANGED_SINCE_SNAPSHOT}
 )
+# MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
+_TIMEOUTS = frozenset({1969, 3024})
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
 _KNOWN_DATABASE = "sqla_shard.database"
 
@@ -103,6 +106,15 @@ class MySQL:
         """Shut PyMySQL's socket down; other drivers are waited for."""
         interrupt(dbapi_connection)
 
+    def limited(
+        self, connection: Connection, text: str, seconds: float
+    ) -> str:
+        """Say it in the statement: MariaDB and MySQL spell it differently."""
+        if getattr(connection.dialect, "is_mariadb", False):
+            return f"SET STATEMENT max_statement_time={seconds:f} FOR {text}"
+        hint = f"SELECT /*+ MAX_EXECUTION_TIME({ceil(seconds * 1000)}) */"
+        return text.replace("SELECT", hint, 1)
+
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Send ``USE`` where the connection's default is another."""
         if connection.info.get(_KNOWN_DATABASE) != schema:
@@ -136,6 +148,8 @@ class MySQL:
         number = error.args[0] if error.args else None
         if number in _CONFLICTS:
             return Failure.CONFLICT
+        if number in _TIMEOUTS:
+            return Failure.TIMEOUT
         if number in _GONE:
             return Failure.LOST
         return Failure.OTHER

@@ -59,7 +59,14 @@ class SQLite:
         _abandoned.append(dbapi_connection)
 
     def abort(self, dbapi_connection: Any) -> None:
-        """Do nothing: nothing waits in another thread."""
+        """End the statement that runs; it may be called by any thread."""
+        dbapi_connection.interrupt()
+
+    def limited(
+        self, connection: Connection, text: str, seconds: float
+    ) -> str:
+        """Return it as it is: there is no server, and :meth:`abort` works."""
+        return text
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Do nothing: a connection has one file."""

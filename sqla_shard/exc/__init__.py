@@ -18,7 +18,12 @@ of the instance.  All can be pickled, and none is wrapped into a
     │   ├── NoShardKeyError               the shards cannot be told
     │   ├── KeyspaceMismatchError         tables of two keyspaces
     │   ├── ScatterUnsupportedError       no correct merge over shards
+    │   ├── ScatterDisabledError          scatter() is turned off
+    │   ├── ScatterLimitError             too many shards, or rows
     │   └── UnsupportedStatementError     would give a wrong answer
+    ├── ScatterTimeoutError               servers did not answer in time
+    ├── ScatterFailedError                not one shard has answered
+    ├── ServerUnreachableError (OperationalError)  a server is gone
     ├── PlacementError                    no shard for a new object
     │   └── ColocationError               the parent's shard cannot be used
     ├── CrossShardWriteError              a second shard in a transaction
@@ -80,6 +85,11 @@ from sqla_shard.exc.running import MissingExtraError
 from sqla_shard.exc.running import PartialCommitError
 from sqla_shard.exc.running import RetriesExhaustedError
 from sqla_shard.exc.running import ServerProcessError
+from sqla_shard.exc.scattering import ScatterDisabledError
+from sqla_shard.exc.scattering import ScatterFailedError
+from sqla_shard.exc.scattering import ScatterLimitError
+from sqla_shard.exc.scattering import ScatterTimeoutError
+from sqla_shard.exc.scattering import ServerUnreachableError
 from sqla_shard.exc.statements import KeyspaceMismatchError
 from sqla_shard.exc.statements import NoShardKeyError
 from sqla_shard.exc.statements import RoutingError
@@ -113,9 +123,14 @@ __all__ = [
     "Problem",
     "RetriesExhaustedError",
     "RoutingError",
+    "ScatterDisabledError",
+    "ScatterFailedError",
+    "ScatterLimitError",
+    "ScatterTimeoutError",
     "ScatterUnsupportedError",
     "SequenceExhaustedError",
     "ServerProcessError",
+    "ServerUnreachableError",
     "ShardError",
     "StaleDataError",
     "StaleListError",

@@ -18,7 +18,9 @@ from __future__ import annotations
 from sqla_shard.routing.router import check
 from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
+from sqla_shard.routing.router import locate
 from sqla_shard.routing.router import route
+from sqla_shard.routing.router import Spread
 from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import declare
 from sqla_shard.routing.specs import spec_of
@@ -27,10 +29,12 @@ from sqla_shard.routing.specs import TableSpec
 __all__ = [
     "Colocation",
     "Decision",
+    "Spread",
     "TableSpec",
     "check",
     "declare",
     "keyspace_of",
+    "locate",
     "route",
     "spec_of",
 ]

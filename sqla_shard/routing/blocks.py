@@ -11,6 +11,7 @@ from sqla_shard.routing.clauses import composed
 from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import ungrouped
 from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.routing.cutting import Cut
 from sqla_shard.routing.forms import form_of
 from sqla_shard.routing.rows import Leaf
 from sqla_shard.routing.rows import Level
@@ -56,7 +57,7 @@ class Block:
     :ivar leaves: its tables, with those of subqueries in FROM.
     :ivar filters: conditions, and the rows that must fulfil them.
     :ivar inside: what nested SELECTs became, by ``id()`` of the element.
-    :ivar cut: see :func:`.cutting.cut_of`.
+    :ivar cuts: see :func:`.cutting.cuts_of`.
     """
 
     outer: Block | None
@@ -66,7 +67,12 @@ class Block:
     leaves: list[Leaf] = field(default_factory=list)
     filters: list[tuple[Any, Level]] = field(default_factory=list)
     inside: dict[int, list[Block]] = field(default_factory=dict)
-    cut: str | None = None
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def cut(self) -> str | None:
+        """Name what depends on more rows than one shard has, if anything."""
+        return self.cuts[0].name if self.cuts else None
 
     def _find(self, source: Any) -> Leaf | Derived | None:
         block: Block | None = self

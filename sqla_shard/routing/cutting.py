@@ -1,9 +1,10 @@
 """What in a SELECT depends on more than one row at a time.
 
-The rows of several shards are put one after another.  That is right for what
-looks at each row by itself, and for groups of rows that are all on one
-shard, such as ``GROUP BY`` an id; it is wrong for LIMIT, a count and the
-like, which each shard would do for itself.
+The rows of several shards may be put one after another where a statement
+looks at each row by itself, or at groups of rows that are all on one shard,
+such as ``GROUP BY`` an id.  It is wrong for LIMIT, a count and the like,
+which each shard does for itself: their answers have to be merged, where that
+is possible.
 """
 
 from __future__ import annotations
@@ -11,17 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import ColumnClause
 from sqlalchemy.sql.elements import Over
 from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import is_select
 
-__all__ = ["aggregates", "cut_of", "is_textual", "text_of"]
+__all__ = [
+    "Cut",
+    "aggregates",
+    "counted_distinct",
+    "cuts_of",
+    "distinct_of",
+    "is_textual",
+    "text_of",
+]
 
 #: Functions that look at one row; others may look at many.
 _ROW_FUNCTIONS = frozenset(
@@ -76,16 +88,30 @@ _ROW_FUNCTIONS = frozenset(
 )
 
 
-def cut_of(select: Any, keyed: Callable[[Iterable[Any]], bool]) -> str | None:
-    """Name what in a SELECT depends on more rows than one shard has.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Something in a SELECT that depends on more rows than one shard has.
+
+    :ivar name: such as ``LIMIT``.
+    :ivar mergeable: whether the answers of several shards may be merged
+        into that of all; the merge has the last word.
+    """
+
+    name: str
+    mergeable: bool = False
+
+
+def cuts_of(
+    select: Any, keyed: Callable[[Iterable[Any]], bool]
+) -> Iterator[Cut]:
+    """Yield what in a SELECT depends on more rows than one shard has.
 
     :param select: in its Core form.
     :param keyed: tells whether rows that are equal in some expressions are
         on the same shard for certain.
     """
     for name, used in (
-        ("LIMIT", select._limit_clause is not None),
-        ("LIMIT", select._fetch_clause is not None),
+        ("FETCH", select._fetch_clause is not None),
         ("OFFSET", select._offset_clause is not None),
         ("a prefix or suffix in SQL", select._prefixes or select._suffixes),
         # Text after the statement: it could be a LIMIT.
@@ -93,27 +119,27 @@ def cut_of(select: Any, keyed: Callable[[Iterable[Any]], bool]) -> str | None:
         ("DISTINCT ON", select._distinct_on),
     ):
         if used:
-            return name
+            yield Cut(name)
+    if select._limit_clause is not None:
+        yield Cut("LIMIT", mergeable=True)
     if select._distinct and not keyed(select.selected_columns):
-        return "DISTINCT"
+        yield Cut("DISTINCT", mergeable=True)
     grouped = bool(select._group_by_clauses)
     if grouped and not keyed(select._group_by_clauses):
-        return "GROUP BY"
-    shown = [*select._raw_columns, *select._order_by_clauses]
+        yield Cut("GROUP BY", mergeable=True)
     having = list(select._having_criteria)
     if having and not grouped:
-        return "HAVING"
-    for name in _many_rows([*shown, *having], keyed, grouped):
-        return name
-    return None
+        yield Cut("HAVING")
+    shown = [*select._raw_columns, *select._order_by_clauses]
+    yield from _many_rows([*shown, *having], keyed, grouped)
 
 
 def _many_rows(
     expressions: Iterable[Any],
     keyed: Callable[[Iterable[Any]], bool],
     grouped: bool,
-) -> Iterator[str]:
-    """Name the parts of expressions that look at several rows."""
+) -> Iterator[Cut]:
+    """Yield the parts of expressions that look at several rows."""
     for element in expressions:
         if is_select(element):
             continue
@@ -121,13 +147,14 @@ def _many_rows(
         if isinstance(element, Over):
             partition = getattr(element.partition_by, "clauses", ())
             if not keyed(partition):
-                yield "a window function"
+                yield Cut("a window function")
             inside = children(element.element)
         elif is_textual(element):
             if not grouped and "(" in text_of(element):
-                yield "SQL as text"
+                yield Cut("SQL as text")
         elif aggregates(element) and not grouped:
-            yield f"{getattr(element, 'name', 'a function')}()"
+            name = f"{getattr(element, 'name', 'a function')}()"
+            yield Cut(name, mergeable=True)
         yield from _many_rows(inside, keyed, grouped)
 
 
@@ -137,6 +164,33 @@ def aggregates(element: Any) -> bool:
         isinstance(element, FunctionElement)
         and str(getattr(element, "name", "")).lower() not in _ROW_FUNCTIONS
     )
+
+
+def counted_distinct(elements: Iterable[Any]) -> Iterator[Any]:
+    """Yield what ``count(distinct(...))`` counts, from left to right."""
+    for element in elements:
+        if is_select(element):
+            continue
+        counted = None
+        if str(getattr(element, "name", "")).lower() == "count":
+            counted = distinct_of(element)
+        if counted is not None:
+            yield counted
+        else:
+            yield from counted_distinct(children(element))
+
+
+def distinct_of(element: Any) -> Any:
+    """Return what a function is given the distinct values of, or None."""
+    if not isinstance(element, FunctionElement):
+        return None
+    arguments = list(element.clauses)
+    if len(arguments) == 1 and (
+        isinstance(arguments[0], UnaryExpression)
+        and arguments[0].operator is operators.distinct_op
+    ):
+        return arguments[0].element
+    return None
 
 
 def is_textual(element: Any) -> bool:

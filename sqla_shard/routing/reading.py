@@ -58,7 +58,7 @@ from sqla_shard.routing.clauses import walk
 from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Equals
 from sqla_shard.routing.cutting import aggregates
-from sqla_shard.routing.cutting import cut_of
+from sqla_shard.routing.cutting import cuts_of
 from sqla_shard.routing.cutting import is_textual
 from sqla_shard.routing.cutting import text_of
 from sqla_shard.routing.forms import check
@@ -85,6 +85,7 @@ class Reader:
 
     :ivar blocks: its SELECTs, at any depth.
     :ivar leaves: every table, at any depth.
+    :ivar shown: the SELECTs whose rows a SELECT shows.
     :ivar top: leaves whose rows the statement shows or changes.
     :ivar assigned: conditions that assignments put on the row's shard.
     :ivar problems: what is refused on any number of shards.
@@ -96,6 +97,7 @@ class Reader:
         self._rendering = Rendering(statement)
         self.blocks: list[Block] = []
         self.leaves: list[Leaf] = []
+        self.shown: list[Block] = []
         self.top: list[Leaf] = []
         self.assigned: list[Condition] = []
         self.problems: list[Problem] = []
@@ -109,10 +111,18 @@ class Reader:
 
     def _top_select(self, statement: Any) -> None:
         blocks = self._branches(statement, None, in_from=False)
+        self.shown = blocks
         self.top = [leaf for block in blocks for leaf in block.leaves]
         if isinstance(inner(statement), CompoundSelect):
             self.single.append("UNION")
-        self.single += [block.cut for block in blocks if block.cut]
+        # Only the rows of the statement itself can be merged.
+        merged = isinstance(statement, Select)
+        self.single += [
+            cut.name
+            for block in blocks
+            for cut in block.cuts
+            if not (merged and cut.mergeable)
+        ]
 
     def _branches(
         self, select: Any, outer: Block | None, *, in_from: bool
@@ -154,10 +164,12 @@ class Reader:
         problem = check_columns(map(unlabelled, block.select._raw_columns))
         if problem is not None:
             self.problems.append(problem)
-        block.cut = cut_of(block.select, lambda keys: self._keyed(keys, block))
+        block.cuts = tuple(
+            cuts_of(block.select, lambda keys: self.keyed(keys, block))
+        )
         return block
 
-    def _keyed(self, keys: Iterable[Any], block: Block) -> bool:
+    def keyed(self, keys: Iterable[Any], block: Block) -> bool:
         """Tell whether rows that agree in some keys are on one shard."""
         for key in keys:
             carried = block.carrier(unlabelled(key))

@@ -8,17 +8,20 @@ looking at the values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.selectable import TableClause
 from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.util import LRUCache
@@ -33,7 +36,9 @@ from sqla_shard.ids import check_type
 from sqla_shard.routing.conditions import AllOf
 from sqla_shard.routing.conditions import AnyOf
 from sqla_shard.routing.conditions import Condition
+from sqla_shard.routing.conditions import Values
 from sqla_shard.routing.conditions import Within
+from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.forms import form_of
 from sqla_shard.routing.forms import mixed
 from sqla_shard.routing.forms import Problem
@@ -45,7 +50,33 @@ from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
 from sqla_shard.types.binds import Slotted
 
-__all__ = ["Decision", "check", "keyspace_of", "route"]
+__all__ = [
+    "Decision",
+    "Spread",
+    "check",
+    "keyspace_of",
+    "locate",
+    "route",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Which rows of a SELECT are on one shard together for certain.
+
+    :ivar grouped_on_shard: those of each group of its GROUP BY.
+    :ivar distinct_on_shard: those that DISTINCT makes one.
+    :ivar counted_on_shard: for each ``count(distinct(x))``, from left to
+        right, those that are equal in ``x``.
+    """
+
+    grouped_on_shard: bool = False
+    distinct_on_shard: bool = False
+    counted_on_shard: tuple[bool, ...] = ()
+
+
+def _no_reason(shard_id: int) -> str:
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +86,20 @@ class Decision:
     :ivar keyspace: the keyspace of its tables.
     :ivar shards: in ascending order; empty where no row can match.
     :ivar why: the conditions that decided.
+    :ivar reasons: returns what has named one of the shards.
     :ivar parameters: the parameters, with every list of ids in a slot.
+    :ivar spread: what the merge has to know, of several shards.
+    :ivar scattered: whether it goes to all shards because it was told to,
+        and nothing in it tells them.
     """
 
     keyspace: Keyspace
     shards: tuple[int, ...]
     why: str
+    reasons: Callable[[int], str] = _no_reason
     parameters: Any = None
+    spread: Spread = Spread()
+    scattered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +125,7 @@ class _Shape:
     :ivar assigned: what an UPDATE sets the row's shard to.
     :ivar settable: the same, for values given when it is executed.
     :ivar lists: lists of ids that may be given when it is executed.
-    :ivar ordered: whether it has an ORDER BY.
+    :ivar spread: what a merge has to know.
     """
 
     tables: tuple[Any, ...] = ()
@@ -97,7 +135,7 @@ class _Shape:
     assigned: tuple[Condition, ...] = ()
     settable: tuple[tuple[str, IdType], ...] = ()
     lists: tuple[Within, ...] = ()
-    ordered: bool = False
+    spread: Spread = Spread()
 
 
 _shapes: LRUCache[Any, _Shape] = LRUCache(1000)
@@ -108,13 +146,12 @@ def route(
     parameters: Any,
     places: Places,
     *,
-    keeps_order: bool = False,
+    scatter: bool = False,
 ) -> Decision:
     """Decide which shards a SELECT, UPDATE or DELETE must visit.
 
     :param parameters: the dictionary given with the statement, if any.
-    :param keeps_order: the reader sorts the rows of each shard by
-        themselves, as eager loading does, so ORDER BY needs no merge.
+    :param scatter: go to all shards where nothing tells them.
     :raises NoShardKeyError: when nothing tells the shards.
     :raises KeyspaceMismatchError: when it names tables of two keyspaces.
     :raises ScatterUnsupportedError: when it names several shards whose
@@ -124,6 +161,28 @@ def route(
     """
     binds, shape = _shape_of(statement)
     _raise(shape.problems)
+    decision = _decide(binds, shape, parameters, places, scatter)
+    if len(decision.shards) > 1:
+        _check_mergeable(shape)
+    return decision
+
+
+def locate(
+    statement: Any, parameters: Any, places: Places, *, scatter: bool = False
+) -> Decision:
+    """Return what :func:`route` would, for a statement that it may refuse.
+
+    For explanations; such a statement is not to be executed.
+
+    :raises NoShardKeyError: when nothing tells the shards.
+    """
+    binds, shape = _shape_of(statement)
+    return _decide(binds, shape, parameters, places, scatter)
+
+
+def _decide(
+    binds: Any, shape: _Shape, parameters: Any, places: Places, scatter: bool
+) -> Decision:
     keyspace = keyspace_of(shape.tables, places)
     if keyspace.kind == "global":
         return Decision(
@@ -142,12 +201,17 @@ def route(
             return given[bind.key]
         return bind.callable() if bind.callable else bind.effective_value
 
-    shards = _shards(shape, value, given, keeps_order)
+    told = _told(shape, value, scatter)
+    shards = range(keyspace.shards) if told is None else sorted(told)
+    _check_assigned(shape, value, given, shards)
     return Decision(
         keyspace=keyspace,
-        shards=shards,
-        why=" and ".join(str(g.condition) for g in shape.groups),
+        shards=tuple(shards),
+        why="scatter()" if told is None else _why(shape),
+        reasons=partial(_reason, shape, value, told is None),
         parameters=_with_slots(shape, binds, given, parameters),
+        spread=shape.spread,
+        scattered=told is None,
     )
 
 
@@ -187,25 +251,57 @@ def _raise(problems: Iterable[Problem]) -> None:
         )
 
 
-def _shards(
-    shape: _Shape, value: Any, given: Mapping[str, Any], keeps_order: bool
-) -> tuple[int, ...]:
+def _told(
+    shape: _Shape, value: Values, scatter: bool
+) -> frozenset[int] | None:
+    """Return the shards that conditions leave; None for all there are."""
     union: frozenset[int] = frozenset()
     for group in shape.groups:
         condition = group.condition
         found = None if condition is None else condition.shards(value)
-        if found is None:
+        if found is not None:
+            union |= found
+        elif scatter:
+            return None
+        else:
             raise _no_shard_key(group, shape)
-        union |= found
+    return union
+
+
+def _reason(
+    shape: _Shape, value: Values, scattered: bool, shard_id: int
+) -> str:
+    """Return why a statement goes to one of its shards, with the values."""
+    if scattered:
+        return "scatter()"
+    told = [
+        group.condition.reason(value, shard_id)
+        for group in shape.groups
+        if group.condition is not None
+    ]
+    return " and ".join(filter(None, told))
+
+
+def _why(shape: _Shape) -> str:
+    return " and ".join(str(group.condition) for group in shape.groups)
+
+
+def _check_assigned(
+    shape: _Shape,
+    value: Values,
+    given: Mapping[str, Any],
+    shards: Iterable[int],
+) -> None:
+    """Refuse an UPDATE that would move rows to another shard."""
+    if not shape.assigned and not shape.settable:
+        return
+    there = frozenset(shards)
     for assigned in shape.assigned:
-        _check_stays(str(assigned), assigned.shards(value), union)
+        _check_stays(str(assigned), assigned.shards(value), there)
     for key, kind in shape.settable:
         if given.get(key) is not None:
             target = check_type(given[key], kind.type_id, key).shard_id
-            _check_stays(f"{key} = {given[key]}", {target}, union)
-    if len(union) > 1:
-        _check_mergeable(shape, keeps_order)
-    return tuple(sorted(union))
+            _check_stays(f"{key} = {given[key]}", {target}, there)
 
 
 def _check_stays(what: str, target: Set[int] | None, shards: Set[int]) -> None:
@@ -244,18 +340,30 @@ def _no_shard_key(group: _Group, shape: _Shape) -> NoShardKeyError:
     )
 
 
-def _check_mergeable(shape: _Shape, keeps_order: bool) -> None:
+#: What to write in place of something that cannot be merged.
+_INSTEAD = {
+    "OFFSET": "session.scatter_page() continues after the last row shown",
+    "FETCH": "use limit()",
+    "HAVING": "compare the value in Python",
+    "UNION": "execute its SELECTs one by one",
+    "a window function": "PARTITION BY the id of the object that the rows "
+    "belong to, or number the rows in Python",
+}
+
+
+def _check_mergeable(shape: _Shape) -> None:
     limits = list(shape.single)
-    if shape.ordered and not keeps_order:
-        limits.append("ORDER BY")
     if len(shape.groups) > 1:
         names = ", ".join(g.names[0] for g in shape.groups)
         limits.append(f"a combination of {names} that no id ties together")
     if limits:
+        instead = _INSTEAD.get(
+            limits[0],
+            "name the ids of one shard, or read the rows and do it in Python",
+        )
         raise ScatterUnsupportedError(
             f"{limits[0]} over several shards is not supported: each shard "
-            "would answer for itself. Name the ids of one shard, or read "
-            "the rows and do it in Python",
+            f"would answer for itself. Instead, {instead}",
             construct=limits[0],
         )
 
@@ -348,7 +456,10 @@ def _textual(shown: tuple[Any, ...]) -> _Shape:
         for table in tables
         if spec_of(table).kind != "global"
     ]
-    return _Shape(tables=tuple(tables), groups=tuple(groups))
+    # Who knows what it asks each shard for.
+    return _Shape(
+        tables=tuple(tables), groups=tuple(groups), single=("SQL as text",)
+    )
 
 
 def _read(statement: Any, binds: Any) -> _Shape:
@@ -378,7 +489,28 @@ def _read(statement: Any, binds: Any) -> _Shape:
             if group.condition
             for within in _lists(group.condition)
         ),
-        ordered=bool(getattr(statement, "_order_by_clauses", ())),
+        spread=_spread(reader),
+    )
+
+
+def _spread(reader: Reader) -> Spread:
+    """Return what a merge of the rows has to know."""
+    if len(reader.shown) != 1:
+        return Spread()
+    (block,) = reader.shown
+    select = block.select
+    if not isinstance(select, Select):
+        return Spread()
+    groups = select._group_by_clauses
+    return Spread(
+        grouped_on_shard=bool(groups) and reader.keyed(groups, block),
+        distinct_on_shard=reader.keyed(select.selected_columns, block),
+        counted_on_shard=tuple(
+            reader.keyed([counted], block)
+            for counted in counted_distinct(
+                [*select._raw_columns, *select._order_by_clauses]
+            )
+        ),
     )
 
 

@@ -1,25 +1,56 @@
 """Running one statement on many shards: all servers at the same time.
 
-``union``        one statement for the shards of a server
-``lanes``        the threads that wait for servers
-``executing``    what SQLAlchemy calls around each statement
-``hub``          several executions of one session, as greenlets
-``awaiting``     the same under asyncio
-``overlapping``  which of the two, and what has to stay in its thread
+``plans``      where an execution goes, and within what limits
+``union``      one statement for the shards of a server
+``merge``      one answer of the rows of several shards
+``lanes``      the threads that wait for servers
+``deadlines``  the thread that watches the clock for them
+``preparing``  the text of a statement, for each server
+``reports``    what became of a statement, for those who want to know
+``executing``  running it everywhere, and merging the rows
+``hub``        several executions of one session, as greenlets
+``awaiting``   the same under asyncio
+``overlapping``which of the two, and what has to stay in its thread
 """
 
 from __future__ import annotations
 
 from sqla_shard.scatter.executing import execute_everywhere
-from sqla_shard.scatter.executing import render_event
+from sqla_shard.scatter.executing import execute_many
 from sqla_shard.scatter.lanes import Lanes
+from sqla_shard.scatter.merge import Combine
+from sqla_shard.scatter.merge import First
+from sqla_shard.scatter.merge import Key
+from sqla_shard.scatter.merge import Merge
 from sqla_shard.scatter.overlapping import overlap
 from sqla_shard.scatter.overlapping import watch_calls
+from sqla_shard.scatter.plans import OPTION
+from sqla_shard.scatter.plans import Plan
+from sqla_shard.scatter.plans import Scatter
+from sqla_shard.scatter.plans import scatter
+from sqla_shard.scatter.plans import scatter_errors
+from sqla_shard.scatter.preparing import render_event
+from sqla_shard.scatter.reports import ServerReport
+from sqla_shard.scatter.reports import StatementReport
+from sqla_shard.scatter.reports import Watch
 
 __all__ = [
+    "OPTION",
+    "Combine",
+    "First",
+    "Key",
     "Lanes",
+    "Merge",
+    "Plan",
+    "Scatter",
+    "ServerReport",
+    "StatementReport",
+    "Watch",
     "execute_everywhere",
+    "execute_many",
     "overlap",
     "render_event",
+    "scatter",
+    "scatter_errors",
     "watch_calls",
 ]

@@ -1,10 +1,8 @@
-"""What SQLAlchemy calls around each statement that is sent.
+"""Running the statements of a plan, and making one answer of the rows.
 
-Statements are compiled once for all shards, with a mark in place of the
-schema and :class:`~sqla_shard.types.binds.ShardBound` parameters in place of
-what differs by shard.  The two event handlers here put in the values as late
-as possible, when SQLAlchemy hands the text to the driver; so its compiled
-cache stays small, and its log and its errors show the SQL that was sent.
+SQLAlchemy calls :func:`execute_everywhere` in place of the driver.  The rows
+of all servers are merged and put into one buffer, so that the ORM loads them
+all in one go, as if they came from one database.
 """
 
 from __future__ import annotations
@@ -12,121 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.rendering import Job
-from sqla_shard.rendering import OPTION
-from sqla_shard.rendering import Place
-from sqla_shard.rendering import Plan
-from sqla_shard.rendering import render
-from sqla_shard.rendering import SCHEMA
+from sqla_shard.dialects import Failure
+from sqla_shard.exc import ScatterFailedError
+from sqla_shard.exc import ScatterLimitError
+from sqla_shard.exc import ScatterTimeoutError
+from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import ShardError
 from sqla_shard.scatter.lanes import Lanes
-from sqla_shard.scatter.union import statements_for
-from sqla_shard.types.binds import Address
+from sqla_shard.scatter.merge import Merge
+from sqla_shard.scatter.merge import merge_rows
+from sqla_shard.scatter.plans import Job
+from sqla_shard.scatter.plans import OPTION
+from sqla_shard.scatter.plans import Plan
+from sqla_shard.scatter.reports import ServerReport
+from sqla_shard.scatter.reports import StatementReport
 
-__all__ = ["execute_everywhere", "render_event"]
+__all__ = ["execute_everywhere", "execute_many"]
 
-
-def render_event(
-    connection: Connection,
-    cursor: Any,
-    statement: str,
-    parameters: Any,
-    context: Any,
-    executemany: bool,
-) -> tuple[str, Any]:
-    """Handle ``before_cursor_execute``: put in what differs by shard."""
-    plan: Plan | None = context.execution_options.get(OPTION)
-    if plan is None:
-        if SCHEMA in statement:
-            raise NoShardKeyError(
-                "this connection was given no shard; take one with "
-                'session.connection(bind_arguments={"shard_id": ...})',
-                tables=(),
-            )
-        return statement, parameters
-    place = plan.places[0]
-    _before(plan, place, connection, cursor, statement, parameters, context)
-    if not isinstance(parameters, (tuple, list)):
-        return statement.replace(SCHEMA, place.schema), parameters
-    placeholder = "%s" if context.dialect.paramstyle == "format" else "?"
-    if parameters and isinstance(parameters[0], (tuple, list)):
-        rows = [render("", row, place, placeholder)[1] for row in parameters]
-        return statement.replace(SCHEMA, place.schema), rows
-    if len(plan.places) == 1:
-        return render(statement, parameters, place, placeholder)
-    if _locks(context):
-        for other, there in zip(plan.connections, plan.places, strict=True):
-            there.backend.lock(other)
-    plan.jobs = [
-        Job(other, statements_for(statement, parameters, there, placeholder))
-        for other, there in plan.by_connection()
-    ]
-    return plan.jobs[0].statements[0]
-
-
-def _before(
-    plan: Plan,
-    place: Place,
-    connection: Connection,
-    cursor: Any,
-    statement: str,
-    parameters: Any,
-    context: Any,
-) -> None:
-    """Do what must come before a statement on its connection."""
-    if context.isinsert or context.isupdate or context.isdelete:
-        if plan.wrote is not None:
-            plan.wrote(place, _describe(context))
-        if context.isinsert:
-            _check_addresses(parameters, place)
-    elif getattr(context, "is_text", False) or context.compiled is None:
-        place.backend.use(connection, cursor, place.schema)
-        if plan.wrote is not None and not _only_reads(statement):
-            plan.wrote(place, "textual SQL")
-    elif len(plan.places) == 1 and _locks(context):
-        place.backend.lock(connection)
-
-
-def _describe(context: Any) -> str:
-    table = getattr(context.compiled.statement, "table", None)
-    return f"a row of {getattr(table, 'name', 'a table')}"
-
-
-def _only_reads(statement: str) -> bool:
-    return statement.lstrip(" \n\t(").upper().startswith(("SELECT", "SHOW"))
-
-
-def _locks(context: Any) -> bool:
-    statement = context.compiled.statement
-    return getattr(statement, "_for_update_arg", None) is not None
-
-
-def _check_addresses(parameters: Any, place: Place) -> None:
-    # Address.at() saturates, which is right in a comparison; stored, it
-    # would be a reference to a row that does not exist.
-    rows = (
-        parameters
-        if parameters and isinstance(parameters[0], (tuple, list))
-        else (parameters,)
-    )
-    for row in rows:
-        for value in row:
-            if isinstance(value, Address) and not value.is_at(place.shard_id):
-                raise ColocationError(
-                    f"{value.object_id} is not an object of type "
-                    f"{value.type_id} on shard {place.shard_id}, where "
-                    "the row is inserted; a ShardedId column refers to a "
-                    "row of the same shard. Use ObjectRef for others",
-                    class_name="INSERT",
-                    field="ShardedId",
-                    value=value.object_id,
-                )
+#: Added to a timeout before a connection is cut: a server that was told
+#: should have answered by then, and its connection can be used again.
+GRACE = 0.25
 
 
 def execute_everywhere(
@@ -134,57 +45,291 @@ def execute_everywhere(
 ) -> bool | None:
     """Handle ``do_execute``: run a statement on all shards of its plan.
 
-    The rows of all shards are put into one buffer, so that the ORM loads
-    them all in one go.
-
     :param lanes: where to wait for other servers than the first.
+    :raises ScatterTimeoutError: when the plan's time is over.
+    :raises ScatterLimitError: when there are more rows than it allows.
+    :raises ScatterFailedError: when no shard has answered.
     """
     plan: Plan | None = context.execution_options.get(OPTION)
-    if plan is None or not plan.jobs:
+    if plan is None:
         return None
-    (first, *others), plan.jobs = plan.jobs, []
-
-    def here() -> list[Any]:
-        context.dialect.do_execute(cursor, statement, parameters, context)
-        rows = list(cursor.fetchall())
-        for more in first.statements[1:]:
-            rows += _rows(first.connection, *more)
-        return rows
-
-    work: list[Callable[[], list[Any]]] = [here]
-    work += [partial(_all_rows, job) for job in others]
-    if plan.places[0].backend.waits:
-        parts = _at_once(plan, [first, *others], work, lanes)
-    else:
-        parts = [each() for each in work]
+    if not plan.jobs:
+        if plan.watch is None or plan.watch.report is None:
+            return None
+        _watched(cursor, statement, parameters, context, plan)
+        return True
+    jobs, plan.jobs = plan.jobs, []
+    start = perf_counter()
+    rows: list[Any] | None = None
+    error: BaseException | None = None
+    try:
+        description, rows = _answer(
+            cursor, statement, parameters, context, plan, jobs, lanes
+        )
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if plan.watch is not None and plan.watch.report is not None:
+            seconds = perf_counter() - start
+            found = None if rows is None else len(rows)
+            plan.watch.report(
+                _report(context, plan, jobs, found, seconds, error)
+            )
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
-        cursor, initial_buffer=[row for part in parts for row in part]
+        cursor, alternate_description=description, initial_buffer=rows
     )
     return True
 
 
-def _all_rows(job: Job) -> list[Any]:
-    return [row for s in job.statements for row in _rows(job.connection, *s)]
-
-
-def _at_once(
+def _answer(
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
     plan: Plan,
     jobs: Sequence[Job],
-    work: Sequence[Callable[[], list[Any]]],
     lanes: Lanes,
-) -> list[list[Any]]:
+) -> tuple[Any, list[Any]]:
+    """Return the description of the columns, and the merged rows."""
+
+    def here() -> _Answer:
+        # SQLAlchemy has told its listeners of this statement already.
+        context.dialect.do_execute(cursor, statement, parameters, context)
+        answer = _Answer(cursor.description)
+        answer.runs.append(list(cursor.fetchall()))
+        return _more(jobs[0], answer, 1, plan)
+
+    work = [_Work(job, plan) for job in jobs]
+    work[0].how = partial(work[0].first, here, context)
+    _run_all(plan, work, lanes)
+    answers = [one.answer for one in work if one.answer is not None]
+    if len(answers) < len(work):
+        _note_errors(plan, jobs, any_answer=bool(answers))
+    rows = _merged([run for a in answers for run in a.runs], plan.merge)
+    _check_rows(len(rows), plan)
+    return _shown(answers[0].description, plan.merge), rows
+
+
+def execute_many(
+    cursor: Any, statement: str, parameters: Any, context: Any
+) -> bool | None:
+    """Handle ``do_executemany``: report it, if somebody wants to know."""
+    plan: Plan | None = context.execution_options.get(OPTION)
+    if plan is None or plan.watch is None or plan.watch.report is None:
+        return None
+    _watched(cursor, statement, parameters, context, plan)
+    return True
+
+
+def _watched(
+    cursor: Any, statement: str, parameters: Any, context: Any, plan: Plan
+) -> None:
+    """Run a statement of one shard as SQLAlchemy would, and report it."""
+    job = Job(context.root_connection, plan.places, [(statement, parameters)])
+    start = perf_counter()
+    error: BaseException | None = None
+    rows = -1
+    dialect = context.dialect
+    run = dialect.do_executemany if context.executemany else dialect.do_execute
+    try:
+        run(cursor, statement, parameters, context)
+        rows = cursor.rowcount
+    except BaseException as raised:
+        error = raised
+        if isinstance(raised, Exception):
+            job.error = raised
+        raise
+    finally:
+        assert plan.watch is not None  # noqa: S101  # the caller has looked
+        assert plan.watch.report is not None  # noqa: S101  # as well
+        job.seconds = perf_counter() - start
+        job.rows = rows
+        found = rows if rows >= 0 else None
+        plan.watch.report(
+            _report(context, plan, [job], found, job.seconds, error)
+        )
+
+
+def _report(
+    context: Any,
+    plan: Plan,
+    jobs: Sequence[Job],
+    rows: int | None,
+    seconds: float,
+    error: BaseException | None,
+) -> StatementReport:
+    servers = [
+        ServerReport(
+            server=job.server,
+            shards=tuple(place.shard_id for place in job.places),
+            statements=len(job.statements),
+            rows=job.rows if job.rows >= 0 else None,
+            seconds=job.seconds,
+            error=job.error,
+        )
+        for job in jobs
+    ]
+    return StatementReport(
+        statement=plan.text,
+        keyspace=jobs[0].places[0].keyspace,
+        servers=tuple(servers),
+        scattered=plan.scattered,
+        writes=context.isinsert or context.isupdate or context.isdelete,
+        rows=rows,
+        seconds=seconds,
+        error=error,
+    )
+
+
+class _Answer:
+    """What a server has answered: the rows of each statement."""
+
+    def __init__(self, description: Any = None) -> None:
+        self.description = description
+        self.runs: list[list[Any]] = []
+
+
+class _Work:
+    """A job, while it is done.
+
+    :ivar how: does it, and returns its answer.
+    :ivar answer: None until it is there, and where it failed.
+    :ivar expired: whether its time was over before it had ended.
+    """
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self.job = job
+        self._plan = plan
+        self.how: Callable[[], _Answer] = self._send
+        self.answer: _Answer | None = None
+        self.begun = False
+        self.ended = False
+        self.expired = False
+
+    def __call__(self) -> None:
+        limits = self._plan.limits
+        start = perf_counter()
+        self.begun = True
+        try:
+            if self.expired:
+                raise self._timeout()
+            self.answer = self.how()
+        except (DBAPIError, ShardError) as error:
+            known = self._told(error)
+            if limits is None or limits.on_error == "raise":
+                self.job.error = known
+                if known is error:
+                    raise
+                raise known from error
+            if isinstance(known, ScatterLimitError):
+                raise
+            known.__cause__ = None if known is error else error
+            self.job.error = known
+        finally:
+            self.ended = True
+            self.job.seconds = perf_counter() - start
+            if self.answer is not None:
+                self.job.rows = sum(map(len, self.answer.runs))
+
+    def _send(self) -> _Answer:
+        return _more(self.job, _Answer(), 0, self._plan)
+
+    def first(self, how: Callable[[], _Answer], context: Any) -> _Answer:
+        """Do what SQLAlchemy is about to do itself.
+
+        It turns what the driver raises into its own errors, and so it is
+        left to it, unless that error is not to be raised as it is.
+        """
+        dbapi = context.dialect.loaded_dbapi
+        try:
+            return how()
+        except dbapi.Error as error:
+            limits = self._plan.limits
+            if not self._timed_out(error) and (
+                limits is None or limits.on_error == "raise"
+            ):
+                raise
+            connection = self.job.connection
+            wire = connection.connection.dbapi_connection
+            lost = context.dialect.is_disconnect(error, wire, context.cursor)
+            if lost:
+                connection.invalidate(error)
+                raise ServerUnreachableError(
+                    server=self.job.server, error=error
+                ) from error
+            raise DBAPIError.instance(
+                None, None, error, dbapi.Error, hide_parameters=True
+            ) from error
+
+    def _timed_out(self, original: Any) -> bool:
+        backend = self.job.places[0].backend
+        return self.expired or backend.classify(original) is Failure.TIMEOUT
+
+    def _told(self, error: DBAPIError | ShardError) -> Exception:
+        """Return the error that says what has happened."""
+        if isinstance(error, DBAPIError) and self._timed_out(error.orig):
+            return self._timeout()
+        return error
+
+    def _timeout(self) -> ScatterTimeoutError:
+        limits = self._plan.limits
+        timeout = limits.timeout if limits is not None else None
+        return ScatterTimeoutError(
+            servers=[self.job.server], timeout=timeout or 0.0
+        )
+
+    def expire(self) -> None:
+        """End it: its time is over."""
+        if self.ended:
+            return
+        self.expired = True
+        if self.begun:
+            _abort(self.job)
+
+
+def _abort(job: Job) -> bool:
+    """Make the driver's call of a job fail; tell whether there was one."""
+    connection = job.connection
+    if connection.invalidated or connection.closed:
+        return False
+    wire = connection.connection.dbapi_connection
+    job.places[0].backend.abort(wire)
+    return True
+
+
+def _run_all(plan: Plan, work: Sequence[_Work], lanes: Lanes) -> None:
+    """Do all of the work, within the time that there is."""
+    cancel = None
+    left = plan.seconds_left()
+    if left is not None:
+
+        def expire() -> None:
+            for one in work:
+                one.expire()
+
+        cancel = lanes.call_later(left + GRACE, expire)
+    try:
+        if plan.places[0].backend.waits:
+            _at_once(work, lanes)
+        else:
+            for one in work:
+                one()
+    finally:
+        if cancel is not None:
+            cancel()
+
+
+def _at_once(work: Sequence[_Work], lanes: Lanes) -> None:
     """Do the work of all jobs; cut their connections at an interrupt."""
     cut: list[Connection] = []
 
     def abort(index: int) -> None:
-        connection = jobs[index].connection
-        if not connection.invalidated and not connection.closed:
-            cut.append(connection)
-            wire = connection.connection.dbapi_connection
-            plan.places[0].backend.abort(wire)
+        if _abort(work[index].job):
+            cut.append(work[index].job.connection)
 
     try:
-        return lanes.run(work, abort)
+        lanes.run(work, abort)
     finally:
         for connection in cut:
             # Its thread may have ended just before: told to roll back, it
@@ -193,11 +338,61 @@ def _at_once(
                 connection.invalidate()
 
 
-def _rows(connection: Connection, text: str, parameters: Any) -> list[Any]:
-    # Rendered already, whatever the connection itself is bound to.
-    result: Any = connection.exec_driver_sql(
-        text, parameters, execution_options={OPTION: None}
-    )
-    rows = list(result.cursor.fetchall())
-    result.close()
-    return rows
+def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
+    """Send the statements of a job, from one of them on."""
+    count = sum(map(len, answer.runs))
+    for text, parameters in job.statements[start:]:
+        # Rendered already, whatever the connection itself is bound to.
+        result: Any = job.connection.exec_driver_sql(
+            text, parameters, execution_options={OPTION: None}
+        )
+        answer.description = answer.description or result.cursor.description
+        rows = list(result.cursor.fetchall())
+        result.close()
+        answer.runs.append(rows)
+        count += len(rows)
+        if plan.merge is None:
+            # Not after the last row was read: there may be thousands more.
+            _check_rows(count, plan)
+    return answer
+
+
+def _check_rows(count: int, plan: Plan) -> None:
+    most = None if plan.limits is None else plan.limits.max_rows
+    if most is not None and count > most:
+        raise ScatterLimitError(limit="max_rows", allowed=most, found=count)
+
+
+def _note_errors(plan: Plan, jobs: Sequence[Job], *, any_answer: bool) -> None:
+    """Keep the errors of the shards that are left out.
+
+    :raises ScatterFailedError: when that is all of them.
+    """
+    for job in jobs:
+        if job.error is not None:
+            for place in job.places:
+                plan.errors[place.shard_id] = job.error
+    if not any_answer:
+        raise ScatterFailedError(plan.errors) from jobs[0].error
+
+
+def _merged(runs: list[list[Any]], merge: Merge | None) -> list[Any]:
+    if merge is not None:
+        return merge_rows(runs, merge)
+    return runs[0] if len(runs) == 1 else [row for run in runs for row in run]
+
+
+def _shown(description: Any, merge: Merge | None) -> Any:
+    """Return the description of the columns that are not hidden."""
+    if merge is None:
+        return description
+    shown = description[merge.hidden :]
+    columns = None if merge.combine is None else merge.combine.columns
+    if columns is not None and len(columns) != len(shown):
+        # SQLAlchemy has left out a column that it takes for another.
+        raise ScatterUnsupportedError(
+            "a count or group over several shards shows one column twice; "
+            "select it once",
+            construct="GROUP BY",
+        )
+    return shown

@@ -22,6 +22,8 @@ from concurrent.futures import wait
 from typing import Generic
 from typing import TypeVar
 
+from sqla_shard.scatter.deadlines import Deadlines
+
 __all__ = ["Lanes", "Task"]
 
 T = TypeVar("T")
@@ -78,6 +80,7 @@ class Lanes:
         """Forget the threads, which a child process does not have."""
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._deadlines = Deadlines()
 
     def run(
         self,
@@ -128,6 +131,29 @@ class Lanes:
         if not task.handed_over:
             task()
 
+    def attempt(
+        self, jobs: Sequence[Callable[[], T]], timeout: float | None
+    ) -> list[Future[T]]:
+        """Begin jobs at the same time, and wait for them no longer than this.
+
+        :param jobs: what does not matter to anybody once the time is over.
+        :param timeout: seconds.
+        :returns: their futures, in order, done or not.
+        """
+        tasks = [Task(job) for job in jobs]
+        self._submit(tasks)
+        for task in tasks:
+            if not task.handed_over:
+                task()
+        wait([task.future for task in tasks], timeout)
+        return [task.future for task in tasks]
+
+    def call_later(
+        self, seconds: float, call: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call a function after some time; see :class:`Deadlines`."""
+        return self._deadlines.call_later(seconds, call)
+
     def _submit(self, tasks: Sequence[Task[T]]) -> None:
         """Hand tasks over to the pool, as many as it takes."""
         for task in tasks:
@@ -152,6 +178,7 @@ class Lanes:
         """
         with self._lock:
             executor, self._executor = self._executor, None
+        self._deadlines.close()
         if executor is not None:
             executor.shutdown(wait=wait)
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.rendering import pieces
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import render
 from sqla_shard.rendering import SCHEMA
+from sqla_shard.scatter.merge import First
+from sqla_shard.scatter.merge import Merge
 from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import ShardBound
 
@@ -31,16 +35,40 @@ MOST_BRANCHES = 256
 #: Far below the smallest max_allowed_packet in use, 16 MB.
 MOST_CHARACTERS = 1_000_000
 
-# Clauses that would mean something else in a branch, or that MySQL and
-# MariaDB do not take there.  In a literal they only cost speed.
+# Clauses that MySQL and MariaDB do not take in a branch.  In a literal they
+# only cost speed.
 _UNFIT = re.compile(
-    r"\b(?:ORDER BY|LIMIT|FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b"
+    r"\b(?:FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b"
 )
+# Clauses that are the branch's own where it stands in parentheses; what they
+# have sorted has to be sorted again.
+_OWN = re.compile(r"\b(ORDER BY)|\b(?:LIMIT)\b")
 
 
 @lru_cache(maxsize=1024)
-def _fits(text: str) -> bool:
+def _reads(text: str) -> bool:
     return text.startswith("SELECT") and _UNFIT.search(text) is None
+
+
+@lru_cache(maxsize=1024)
+def _own_clauses(text: str) -> tuple[bool, bool]:
+    """Tell whether a text has an ORDER BY, and whether that or a LIMIT."""
+    found = [match.group(1) for match in _OWN.finditer(text)]
+    return any(found), bool(found)
+
+
+def _fits(text: str, merge: Merge | None, *, sorts_more: bool) -> bool:
+    """Tell whether the answers of the branches can be put together."""
+    if not _reads(text):
+        return False
+    ordered, limited = _own_clauses(text)
+    if not limited:
+        return True
+    # The server sorts all rows by the hidden columns: an order beyond those,
+    # as of a joined collection, would be lost.
+    if merge is None or not merge.on_server or sorts_more:
+        return False
+    return bool(merge.keys) or not ordered
 
 
 def statements_for(
@@ -48,16 +76,67 @@ def statements_for(
     parameters: Sequence[Any],
     places: Sequence[Place],
     placeholder: str,
+    merge: Merge | None = None,
+    *,
+    sorts_more: bool = False,
+    most_rows: int | None = None,
 ) -> list[Sent]:
     """Return the statements that read some shards of one server.
 
     :param text: compiled SQL with :data:`SCHEMA` as schema.
     :param parameters: one value per placeholder, in order.
     :param placeholder: ``%s`` or ``?``.
+    :param merge: what is made of the rows of all shards.
+    :param sorts_more: whether the text sorts by more than the merge does.
+    :param most_rows: of more rows than this, one more is read.
     """
-    if len(places) == 1 or not _fits(text):
+    if len(places) == 1 or not _fits(text, merge, sorts_more=sorts_more):
         return [render(text, parameters, p, placeholder) for p in places]
-    return list(_unions(text, parameters, places, placeholder))
+    form = _Form.of(text, merge, most_rows)
+    return list(_unions(text, parameters, places, placeholder, form))
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How branches are written: each as ``opening + text + closing``."""
+
+    opening: str
+    between: str
+    closing: str
+
+    @classmethod
+    def of(
+        cls, text: str, merge: Merge | None, most_rows: int | None
+    ) -> _Form:
+        # On a line of its own: a listener may have added a comment at the
+        # end of the text.
+        union = "UNION ALL"
+        tail = ""
+        limit = None if most_rows is None else most_rows + 1
+        if merge is not None:
+            if not merge.on_server:
+                limit = None
+            elif merge.limit is not None:
+                limit = min(merge.limit, limit or merge.limit)
+            if merge.combine is not None and merge.on_server:
+                union = "UNION"
+            tail = _order(merge)
+        if limit is not None:
+            tail += f"\nLIMIT {limit}"
+        if tail or _own_clauses(text)[1]:
+            return cls("(", f"\n)\n{union}\n(", f"\n){tail}")
+        return cls("", f"\n{union}\n", "")
+
+
+def _order(merge: Merge) -> str:
+    if not merge.on_server or not merge.keys:
+        return ""
+    keys = []
+    for key in merge.keys:
+        assert isinstance(key.recipe, First)  # noqa: S101  # rows are as read
+        name = Hidden.name(key.recipe.at)
+        keys.append(f"{name} DESC" if key.descending else name)
+    return f"\nORDER BY {', '.join(keys)}"
 
 
 def _unions(
@@ -65,6 +144,7 @@ def _unions(
     parameters: Sequence[Any],
     places: Sequence[Place],
     placeholder: str,
+    form: _Form,
 ) -> Iterator[Sent]:
     before, *after = pieces(text, placeholder)
     # What differs by shard is a number or a list of numbers and stands in
@@ -86,11 +166,11 @@ def _unions(
             len(branches) == MOST_BRANCHES
             or length + len(branch) + values_length > MOST_CHARACTERS
         ):
-            yield _joined(branches, plain)
+            yield _joined(branches, plain, form)
             branches, length = [], 0
         branches.append(branch)
         length += len(branch) + values_length
-    yield _joined(branches, plain)
+    yield _joined(branches, plain, form)
 
 
 def _at(value: Any, place: Place) -> str:
@@ -104,6 +184,8 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes)) else 20
 
 
-def _joined(branches: Sequence[str], plain: tuple[Any, ...]) -> Sent:
-    # On a line of its own: a listener may have added a comment at the end.
-    return "\nUNION ALL\n".join(branches), plain * len(branches)
+def _joined(
+    branches: Sequence[str], plain: tuple[Any, ...], form: _Form
+) -> Sent:
+    text = form.opening + form.between.join(branches) + form.closing
+    return text, plain * len(branches)

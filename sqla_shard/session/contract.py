@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from sqla_shard.engines import Places
 from sqla_shard.rendering import Place
+from sqla_shard.scatter import Watch
 from sqla_shard.session.placement import PlacementPolicy
 from sqla_shard.session.transactions import TransactionLog
 
@@ -28,6 +29,16 @@ class Home(Protocol):
     @property
     def places(self) -> Places:
         """Where the shards are now."""
+        ...
+
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with the statements of its sessions."""
+        ...
+
+    @property
+    def scatters(self) -> bool:
+        """Whether statements may go to all shards, by ``scatter()``."""
         ...
 
     @property
@@ -79,6 +90,10 @@ class Scope(Protocol):
 
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""
+        ...
+
+    def is_connected(self, place: Place) -> bool:
+        """Tell whether :meth:`root_connection` has one already."""
         ...
 
     def check_process(self) -> None:

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
 from sqlalchemy import Result
 from sqlalchemy import Table
 from sqlalchemy.ext.horizontal_shard import set_shard_id
@@ -26,15 +24,22 @@ from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.dml import Update
 
 from sqla_shard.exc import NoShardKeyError
-from sqla_shard.rendering import OPTION
+from sqla_shard.exc import ScatterDisabledError
+from sqla_shard.exc import ScatterLimitError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.merging import plan
 from sqla_shard.rendering import Place
-from sqla_shard.rendering import Plan
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import check
 from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
+from sqla_shard.scatter import Merge
+from sqla_shard.scatter import OPTION
 from sqla_shard.scatter import overlap
+from sqla_shard.scatter import Plan
+from sqla_shard.scatter import Scatter
+from sqla_shard.session.connecting import connect
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.inserting import check_rows
 from sqla_shard.session.inserting import group_rows
@@ -69,14 +74,62 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         return _by_shard(context, scope, rows)
     if many and told is None and isinstance(statement, (Update, Delete)):
         return _each_row(context, scope)
+    limits = _limits_of(context)
     if told is not None:
-        places: Sequence[Place] = (_told_place(context, scope, told),)
-    else:
-        places = _decided(context, scope)
-    if len(places) > 1 and isinstance(statement, (Update, Delete)):
-        return _each_shard(context, scope, places)
-    _send(context, scope, places)
+        place = _told_place(context, scope, told)
+        _send(context, scope, (place,), limits=limits)
+        return None
+    places, decision = _decided(context, scope, limits)
+    if isinstance(statement, (Update, Delete)):
+        _check_write(limits)
+        if len(places) > 1:
+            return _each_shard(context, scope, places)
+        limits = None
+    merge = None
+    if len(places) > 1:
+        planned = plan(
+            statement,
+            context.parameters,
+            decision.spread,
+            keeps_order=context.is_relationship_load,
+        )
+        context.statement = planned.statement
+        merge = planned.merge
+    _send(
+        context,
+        scope,
+        places,
+        merge=merge,
+        limits=limits,
+        scattered=decision.scattered,
+    )
     return None
+
+
+def _limits_of(context: ORMExecuteState) -> Scatter | None:
+    """Return the ``scatter()`` of a statement; of several, the last."""
+    limits = None
+    for option in context.user_defined_options:
+        if isinstance(option, Scatter):
+            limits = option
+    return limits
+
+
+def _check_write(limits: Scatter | None) -> None:
+    """Refuse limits that make sense for reads only."""
+    if limits is None:
+        return
+    for name, given in (
+        ("timeout", limits.timeout),
+        ("max_rows", limits.max_rows),
+        ("on_error", limits.on_error != "raise"),
+    ):
+        if given:
+            raise UnsupportedStatementError(
+                f"scatter({name}=) is for SELECT: an UPDATE or DELETE that "
+                "ends on some shards only would be half-done",
+                construct=f"scatter({name}=)",
+            )
 
 
 def _told_shard(context: ORMExecuteState) -> int | None:
@@ -116,22 +169,39 @@ def _tables_of(statement: Any) -> Any:
             yield element
 
 
-def _decided(context: ORMExecuteState, scope: Scope) -> Sequence[Place]:
+def _decided(
+    context: ORMExecuteState, scope: Scope, limits: Scatter | None
+) -> tuple[Sequence[Place], Decision]:
+    """Return where a statement goes, and why."""
     places = scope.places
     name = context.bind_arguments.get("keyspace")
     if name is not None:
-        return (places.place(places.keyspace(name, ""), 0),)
+        keyspace = places.keyspace(name, "")
+        told = Decision(keyspace=keyspace, shards=(0,), why="keyspace")
+        return (places.place(keyspace, 0),), told
     decision: Decision = route(
         context.statement,
         context.parameters,
         places,
-        keeps_order=context.is_relationship_load,
+        scatter=limits is not None,
     )
     context.parameters = decision.parameters
-    if decision.shards:
-        keyspace = decision.keyspace
-        return [places.place(keyspace, i) for i in decision.shards]
-    return (_anywhere(scope, decision),)
+    if decision.scattered and not scope.cluster.scatters:
+        raise ScatterDisabledError(
+            "scatter() is turned off for this cluster, and nothing in the "
+            "statement tells its shards: name ids in WHERE, or set "
+            "cluster.scatters = True"
+        )
+    shards = decision.shards
+    if not shards:
+        return (_anywhere(scope, decision),), decision
+    most = None if limits is None else limits.max_shards
+    if most is not None and len(shards) > most:
+        raise ScatterLimitError(
+            limit="max_shards", allowed=most, found=len(shards)
+        )
+    keyspace = decision.keyspace
+    return [places.place(keyspace, i) for i in shards], decision
 
 
 def _anywhere(scope: Scope, decision: Decision) -> Place:
@@ -146,29 +216,23 @@ def _anywhere(scope: Scope, decision: Decision) -> Place:
 
 
 def _send(
-    context: ORMExecuteState, scope: Scope, places: Sequence[Place]
+    context: ORMExecuteState,
+    scope: Scope,
+    places: Sequence[Place],
+    *,
+    merge: Merge | None = None,
+    limits: Scatter | None = None,
+    scattered: bool = False,
 ) -> None:
     """Let the execution go on, with its plan."""
-    context.bind_arguments["place"] = places[0]
-    plan = Plan(places, _connections(scope, places), scope.log.wrote)
+    if len(places) == 1 and limits is None:
+        going = Plan(places, (), scope.log.wrote, watch=scope.cluster.watch)
+    else:
+        going = connect(scope, places, merge, limits, scattered=scattered)
+    context.bind_arguments["place"] = going.places[0]
     context.update_execution_options(
-        **{OPTION: plan, "schema_translate_map": TRANSLATE}
+        **{OPTION: going, "schema_translate_map": TRANSLATE}
     )
-
-
-def _connections(
-    scope: Scope, places: Sequence[Place]
-) -> Sequence[Connection]:
-    """Return the connection to each of several places."""
-    if len(places) == 1:
-        return ()
-    by_engine: dict[Engine, Connection] = {}
-    # In the same order for all sessions: of two that wait for the last
-    # connections of two pools, each could have what the other needs.
-    for place in sorted(places, key=lambda place: id(place.engine)):
-        if place.engine not in by_engine:
-            by_engine[place.engine] = scope.root_connection(place)
-    return [by_engine[place.engine] for place in places]
 
 
 def _each_shard(
@@ -187,7 +251,7 @@ def _each_shard(
     jobs = [
         partial(_invoke, context, scope, place, options) for place in places
     ]
-    connections = _connections(scope, places)
+    connections = connect(scope, places, None, None).connections
     return _merged(overlap(jobs, connections, scope.places.engines.lanes))
 
 
@@ -226,11 +290,11 @@ def _invoke(
     place: Place,
     options: Mapping[str, Any] | None = None,
 ) -> Result[Any]:
-    plan = Plan((place,), (), scope.log.wrote)
+    going = Plan((place,), (), scope.log.wrote, watch=scope.cluster.watch)
     return context.invoke_statement(
         bind_arguments={**context.bind_arguments, "place": place},
         execution_options={
-            OPTION: plan,
+            OPTION: going,
             "schema_translate_map": TRANSLATE,
             **(options or {}),
         },
@@ -278,9 +342,9 @@ def _by_shard(
         if isinstance(part, list):
             context.parameters = part if isinstance(given, list) else part[0]
         before, scope.bulk = scope.bulk, place
-        plan = Plan((place,), (), scope.log.wrote)
+        going = Plan((place,), (), scope.log.wrote, watch=scope.cluster.watch)
         try:
-            with bound_to(scope.root_connection(place), place, plan):
+            with bound_to(scope.root_connection(place), place, going):
                 results.append(_invoke(context, scope, place))
         finally:
             scope.bulk = before

@@ -53,10 +53,6 @@ REFUSED: dict[str, type[ShardError]] = {
     "exists alone": NoShardKeyError,
     "subquery without a key": NoShardKeyError,
     "is None alone": NoShardKeyError,
-    "order_by over shards": ScatterUnsupportedError,
-    "limit over shards": ScatterUnsupportedError,
-    "count over shards": ScatterUnsupportedError,
-    "max over shards": ScatterUnsupportedError,
     "union_all over shards": ScatterUnsupportedError,
     "arithmetic": UnsupportedStatementError,
     "a function of the id": UnsupportedStatementError,
@@ -356,23 +352,26 @@ def _(s, d):
 
 @check("order_by over shards")
 def _(s, d):
-    made = select(Pin).where(Pin.id.in_(d.ids)).order_by(Pin.id)
-    return s.scalars(made).all(), None
+    made = select(Pin).where(Pin.id.in_(d.ids)).order_by(Pin.id.desc())
+    return [pin.id for pin in s.scalars(made)], d.ids[::-1]
 
 
 @check("limit over shards")
 def _(s, d):
-    return s.scalars(select(Pin).where(Pin.id.in_(d.ids)).limit(2)).all(), None
+    made = select(Pin).where(Pin.id.in_(d.ids)).limit(2)
+    return len(s.scalars(made).all()), 2
 
 
 @check("count over shards")
 def _(s, d):
-    return s.scalar(select(func.count()).where(Pin.id.in_(d.ids))), None
+    made = select(func.count()).where(Pin.id.in_(d.ids))
+    return s.scalar(made), len(d.ids)
 
 
 @check("max over shards")
 def _(s, d):
-    return s.scalar(select(func.max(Pin.id)).where(Pin.id.in_(d.ids))), None
+    made = select(func.max(Pin.id)).where(Pin.id.in_(d.ids))
+    return s.scalar(made), max(d.ids)
 
 
 @check("union_all over shards")

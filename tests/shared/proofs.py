@@ -164,13 +164,9 @@ class Proofs:
                 execution_options={"yield_per": 2},
             )
             assert sorted(chunks) == ids
-            for refused in (
-                select(Pin.id).where(Pin.id.in_(ids)).order_by(Pin.id),
-                select(func.count(Pin.id)).where(Pin.id.in_(ids)),
-                select(Pin.id).where(Pin.id.in_(ids)).limit(2),
-            ):
-                with pytest.raises(ScatterUnsupportedError):
-                    session.execute(refused)
+            refused = select(Pin.id).where(Pin.id.in_(ids)).offset(2)
+            with pytest.raises(ScatterUnsupportedError):
+                session.execute(refused)
 
     def test_textual_rows_are_refused_or_composed(
         self, cluster: Any, ids: list[int]

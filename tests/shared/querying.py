@@ -116,9 +116,13 @@ class ByStatement(Reading):
         assert log.take() == {0: 1}
         with pytest.raises(exc.NoShardKeyError):
             session.query(Pin).all()
-        with pytest.raises(exc.ScatterUnsupportedError):
-            session.query(Pin).filter(Pin.id.in_(i)).count()
         assert log.executions == ()
+        query = session.query(Pin).filter(Pin.id.in_(i))
+        assert query.count() == len(i)
+        assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
+        assert query.order_by(Pin.title.desc()).first().title == "p2_2"
+        with pytest.raises(exc.ScatterUnsupportedError):
+            query.order_by(Pin.id)[1:3]
 
     def test_query_update_and_delete(self, session, log, data):
         query = session.query(Pin).filter(Pin.id == data.ids[0])

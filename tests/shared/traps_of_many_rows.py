@@ -34,7 +34,7 @@ def exists_over_two_shards(m, i):
     return select(exists().where(m.Pin.id.in_([i.a, i.b])))
 
 
-@refused(SCATTER)
+@accepted(2)
 def null_is_a_group_on_every_shard(m, i):
     return (
         select(m.Pin.root_id, func.count())
@@ -49,7 +49,7 @@ def a_window_over_two_shards(m, i):
     return select(m.Pin.id, place).where(m.Pin.id.in_([i.a, i.b]))
 
 
-@refused(SCATTER)
+@accepted(2)
 def an_aggregate_inside_a_function(m, i):
     return select(func.coalesce(func.max(m.Pin.n), 0)).where(
         m.Pin.id.in_([i.a, i.b])
@@ -77,7 +77,7 @@ def distinct_as_a_prefix(m, i):
     )
 
 
-@refused(SCATTER)
+@accepted(2)
 def ordered_over_two_shards(m, i):
     return select(m.Pin.id).where(m.Pin.id.in_([i.a, i.b])).order_by(m.Pin.n)
 

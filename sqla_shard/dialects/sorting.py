@@ -1,0 +1,209 @@
+"""Values that Python can compare as the server would.
+
+Rows that several servers have sorted are merged in Python.  Numbers and times
+are compared there as they are; text is not: its order is that of a collation,
+which only the server knows.  ``WEIGHT_STRING()`` of a text are bytes that
+compare as the collation compares the text; padded to a number of characters,
+also where spaces at the end make no difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Boolean
+from sqlalchemy import Date
+from sqlalchemy import DateTime
+from sqlalchemy import Enum
+from sqlalchemy import Float
+from sqlalchemy import Integer
+from sqlalchemy import Interval
+from sqlalchemy import Numeric
+from sqlalchemy import String
+from sqlalchemy import Time
+from sqlalchemy.dialects.mysql import SET
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import roles
+from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.elements import CollationClause
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.sql.visitors import iterate
+from sqlalchemy.types import LargeBinary
+from sqlalchemy.types import NullType
+from sqlalchemy.types import TypeDecorator
+
+from sqla_shard.exc import ScatterUnsupportedError
+
+__all__ = ["MOST_COMPARED", "Hidden", "LongText", "SortKey", "kind_of"]
+
+#: Characters of a text that are compared, where its column has no length.
+#: Their weights fill what servers themselves look at when they sort,
+#: ``max_sort_length``: 1,024 bytes.
+MOST_COMPARED = 340
+
+_PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
+
+
+def kind_of(type_: Any) -> str | None:
+    """Name how values of a type are compared.
+
+    :returns: ``plain``, ``float``, ``enum``, ``text``; None for types whose
+        order Python cannot know.
+    """
+    while isinstance(type_, TypeDecorator):
+        type_ = type_.impl_instance
+    if isinstance(type_, Enum):
+        return "enum" if type_.native_enum else "text"
+    if isinstance(type_, (SET, LargeBinary)):
+        return None
+    if isinstance(type_, String):
+        return "text"
+    if isinstance(type_, Float):
+        return "float"
+    return "plain" if isinstance(type_, _PLAIN) else None
+
+
+class SortKey(ColumnElement[Any]):
+    """A value that compares in Python as an expression does on the server.
+
+    :param element: the expression.
+    :param kind: see :func:`kind_of`.
+    """
+
+    __visit_name__ = "sqla_shard_sort_key"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("element", InternalTraversal.dp_clauseelement),
+        ("kind", InternalTraversal.dp_string),
+        ("length", InternalTraversal.dp_plain_obj),
+    ]
+
+    def __init__(self, element: Any, kind: str) -> None:
+        self.element = element
+        self.kind = kind
+        self.length = _length(element)
+        self.type = NullType()
+
+    @property
+    def _from_objects(self) -> Any:
+        return self.element._from_objects
+
+
+def _length(element: Any) -> int:
+    """Return how many characters of a text are compared."""
+    length = None
+    # What a function makes of a column may be longer than the column.
+    if element.__visit_name__ == "column":
+        length = getattr(element.type, "length", None)
+    return min(length or MOST_COMPARED, MOST_COMPARED)
+
+
+@compiles(SortKey)
+def _sort_key(element: SortKey, compiler: Any, **kw: Any) -> str:
+    if element.kind == "text" and _collated(element.element):
+        # Without one, Python compares text as SQLite does.
+        raise ScatterUnsupportedError(
+            f"{element.element} has a collation of its own, which cannot be "
+            "followed outside of the server; compare func.lower() of it",
+            construct="COLLATE",
+        )
+    return str(compiler.process(element.element, **kw))
+
+
+def _collated(element: Any) -> bool:
+    return any(
+        isinstance(part, CollationClause)
+        or getattr(getattr(part, "type", None), "collation", None) is not None
+        for part in iterate(element)
+    )
+
+
+@compiles(SortKey, "mysql", "mariadb")
+def _sort_key_mysql(element: SortKey, compiler: Any, **kw: Any) -> str:
+    value = compiler.process(element.element, **kw)
+    if element.kind == "text":
+        padded = f"WEIGHT_STRING({value} AS CHAR({element.length}))"
+        if getattr(compiler.dialect, "is_mariadb", False):
+            return padded
+        # MySQL pads where its collation does not, which MariaDB does not.
+        return (
+            f"IF(CONCAT({value}, ' ') = {value}, {padded}, "
+            f"WEIGHT_STRING({value}))"
+        )
+    # A FLOAT is shown with six digits, and sorted with all of them; an ENUM
+    # is sorted by the position of its value in the list.
+    zero = {"float": "0E0", "enum": "0"}.get(element.kind)
+    return value if zero is None else f"({value} + {zero})"
+
+
+class LongText(ColumnElement[Any]):
+    """A text that is longer than what its :class:`SortKey` compares.
+
+    NULL for others.  Of such texts it cannot be told in Python whether they
+    are equal to one another.
+    """
+
+    __visit_name__ = "sqla_shard_long_text"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("element", InternalTraversal.dp_clauseelement),
+        ("length", InternalTraversal.dp_plain_obj),
+    ]
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+        self.length = _length(element)
+        self.type = String()
+
+    @property
+    def _from_objects(self) -> Any:
+        return self.element._from_objects
+
+
+@compiles(LongText)
+def _long_text(element: LongText, compiler: Any, **kw: Any) -> str:
+    return "NULL"
+
+
+@compiles(LongText, "mysql", "mariadb")
+def _long_text_mysql(element: LongText, compiler: Any, **kw: Any) -> str:
+    value = compiler.process(element.element, **kw)
+    return f"IF(CHAR_LENGTH({value}) > {element.length}, {value}, NULL)"
+
+
+class Hidden(roles.StatementOptionRole, ClauseElement):
+    """Columns that a SELECT gets ahead of its own, as a prefix.
+
+    Nobody but the merge sees them, so the columns that SQLAlchemy knows of,
+    and the objects that it makes of them, stay what they are.
+
+    :param elements: at least one.
+    :param distinct: whether the SELECT is DISTINCT: the word must come
+        before the columns, and SQLAlchemy writes it after prefixes.
+    """
+
+    __visit_name__ = "sqla_shard_hidden"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("elements", InternalTraversal.dp_clauseelement_list),
+        ("distinct", InternalTraversal.dp_boolean),
+    ]
+
+    def __init__(self, elements: list[Any], *, distinct: bool) -> None:
+        self.elements = elements
+        self.distinct = distinct
+
+    @staticmethod
+    def name(index: int) -> str:
+        """Return the name of a hidden column in SQL."""
+        return f"sqla_shard_k{index}"
+
+
+@compiles(Hidden)
+def _hidden(element: Hidden, compiler: Any, **kw: Any) -> str:
+    columns = ", ".join(
+        f"{compiler.process(part, **kw)} AS {Hidden.name(index)}"
+        for index, part in enumerate(element.elements)
+    )
+    return f"{'DISTINCT ' if element.distinct else ''}{columns},"

@@ -1,0 +1,236 @@
+"""The parts of a SELECT that look at many rows: ORDER BY, GROUP BY, LIMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import Label
+from sqlalchemy.sql.elements import Null
+from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.elements import UnaryExpression
+
+from sqla_shard.dialects.sorting import kind_of
+from sqla_shard.dialects.sorting import LongText
+from sqla_shard.dialects.sorting import SortKey
+from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.routing.clauses import children
+from sqla_shard.routing.clauses import is_column
+from sqla_shard.routing.clauses import is_select
+from sqla_shard.routing.cutting import aggregates
+from sqla_shard.routing.cutting import is_textual
+from sqla_shard.types import full_id
+from sqla_shard.types import ShardedId
+
+__all__ = [
+    "Added",
+    "Ordering",
+    "depends_only_on",
+    "groupings",
+    "limit_of",
+    "orderings",
+    "same",
+]
+
+_DIRECTIONS = {operators.asc_op: False, operators.desc_op: True}
+_NULLS = {operators.nulls_first_op: False, operators.nulls_last_op: True}
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """One element of ORDER BY.
+
+    :ivar element: the expression itself.
+    :ivar nulls_last: what is said of NULL; None for nothing.
+    """
+
+    element: Any
+    descending: bool
+    nulls_last: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.element}{' DESC' if self.descending else ''}"
+
+
+class Added:
+    """The hidden columns of a statement, while they are collected.
+
+    :ivar grouped: whether rows are groups: then what tells them apart is
+        asked for as the least of a group, in which it is always the same.
+        Servers do not let through what is merely made of it.
+    """
+
+    def __init__(self) -> None:
+        self.elements: list[Any] = []
+        self.grouped = False
+
+    def add(self, element: Any) -> int:
+        """Add a column; return its position."""
+        self.elements.append(element)
+        return len(self.elements) - 1
+
+    def value(self, element: Any) -> int:
+        """Add the value of an expression as it is shown."""
+        # The local part of an id says nothing beyond its shard.
+        if isinstance(element.type, ShardedId):
+            element = full_id(element)
+        return self.add(element)
+
+    def comparable(self, element: Any, construct: str) -> int:
+        """Add what compares in Python as an expression on the server.
+
+        :param construct: what compares it, for the message.
+        :raises ScatterUnsupportedError: when nothing does.
+        """
+        if isinstance(element.type, ShardedId):
+            element = full_id(element)
+        key = SortKey(element, _kind(element, construct))
+        return self.add(func.min(key) if self.grouped else key)
+
+    def identity(self, element: Any, construct: str) -> tuple[int, int | None]:
+        """Add what is equal for values that the server takes for equal.
+
+        :returns: its position, and that of texts too long to tell.
+        """
+        at = self.comparable(element, construct)
+        if _kind(element, construct) != "text":
+            return at, None
+        long = LongText(element)
+        return at, self.add(func.min(long) if self.grouped else long)
+
+
+def _kind(element: Any, construct: str) -> str:
+    kind = kind_of(element.type)
+    if kind is None:
+        raise ScatterUnsupportedError(
+            f"{construct} over several shards compares {element}, whose "
+            f"type is {element.type!r}: how its values compare is known to "
+            "the server only. Use cast() or type_coerce() to a number, a "
+            "time or a text",
+            construct=construct,
+        )
+    return kind
+
+
+def orderings(statement: Any) -> list[Ordering]:
+    """Return the ORDER BY of a SELECT.
+
+    :raises ScatterUnsupportedError: when an element cannot be read.
+    """
+    found = []
+    for clause in statement._order_by_clauses:
+        descending = False
+        nulls_last = None
+        element = clause
+        while True:
+            if isinstance(element, UnaryExpression):
+                modifier: Any = element.modifier
+                if modifier in _DIRECTIONS:
+                    descending = _DIRECTIONS[modifier]
+                elif modifier in _NULLS:
+                    nulls_last = _NULLS[modifier]
+                else:
+                    break
+                element = element.element
+            elif (under := _named(element, statement, "ORDER BY")) is None:
+                break
+            else:
+                element = under
+        found.append(Ordering(element, descending, nulls_last))
+    return found
+
+
+def groupings(statement: Any) -> list[Any]:
+    """Return the expressions of GROUP BY.
+
+    :raises ScatterUnsupportedError: when an element cannot be read.
+    """
+    found = []
+    for element in statement._group_by_clauses:
+        while (under := _named(element, statement, "GROUP BY")) is not None:
+            element = under  # down to the expression
+        found.append(element)
+    return found
+
+
+def _named(element: Any, statement: Any, construct: str) -> Any:
+    """Return what a label, or the name of one, stands for; None for others."""
+    if isinstance(element, Label):
+        return element.element
+    name = element.__visit_name__
+    if name == "label_reference":
+        return element.element
+    if name == "textual_label_reference":
+        return _column(element.element, statement, construct)
+    if is_textual(element) or isinstance(element, TextClause):
+        raise ScatterUnsupportedError(
+            f"{construct} {element} over several shards is SQL as text, "
+            "which cannot be read; pass the column itself",
+            construct=construct,
+        )
+    return None
+
+
+def _column(name: str, statement: Any, construct: str) -> Any:
+    """Return the column that a SELECT shows under a name."""
+    for column in statement.selected_columns:
+        if name in (column.key, getattr(column, "name", None)):
+            return column
+    raise ScatterUnsupportedError(
+        f"{construct} {name!r} over several shards: no column of the "
+        "statement has that name; pass the column itself",
+        construct=construct,
+    )
+
+
+def limit_of(statement: Any, parameters: Any) -> int | None:
+    """Return the LIMIT of a SELECT.
+
+    :raises ScatterUnsupportedError: when it is no plain number.
+    """
+    clause = statement._limit_clause
+    if clause is None:
+        return None
+    value = None
+    if isinstance(clause, BindParameter):
+        value = clause.effective_value
+        if isinstance(parameters, Mapping):
+            value = parameters.get(clause.key, value)
+    if type(value) is not int:
+        raise ScatterUnsupportedError(
+            f"LIMIT {clause} over several shards: the number must be known "
+            "before the statement is sent; pass an int",
+            construct="LIMIT",
+        )
+    return value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two expressions are one and the same."""
+    return bool(one.compare(other))
+
+
+def depends_only_on(element: Any, known: Sequence[Any]) -> bool:
+    """Tell whether an expression is told by the values of others."""
+    if any(same(element, one) for one in known):
+        return True
+    if isinstance(element, (BindParameter, Null)):
+        return True
+    if is_column(element) and element.__visit_name__ == "column":
+        return False
+    if is_select(element) or aggregates(element) or is_textual(element):
+        return False
+    parts = list(_parts(element))
+    return bool(parts) and all(depends_only_on(p, known) for p in parts)
+
+
+def _parts(element: Any) -> Iterator[Any]:
+    if isinstance(element, ColumnElement) or hasattr(element, "clauses"):
+        yield from children(element)

@@ -1,0 +1,290 @@
+"""Making one answer of the rows of several shards.
+
+Rows are the drivers' own, before SQLAlchemy has made values or objects of
+them, so whatever it would do with the rows of one database it does with
+these.  Each row begins with the *hidden* columns that the merge has added to
+the statement; they are cut off at the end.
+
+A server sorts and limits the rows of its shards, so what is left for Python
+is a few rows of each server; and sums, averages and groups, which are never
+many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from decimal import Context
+from decimal import Decimal
+from decimal import ROUND_HALF_UP
+from typing import Any
+from typing import Protocol
+
+from sqla_shard.exc import ScatterUnsupportedError
+
+__all__ = [
+    "Combine",
+    "Extreme",
+    "First",
+    "Key",
+    "Mean",
+    "Merge",
+    "Otherwise",
+    "Total",
+    "merge_rows",
+]
+
+Row = Sequence[Any]
+
+# A sum of DECIMAL(65, 30) has 65 digits before the point at most; Python's
+# default of 28 digits would round it.
+_EXACT = Context(prec=130)
+
+
+class Recipe(Protocol):
+    """How one value is made of the rows of a group."""
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return the value.
+
+        :param rows: one of each shard that has any, at least one.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class First:
+    """The same in all rows; ``at`` is its position."""
+
+    at: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return that of any row."""
+        return rows[0][self.at]
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum of counts or of sums; None where all of them are."""
+
+    at: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return the sum."""
+        values = [row[self.at] for row in rows if row[self.at] is not None]
+        return _sum(values) if values else None
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        if isinstance(total, Decimal) and isinstance(value, Decimal):
+            total = _EXACT.add(total, value)
+        else:
+            total += value
+    return total
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The value of the row whose other value is the least or greatest.
+
+    :ivar at: position of the value.
+    :ivar by: position of what is compared.
+    """
+
+    at: int
+    by: int
+    greatest: bool
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return it; None where there is none but NULL."""
+        known = [row for row in rows if row[self.by] is not None]
+        if not known:
+            return None
+        choose = max if self.greatest else min
+        return choose(known, key=lambda row: row[self.by])[self.at]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """An average, made of sums and counts.
+
+    :ivar at: position of each shard's own average, which tells how many
+        decimal places it has.
+    """
+
+    at: int
+    sums: int
+    counts: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return it; None where there is nothing to average."""
+        total = Total(self.sums)(rows)
+        count = Total(self.counts)(rows)
+        if total is None or not count:
+            return None
+        like = next(row[self.at] for row in rows if row[self.at] is not None)
+        if isinstance(like, Decimal) and isinstance(total, Decimal):
+            return _EXACT.divide(total, Decimal(count)).quantize(
+                Decimal((0, (1,), like.as_tuple().exponent)),  # type: ignore[arg-type]  # finite
+                rounding=ROUND_HALF_UP,
+                context=_EXACT,
+            )
+        return float(total) / count
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """``coalesce()`` of an aggregate.
+
+    :ivar at: position of it in each shard's own answer.
+    """
+
+    inner: Recipe
+    at: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return the aggregate, or what stands in its place."""
+        value = self.inner(rows)
+        return rows[0][self.at] if value is None else value
+
+
+@dataclass(frozen=True)
+class Key:
+    """One element of ORDER BY.
+
+    :ivar recipe: what is compared.
+    :ivar descending: the greatest first.
+    :ivar nulls_last: where NULL goes; None for what servers do, which is
+        to take it for the least.
+    """
+
+    recipe: Recipe
+    descending: bool = False
+    nulls_last: bool | None = None
+
+
+@dataclass(frozen=True)
+class Combine:
+    """How rows are made of the groups that shards have made.
+
+    :ivar same: positions of what tells groups apart.
+    :ivar long: positions of texts too long to be told apart.
+    :ivar columns: what the row consists of, for each column; None where
+        the first row of a group is taken as it is, as for DISTINCT.
+    """
+
+    same: tuple[int, ...]
+    long: tuple[int, ...] = ()
+    columns: tuple[Recipe, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What makes one answer of the rows of several shards.
+
+    :ivar hidden: number of columns ahead of those of the statement.
+    :ivar keys: by what they are sorted.
+    :ivar limit: how many there are at most.
+    :ivar combine: None where each row stands for itself.
+    :ivar steps: for people: what is done, in order.
+    """
+
+    hidden: int = 0
+    keys: tuple[Key, ...] = ()
+    limit: int | None = None
+    combine: Combine | None = None
+    steps: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def on_server(self) -> bool:
+        """Whether a server can sort and limit the rows of its shards."""
+        return self.combine is None or self.combine.columns is None
+
+
+def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
+    """Return the rows of the answer.
+
+    :param runs: the rows of each statement, in the order of its ORDER BY.
+    :raises ScatterUnsupportedError: when values cannot be compared.
+    """
+    combine = merge.combine
+    if combine is None:
+        if len(runs) == 1:
+            rows = runs[0]
+        else:
+            rows = [row for run in runs for row in run]
+            _sort(rows, merge.keys, _of_row)
+    else:
+        groups = _groups(runs, combine)
+        if combine.columns is not None:
+            _sort(groups, merge.keys, _of_group)
+            groups = groups[: merge.limit]
+            return [
+                tuple([recipe(group) for recipe in combine.columns])
+                for group in groups
+            ]
+        rows = [group[0] for group in groups]
+        if len(runs) > 1:
+            _sort(rows, merge.keys, _of_row)
+    if merge.limit is not None:
+        rows = rows[: merge.limit]
+    return [row[merge.hidden :] for row in rows] if merge.hidden else rows
+
+
+def _groups(
+    runs: Sequence[list[Row]], combine: Combine
+) -> list[Sequence[Row]]:
+    same = combine.same
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for run in runs:
+        for row in run:
+            key = tuple([row[at] for at in same])
+            found.setdefault(key, []).append(row)
+    for at in combine.long:
+        for group in found.values():
+            if len({row[at] for row in group}) > 1:
+                raise ScatterUnsupportedError(
+                    f"{group[0][at][:40]!r}... and another text agree in as "
+                    "much as is compared over shards, and differ after it; "
+                    "group by func.left() of the column, or a hash of it",
+                    construct="GROUP BY",
+                )
+    return list(found.values())
+
+
+def _of_row(key: Key, row: Row) -> Any:
+    return key.recipe((row,))
+
+
+def _of_group(key: Key, group: Sequence[Row]) -> Any:
+    return key.recipe(group)
+
+
+def _sort(
+    items: list[Any], keys: Sequence[Key], value: Callable[[Key, Any], Any]
+) -> None:
+    # From the last key to the first: each sort keeps the order of what it
+    # takes for equal.  Sorted runs one after another cost it little.
+    for key in reversed(keys):
+        nulls_first = not key.nulls_last
+        if key.nulls_last is not None and key.descending:
+            nulls_first = key.nulls_last
+
+        def rank(
+            item: Any, key: Key = key, nulls_first: bool = nulls_first
+        ) -> tuple[bool, Any]:
+            found = value(key, item)
+            return (found is not None) is nulls_first, found
+
+        try:
+            items.sort(key=rank, reverse=key.descending)
+        except TypeError as error:
+            raise ScatterUnsupportedError(
+                f"the values of an ORDER BY cannot be compared: {error}; "
+                "type_coerce() or cast() them to one type",
+                construct="ORDER BY",
+            ) from error

@@ -1,0 +1,193 @@
+"""What is done to each statement before it is sent.
+
+Statements are compiled once for all shards, with a mark in place of the
+schema and :class:`~sqla_shard.types.binds.ShardBound` parameters in place of
+what differs by shard.  The event handler here puts in the values as late as
+possible, when SQLAlchemy hands the text to the driver; so its compiled cache
+stays small, and its log and its errors show the SQL that was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqla_shard.exc import ColocationError
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.rendering import Place
+from sqla_shard.rendering import render
+from sqla_shard.rendering import SCHEMA
+from sqla_shard.scatter.plans import Job
+from sqla_shard.scatter.plans import OPTION
+from sqla_shard.scatter.plans import Plan
+from sqla_shard.scatter.union import statements_for
+from sqla_shard.types.binds import Address
+
+__all__ = ["render_event"]
+
+
+def render_event(
+    connection: Connection,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    executemany: bool,
+) -> tuple[str, Any]:
+    """Handle ``before_cursor_execute``: put in what differs by shard."""
+    plan: Plan | None = context.execution_options.get(OPTION)
+    if plan is None:
+        if SCHEMA in statement:
+            raise NoShardKeyError(
+                "this connection was given no shard; take one with "
+                'session.connection(bind_arguments={"shard_id": ...})',
+                tables=(),
+            )
+        return statement, parameters
+    place = plan.places[0]
+    watch = plan.watch
+    plan.text = statement
+    _before(plan, place, connection, cursor, statement, parameters, context)
+    if not isinstance(parameters, (tuple, list)):
+        return statement.replace(SCHEMA, place.schema), parameters
+    placeholder = "%s" if context.dialect.paramstyle == "format" else "?"
+    if parameters and isinstance(parameters[0], (tuple, list)):
+        rows = [render("", row, place, placeholder)[1] for row in parameters]
+        # Without a comment: PyMySQL sends the rows of an INSERT as one
+        # statement only if nothing stands around it.
+        return statement.replace(SCHEMA, place.schema), rows
+    if not plan.connections:
+        sent = render(statement, parameters, place, placeholder)
+        if watch is not None and watch.comments:
+            sent = sent[0] + _comment([place], 1), sent[1]
+        return sent
+    plan.jobs = _jobs(plan, statement, parameters, context, placeholder)
+    if watch is not None and watch.comments:
+        for job in plan.jobs:
+            comment = _comment(job.places, len(plan.jobs))
+            job.statements = [(t + comment, v) for t, v in job.statements]
+    return plan.jobs[0].statements[0]
+
+
+def _comment(places: Sequence[Place], servers: int) -> str:
+    """Return where a statement goes, as a comment for the server's logs."""
+    first = places[0]
+    shards = f"shard {first.shard_id}"
+    if len(places) > 1:
+        shards = f"{len(places)} shards from {first.shard_id}"
+    also = f", {servers} servers" if servers > 1 else ""
+    name = first.keyspace.replace("*/", "")
+    return f" /* sqla_shard {name}: {shards}{also} */"
+
+
+def _jobs(
+    plan: Plan,
+    statement: str,
+    parameters: Sequence[Any],
+    context: Any,
+    placeholder: str,
+) -> list[Job]:
+    """Return what is to be done on each connection of a plan."""
+    compiled: Any = getattr(context.compiled, "compile_state", None)
+    if plan.merge is not None:
+        _check_wrapped(compiled)
+    if _locks(context):
+        for other, there in zip(plan.connections, plan.places, strict=True):
+            there.backend.lock(other)
+    limits = plan.limits
+    left = plan.seconds_left()
+    jobs = []
+    for connection, places in plan.by_connection():
+        statements = statements_for(
+            statement,
+            parameters,
+            places,
+            placeholder,
+            plan.merge,
+            sorts_more=bool(getattr(compiled, "eager_order_by", ())),
+            most_rows=None if limits is None else limits.max_rows,
+        )
+        if left is not None:
+            limited = places[0].backend.limited
+            statements = [
+                (limited(connection, text, left), values)
+                for text, values in statements
+            ]
+        jobs.append(Job(connection, places, statements))
+    return jobs
+
+
+def _check_wrapped(compiled: Any) -> None:
+    """Refuse a LIMIT that SQLAlchemy has put into a subquery of its own.
+
+    Its rows are objects, and those of the statement are objects with each
+    member of a collection: neither could be told from the other.
+    """
+    if getattr(compiled, "compound_eager_adapter", None) is not None:
+        raise ScatterUnsupportedError(
+            "joinedload() of a collection with LIMIT or the like over "
+            "several shards is not supported; use selectinload()",
+            construct="joinedload()",
+        )
+
+
+def _before(
+    plan: Plan,
+    place: Place,
+    connection: Connection,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+) -> None:
+    """Do what must come before a statement on its connection."""
+    if context.isinsert or context.isupdate or context.isdelete:
+        if plan.wrote is not None:
+            plan.wrote(place, _describe(context))
+        if context.isinsert:
+            _check_addresses(parameters, place)
+    elif getattr(context, "is_text", False) or context.compiled is None:
+        place.backend.use(connection, cursor, place.schema)
+        if plan.wrote is not None and not _only_reads(statement):
+            plan.wrote(place, "textual SQL")
+    elif not plan.connections and _locks(context):
+        place.backend.lock(connection)
+
+
+def _describe(context: Any) -> str:
+    table = getattr(context.compiled.statement, "table", None)
+    return f"a row of {getattr(table, 'name', 'a table')}"
+
+
+def _only_reads(statement: str) -> bool:
+    return statement.lstrip(" \n\t(").upper().startswith(("SELECT", "SHOW"))
+
+
+def _locks(context: Any) -> bool:
+    statement = getattr(context.compiled, "statement", None)
+    return getattr(statement, "_for_update_arg", None) is not None
+
+
+def _check_addresses(parameters: Any, place: Place) -> None:
+    # Address.at() saturates, which is right in a comparison; stored, it
+    # would be a reference to a row that does not exist.
+    rows = (
+        parameters
+        if parameters and isinstance(parameters[0], (tuple, list))
+        else (parameters,)
+    )
+    for row in rows:
+        for value in row:
+            if isinstance(value, Address) and not value.is_at(place.shard_id):
+                raise ColocationError(
+                    f"{value.object_id} is not an object of type "
+                    f"{value.type_id} on shard {place.shard_id}, where "
+                    "the row is inserted; a ShardedId column refers to a "
+                    "row of the same shard. Use ObjectRef for others",
+                    class_name="INSERT",
+                    field="ShardedId",
+                    value=value.object_id,
+                )
