@@ -348,30 +348,25 @@ def test_an_error_waits_for_all_and_leaves_connections_usable(
     assert [e.pool.checkedout() for e in shards.values()] == [0] * 4
 
 
-def test_after_an_error_nothing_more_is_sent(shards: Any) -> None:
-    """The one thread has begun with the first shard only."""
+def test_after_an_error_nothing_more_is_sent(maker: Any, shards: Any) -> None:
     sent = []
 
-    def call(name: str) -> int:
-        sent.append(name)
-        raise ValueError(name)
+    def fails(connection: Any, *rest: Any) -> None:
+        raise ValueError("this one")
 
-    def connected(connection: Any, record: Any) -> None:
-        connection.create_function("call", 1, call)
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        sent.append(statement)
 
     for engine in shards.values():
-        engine.dispose()
-        event.listen(engine, "connect", connected)
-    lanes = Lanes(1)
-    with ShardedSession(lanes=lanes, **Choosers(shards).arguments()) as s:
-        s.connection(bind_arguments={"shard_id": "a"})
-        with pytest.raises(OperationalError):
-            s.execute(select(Board).where(text("call(shard) = 1")))
-        assert sent[0] == "a"
-        assert len(sent) < 4
-        s.rollback()
-        assert len(s.scalars(select(Board)).all()) == 4
-    lanes.close()
+        event.listen(engine, "before_cursor_execute", note)
+    event.listen(shards["a"], "before_cursor_execute", fails)
+    with maker() as session:
+        with pytest.raises(ValueError, match="this one"):
+            session.execute(select(Board))
+        assert len(sent) == 1
+        session.rollback()
+        event.remove(shards["a"], "before_cursor_execute", fails)
+        assert len(session.scalars(select(Board)).all()) == 4
 
 
 def test_the_first_error_in_the_order_of_shards(maker: Any) -> None:
