@@ -233,7 +233,6 @@ class _End(asyncio.Protocol):
         self._waiting.append((due, data))
         self._size += len(data)
         self.deliver()
-        self.block(self._blocked)
 
     def _swallow(self, data: bytes) -> None:
         self._link.mute = True
@@ -248,6 +247,7 @@ class _End(asyncio.Protocol):
             self._timer = None
         there = self.other.transport
         if there is None or there.is_closing():
+            self.block(self._blocked)
             return
         now = self._loop.time()
         while self._waiting and self._waiting[0][0] <= now:
@@ -262,10 +262,10 @@ class _End(asyncio.Protocol):
                 there.write_eof()
                 self._link.end()
         if self._waiting:
-            self._timer = self._loop.call_at(self._waiting[0][0], self._later)
-
-    def _later(self) -> None:
-        self.deliver()
+            due = self._waiting[0][0]
+            self._timer = self._loop.call_at(due, self.deliver)
+        # Whoever called: what has waited before the server was connected,
+        # too, may have stopped the reading.
         self.block(self._blocked)
 
     def block(self, blocked: bool) -> None:

@@ -22,7 +22,6 @@ from tests.benchmarks.pins import connect
 from tests.benchmarks.pins import Pin
 from tests.benchmarks.pins import unions
 
-
 _COUNT = 10
 _ROWS = 40
 _START = datetime(2026, 1, 1)

@@ -156,6 +156,18 @@ def test_many_bytes_come_through_in_order(proxy):
         thread.join()
 
 
+def test_many_bytes_that_are_there_before_the_server(echo):
+    data = os.urandom(20_000_000)
+    with (
+        Proxy("127.0.0.1", echo.port, delay=0.3) as proxy,
+        client(proxy) as connection,
+    ):
+        thread = threading.Thread(target=connection.sendall, args=(data,))
+        thread.start()
+        assert receive(connection, len(data)) == data
+        thread.join()
+
+
 def test_end_of_one_direction_leaves_the_other_open(proxy, echo):
     proxy.delay = 0.05
     with client(proxy) as connection:
@@ -336,9 +348,10 @@ def test_server_that_is_down_resets_and_may_come_later():
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
         with Proxy("127.0.0.1", port) as proxy:
+            # As early as in connect(), if that is slow to return.
             with (
-                client(proxy) as connection,
                 pytest.raises(ConnectionResetError),
+                client(proxy) as connection,
             ):
                 connection.recv(1)
             holder.listen()
