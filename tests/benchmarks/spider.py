@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -24,8 +25,12 @@ from sqla_shard import pack
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MariaDBServer
 
-PLUGIN = "SQLA_SHARD_SPIDER"
-"""Environment variable: where ha_spider.so is."""
+# Of whoever runs this, of `make bench`, of Debian's own package.
+_PLACES = (
+    os.environ.get("SQLA_SHARD_SPIDER", ""),
+    f"{sys.prefix}/spider/ha_spider.so",
+    "/usr/lib/mysql/plugin/ha_spider.so",
+)
 
 Ways = dict[str, Callable[[], object]]
 
@@ -38,9 +43,9 @@ _COLUMNS = (
 @contextmanager
 def ways(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Ways]:
     """Read pins through Spider; nothing where there is no plugin."""
-    plugin = Path(os.environ.get(PLUGIN, "/usr/lib/mysql/plugin/ha_spider.so"))
-    if not plugin.is_file() or not fleet.local:
-        print(f"\nwithout MariaDB Spider: there is no {plugin}")
+    plugin = next((p for p in map(Path, _PLACES) if p.is_file()), None)
+    if plugin is None:
+        print("\nwithout MariaDB Spider: its plugin is not there")
         yield {}
         return
     with tempfile.TemporaryDirectory() as folder:
