@@ -171,7 +171,7 @@ def _newest(cluster: Cluster, where: str) -> None:
                 session, newest.ours
             ),
             "select() with scatter(), new session": _new(cluster, newest.ours),
-            **enter(asynchronous.newest(cluster)),
+            **enter(asynchronous.newest_of_all(cluster)),
         }
         show(
             f"the newest 10 of 256 virtual shards on {where}",

@@ -1,8 +1,8 @@
 """MariaDB Spider: a server that keeps nothing and asks the others.
 
 Its plugin is not part of ``mariadb-server-core``; ``make bench`` fetches it.
-The rows are read with PyMySQL alone, without making objects of them, from
-tables that have whole ids, as an application of Spider would have them:
+It is asked for rows with PyMySQL alone, and for objects with a plain session,
+from tables that have whole ids, as an application of Spider would have them:
 
 * one partition for each virtual shard, where the rows are today;
 * one partition for each server, with the rows of all of its shards in one
@@ -21,9 +21,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import BigInteger
+from sqlalchemy import create_engine
+from sqlalchemy import DateTime
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import Session
+
 from sqla_shard import pack
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MariaDBServer
+from tests.benchmarks.pins import JSONText
 
 # Of whoever runs this, of `make bench`, of Debian's own package.
 _PLACES = (
@@ -33,6 +44,19 @@ _PLACES = (
 )
 
 Ways = dict[str, Callable[[], object]]
+
+
+class Whole(DeclarativeBase):
+    pass
+
+
+class WholePin(Whole):
+    __tablename__ = "by_server"
+
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    data: Mapped[Any] = mapped_column(JSONText)
+    ts: Mapped[Any] = mapped_column(DateTime)
+
 
 _COLUMNS = (
     "(id BIGINT PRIMARY KEY, data MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE "
@@ -107,10 +131,15 @@ def _copy(there: Any, shards: range) -> None:
 
 def _reading(server: MariaDBServer, ids: list[int]) -> Iterator[Ways]:
     wanted = ", ".join(map(str, ids))
-    with server.connect() as connection:
+    engine = create_engine(
+        server.url.replace("mysql://", "mysql+pymysql://") + "/dbspider"
+    )
+    # Without it, one server is asked after the other.
+    parallel = "SET SESSION spider_bgs_mode = 1"
+    with server.connect() as connection, Session(engine) as session:
         cursor = connection.cursor()
-        # Without it, one server is asked after the other.
-        cursor.execute("SET SESSION spider_bgs_mode = 1")
+        cursor.execute(parallel)
+        session.execute(text(parallel))
 
         def way(table: str) -> Callable[[], None]:
             def read() -> None:
@@ -122,6 +151,11 @@ def _reading(server: MariaDBServer, ids: list[int]) -> Iterator[Ways]:
 
             return read
 
+        def objects() -> None:
+            session.expunge_all()
+            statement = select(WholePin).where(WholePin.id.in_(ids))
+            assert len(session.scalars(statement).all()) == len(ids)
+
         yield {
             "MariaDB Spider, a partition for each shard, PyMySQL": way(
                 "by_shard"
@@ -129,4 +163,6 @@ def _reading(server: MariaDBServer, ids: list[int]) -> Iterator[Ways]:
             "MariaDB Spider, a partition for each server, PyMySQL": way(
                 "by_server"
             ),
+            "the same, SQLAlchemy's Session, session open": objects,
         }
+    engine.dispose()
