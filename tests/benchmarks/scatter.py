@@ -59,13 +59,18 @@ def run() -> None:
 
 
 def profile() -> None:
-    """Print where the time of reading fifty objects goes."""
+    """Print where the time of reading many shards goes."""
     with _cluster(servers=4) as (_, cluster):
         ids = fill(cluster)
+        newest.fill_shards(cluster, _SHARDS)
         with cluster.session() as session:
             profiling.show(
                 "get_many of 50 objects, session open",
                 _open(session, partial(_get_many, ids=ids)),
+            )
+            profiling.show(
+                "the newest 10 of 256 virtual shards, session open",
+                _open(session, newest.ours),
             )
 
 
