@@ -165,13 +165,13 @@ def _newest(cluster: Cluster, where: str) -> None:
     with ExitStack() as stack:
         enter = stack.enter_context
         session = enter(cluster.session())
+        here = enter(newest.merged_here(cluster, shards))
+        there = enter(newest.merged_there(cluster, shards))
+        found = [pin.id for pin in newest.ours(session)]
+        assert here() == there() == found
         ways: dict[str, Way] = {
-            "raw UNION ALL, merged in Python": enter(
-                newest.merged_here(cluster, shards)
-            ),
-            "raw UNION ALL with ORDER BY and LIMIT around it": enter(
-                newest.merged_there(cluster, shards)
-            ),
+            "raw UNION ALL, merged in Python": here,
+            "raw UNION ALL with ORDER BY and LIMIT around it": there,
             "select() with scatter(), session open": _open(
                 session, newest.ours
             ),
@@ -190,49 +190,43 @@ def _newest(cluster: Cluster, where: str) -> None:
 def _far(fleet: MariaDBFleet, ids: list[int]) -> None:
     """Read over proxies, each with a round trip of its own."""
     of_first = _SHARDS // len(fleet.servers)
-    near = [i for i in ids if unpack(i).shard_id < of_first]
+    its_ids = [i for i in ids if unpack(i).shard_id < of_first]
     with ExitStack() as stack:
         enter = stack.enter_context
         proxies = [enter(Proxy(s.host, s.port)) for s in fleet.servers]
         topology = fleet.topology_mapping(proxies=proxies)
-        both = [
-            enter(Cluster.from_topology(document))
-            for document in (_first_only(topology, of_first), topology)
-        ]
-        own = enter(both[0].session()), enter(both[1].session())
-        ways: list[dict[str, Way]] = [{}, {}]
-        for title, cluster, session, wanted, shards in zip(
-            ("the farthest alone", "all"),
-            both,
-            own,
-            (near, ids),
-            (of_first, _SHARDS),
-            strict=True,
+        tables: dict[str, dict[str, Way]] = {
+            f"{what}, {how}": {}
+            for what in ("50 objects", "the newest 10")
+            for how in ("session open", "new session", "PyMySQL by hand")
+        }
+        every = Cluster.from_topology(topology)
+        first = Cluster.from_topology(_first_only(topology, of_first))
+        for title, cluster, wanted, shards in (
+            ("the farthest server alone", enter(first), its_ids, of_first),
+            ("all servers", enter(every), ids, _SHARDS),
         ):
+            session = enter(cluster.session())
             many = partial(_get_many, ids=wanted)
-            ways[0] |= {
-                f"get_many, session open, {title}": _open(session, many),
-                f"get_many, new session, {title}": _new(cluster, many),
-                f"raw PyMySQL, {title}": enter(raw(cluster, wanted)),
-            }
-            ways[1] |= {
-                f"scatter(), session open, {title}": _open(
-                    session, newest.ours
-                ),
-                f"scatter(), new session, {title}": _new(cluster, newest.ours),
-                f"raw PyMySQL, {title}": enter(
-                    newest.merged_there(cluster, range(shards))
-                ),
-            }
-        ways[0]["SQLAlchemy's ShardedSession, session open, all"] = enter(
-            upstream(both[1], ids)
-        )
-        for way in (*ways[0].values(), *ways[1].values()):
-            way()  # connects
+            by_hand = newest.merged_there(cluster, range(shards))
+            ways = (
+                _open(session, many),
+                _new(cluster, many),
+                enter(raw(cluster, wanted)),
+                _open(session, newest.ours),
+                _new(cluster, newest.ours),
+                enter(by_hand),
+            )
+            for table, way in zip(tables.values(), ways, strict=True):
+                table[title] = way
+                way()  # connects
+        plain = enter(upstream(every, ids))
+        plain()
+        tables["50 objects, session open"]["all, ShardedSession"] = plain
         for proxy, seconds in zip(proxies, _ROUND_TRIPS, strict=True):
             proxy.delay = seconds
-        where = "round trips of 20, 5, 2 and 1 ms"
-        for title, some in zip(
-            ("50 objects", "the newest 10"), ways, strict=True
-        ):
-            show(f"{title}, {where}", compare(some, turns=30, warm_up=2))
+        for title, table in tables.items():
+            show(
+                f"{title}, round trips of 20, 5, 2 and 1 ms",
+                compare(table, turns=30, warm_up=2),
+            )
