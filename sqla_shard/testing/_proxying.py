@@ -225,11 +225,9 @@ class _End(asyncio.Protocol):
         if link.line.hanging or link.mute:
             self._swallow(data)
             return
-        now = self._loop.time()
-        due = now + link.line.delay / 2
-        if self._waiting:
-            # A delay that was made shorter must not change the order.
-            due = max(due, self._waiting[-1][0])
+        # In order of arrival: after a delay was made shorter, what came later
+        # may be due earlier, and waits.
+        due = self._loop.time() + link.line.delay / 2
         self._waiting.append((due, data))
         self._size += len(data)
         self.deliver()
