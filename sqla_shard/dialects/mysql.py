@@ -11,8 +11,6 @@ asyncmy understands that too; given no ``ssl_*`` option, it uses no TLS.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
 from math import ceil
@@ -30,6 +28,7 @@ from sqla_shard.dialects.asyncmy import close_socket
 from sqla_shard.dialects.asyncmy import transport_of
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
+from sqla_shard.dialects.interrupting import interrupt
 
 __all__ = ["MySQL"]
 
@@ -116,17 +115,13 @@ class MySQL:
 
     def abort(self, dbapi_connection: Any) -> None:
         """Cut PyMySQL's or asyncmy's socket; other drivers are waited for."""
-        if self._asynchronous:
-            transport = transport_of(dbapi_connection)
-            if transport is not None:
-                # The loop then tells who waits for an answer.
-                transport.abort()
+        if not self._asynchronous:
+            interrupt(dbapi_connection)
             return
-        sock = getattr(dbapi_connection, "_sock", None)
-        if sock is not None:
-            # It was closed in the meantime: then nothing waits for it.
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        transport = transport_of(dbapi_connection)
+        if transport is not None:
+            # The loop then tells who waits for an answer.
+            transport.abort()
 
     def limited(
         self, connection: Connection, text: str, seconds: float

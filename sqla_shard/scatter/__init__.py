@@ -4,16 +4,19 @@
 ``union``      one statement for the shards of a server
 ``merge``      one answer of the rows of several shards
 ``lanes``      the threads that wait for servers
-``awaiting``   the same in an event loop, without threads
+``awaited_lanes``  the same in an event loop, without threads
 ``deadlines``  the thread that watches the clock for them
 ``preparing``  the text of a statement, for each server
 ``reports``    what became of a statement, for those who want to know
 ``executing``  running it everywhere, and merging the rows
+``hub``        several executions of one session, as greenlets
+``awaiting``   the same under asyncio
+``overlapping``which of the two, and what has to stay in its thread
 """
 
 from __future__ import annotations
 
-from sqla_shard.scatter.awaiting import AwaitedLanes
+from sqla_shard.scatter.awaited_lanes import AwaitedLanes
 from sqla_shard.scatter.executing import execute_everywhere
 from sqla_shard.scatter.executing import execute_many
 from sqla_shard.scatter.lanes import Lanes
@@ -21,6 +24,8 @@ from sqla_shard.scatter.merge import Combine
 from sqla_shard.scatter.merge import First
 from sqla_shard.scatter.merge import Key
 from sqla_shard.scatter.merge import Merge
+from sqla_shard.scatter.overlapping import overlap
+from sqla_shard.scatter.overlapping import watch_calls
 from sqla_shard.scatter.plans import OPTION
 from sqla_shard.scatter.plans import Plan
 from sqla_shard.scatter.plans import Scatter
@@ -46,7 +51,9 @@ __all__ = [
     "Watch",
     "execute_everywhere",
     "execute_many",
+    "overlap",
     "render_event",
     "scatter",
     "scatter_errors",
+    "watch_calls",
 ]

@@ -1,109 +1,111 @@
-"""Waiting for several servers at once in an event loop, without threads.
+"""Several executions of one session under asyncio, awaited together.
 
-One task for each server of a statement.  SQLAlchemy's asynchronous drivers
-are called from greenlets, and each task has one of its own, so that the code
-that runs in it is the same as in a thread.
-
-A cancelled task ends its lanes: SQLAlchemy closes the connection of each that
-was waiting, since the rest of an answer may still be on its way there.
+Each is a task with a greenlet of its own, as SQLAlchemy's asyncio extension
+makes them; no thread is used.  SQLAlchemy's connections for asyncio take
+one call at a time by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from collections.abc import Coroutine
 from collections.abc import Sequence
-from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
-from typing import TypeVar
 
-# What AsyncSession itself is made of.
 from sqlalchemy.util import await_only
 from sqlalchemy.util import greenlet_spawn
 
-__all__ = ["AwaitedLanes"]
+from sqla_shard.scatter.hub import Stopped
 
-T = TypeVar("T")
+__all__ = ["Turn", "current_turn", "run_awaiting"]
+
+_TURN: ContextVar[Turn | None] = ContextVar("sqla_shard_turn", default=None)
 
 
-class AwaitedLanes:
-    """What :class:`~sqla_shard.scatter.lanes.Lanes` is to threads."""
+class Turn:
+    """The place of a lane in the order of a statement's lanes.
 
-    def run(
-        self,
-        jobs: Sequence[Callable[[], T]],
-        abort: Callable[[int], None] | None = None,
-    ) -> list[T]:
-        """Run jobs at the same time; return their results, in order.
+    :param before: the lane that goes on first.
+    """
 
-        All of them have ended when it returns or raises, cancelled or not.
+    def __init__(self, group: _Group, before: Turn | None) -> None:
+        self.group = group
+        self._before = before
+        self._passed = asyncio.Event()
+        #: Whether the first statement of the lane was answered.
+        self.taken = False
 
-        :param abort: not called: a cancelled job ends by itself.
-        :raises BaseException: what the first of them has raised.
+    def check(self) -> None:
+        """Send nothing more where another lane has failed.
+
+        :raises Stopped: then.
         """
-        found: list[T | BaseException] = await_only(_all_of(jobs))
-        results: list[T] = []
-        for result in found:
-            if isinstance(result, BaseException):
-                raise result
-            results.append(result)
-        return results
+        if self.group.stopped:
+            raise Stopped
 
-    def attempt(
-        self, jobs: Sequence[Callable[[], T]], timeout: float | None
-    ) -> list[Future[T]]:
-        """Begin jobs at the same time, and wait for them no longer than this.
+    def take(self) -> None:
+        """Go on when all lanes before this one have."""
+        self.taken = True
+        if self._before is not None:
+            await_only(self._before._passed.wait())
 
-        What has not ended by then is cancelled.
+    def end(self) -> None:
+        """Let the next lane go on.
 
-        :param timeout: seconds.
-        :returns: their futures, in order, done or not.
+        Not before the rows of the first statement are loaded, which a driver
+        may have to be awaited for: so it is called at the second, or when
+        the lane ends.
         """
-        futures: list[Future[T]] = [Future() for _ in jobs]
-        await_only(_attempts(jobs, futures, timeout))
-        return futures
-
-    def call_later(
-        self, seconds: float, call: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call a function after some time, unless that is taken back.
-
-        :param call: it must not raise, nor wait.
-        :returns: takes it back.
-        """
-        return asyncio.get_running_loop().call_later(seconds, call).cancel
-
-    def after_fork(self) -> None:
-        """Do nothing: there are no threads to forget."""
-
-    def close(self, *, wait: bool = True) -> None:
-        """Do nothing: there are no threads to end."""
+        self._passed.set()
 
 
-async def _all_of(jobs: Sequence[Callable[[], T]]) -> list[T | BaseException]:
-    lanes: list[Coroutine[Any, Any, T]] = [greenlet_spawn(j) for j in jobs]
-    # Cancelled itself, it cancels them all, and is over when they are.
+class _Group:
+    stopped = False
+
+
+def current_turn() -> Turn | None:
+    """Return the turn of the lane that this is called in."""
+    return _TURN.get()
+
+
+def run_awaiting(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run executions at the same time; return their results, in order.
+
+    All of them have ended when it returns or raises.
+
+    :raises BaseException: what the first of them has raised.
+    """
+    outer = current_turn()
+    if outer is not None:
+        outer.end()
+    outcomes = await_only(_together(jobs))
+    errors = [one for one in outcomes if isinstance(one, BaseException)]
+    for error in errors:
+        if not isinstance(error, Stopped):
+            raise error
+    if errors:
+        raise errors[0]
+    return outcomes
+
+
+async def _together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    group = _Group()
+    lanes = []
+    turn: Turn | None = None
+    for job in jobs:
+        turn = Turn(group, turn)
+        lanes.append(_lane(job, turn))
     return await asyncio.gather(*lanes, return_exceptions=True)
 
 
-async def _attempts(
-    jobs: Sequence[Callable[[], T]],
-    futures: Sequence[Future[T]],
-    timeout: float | None,
-) -> None:
-    tasks = [asyncio.ensure_future(greenlet_spawn(job)) for job in jobs]
+async def _lane(job: Callable[[], Any], turn: Turn) -> Any:
+    # A task has a context of its own: this is seen by no other lane.
+    _TURN.set(turn)
     try:
-        await asyncio.wait(tasks, timeout=timeout)
+        return await greenlet_spawn(job)
+    except BaseException:
+        turn.group.stopped = True
+        raise
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task, future in zip(tasks, futures, strict=True):
-        if task.cancelled():
-            continue
-        error = task.exception()
-        if error is None:
-            future.set_result(task.result())
-        else:
-            future.set_exception(error)
+        turn.end()

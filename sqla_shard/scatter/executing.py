@@ -24,7 +24,7 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
-from sqla_shard.scatter.awaiting import AwaitedLanes
+from sqla_shard.scatter.awaited_lanes import AwaitedLanes
 from sqla_shard.scatter.lanes import Lanes
 from sqla_shard.scatter.merge import Merge
 from sqla_shard.scatter.merge import merge_rows

@@ -1,4 +1,4 @@
-"""Real servers and statement logs for the tests of sharded applications.
+"""Real servers, faults and statement logs for tests of sharded applications.
 
 Nothing of the package itself imports this folder.  A test run gets it as a
 pytest plugin (:mod:`sqla_shard.testing.plugin`, registered on installation);
@@ -11,8 +11,8 @@ everything works without pytest, too::
         document = fleet.topology_mapping()
 
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
-:func:`sqlite_topology` and :class:`StatementLog` need neither, which is why
-the names below are imported on use only.
+:func:`sqlite_topology`, :class:`StatementLog` and :class:`Proxy` need neither,
+which is why the names below are imported on use only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sqla_shard.testing.external import ExternalServer
     from sqla_shard.testing.fleet import MariaDBFleet
     from sqla_shard.testing.mariadb import MariaDBServer
+    from sqla_shard.testing.proxy import Proxy
+    from sqla_shard.testing.proxy import ProxyCounts
     from sqla_shard.testing.querylog import LoggedCommand
     from sqla_shard.testing.querylog import QueryLog
     from sqla_shard.testing.statements import LoggedEvent
@@ -37,6 +39,8 @@ __all__ = [
     "LoggedEvent",
     "MariaDBFleet",
     "MariaDBServer",
+    "Proxy",
+    "ProxyCounts",
     "QueryLog",
     "StatementLog",
     "sqlite_topology",
@@ -48,6 +52,8 @@ _HOMES = {
     "LoggedEvent": "statements",
     "MariaDBFleet": "fleet",
     "MariaDBServer": "mariadb",
+    "Proxy": "proxy",
+    "ProxyCounts": "proxy",
     "QueryLog": "querylog",
     "StatementLog": "statements",
     "sqlite_topology": "documents",
