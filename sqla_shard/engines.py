@@ -27,6 +27,7 @@ from typing import Any
 from typing import ClassVar
 from typing import TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
@@ -60,6 +61,8 @@ __all__ = ["EngineStats", "Engines", "Places"]
 T = TypeVar("T")
 
 _PROCESS = "sqla_shard.process"
+#: Whether the transaction of a connection has ended, with nothing after it.
+_ENDED = "sqla_shard.ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +195,7 @@ class Engines:
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "detach", detach)
-        event.listen(engine, "reset", _Reset(engine))
+        _Reset(engine)
         event.listen(
             engine, "handle_error", partial(_unreachable, names, backend)
         )
@@ -227,12 +230,18 @@ class Engines:
         They go to the pools, for whoever asks first.  Where a pool has one
         already, or must not have more, nothing is done.
 
-        :param timeout: seconds to wait; None for as long as it takes.
+        :param timeout: seconds to wait; None for as long as it takes.  With
+            a timeout every pool is asked for a connection: what it has may
+            be found too old and be opened again, which takes its time.
         :returns: for each engine that failed, its error, or None where it
             has not ended in time.
         """
-        cold = [engine for engine in engines if _is_cold(engine.pool)]
-        if not cold or (timeout is None and len(cold) == 1):
+        cold = list(engines)
+        if timeout is None:
+            cold = [engine for engine in cold if _is_cold(engine.pool)]
+            if len(cold) == 1:
+                return {}
+        if not cold:
             return {}
         futures = self.lanes.attempt(
             [partial(_warm, engine, 1) for engine in cold], timeout
@@ -330,16 +339,51 @@ class _Reset:
 
     The pool's own reset would send ROLLBACK over a socket that the parent
     process is using, from the finalizer of a session that a child
-    inherited.
+    inherited; and once more where the session has just sent one.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._dialect = engine.dialect
+        event.listen(engine, "before_cursor_execute", self._used)
+        event.listen(engine, "rollback", self._ended)
+        event.listen(engine, "commit", self._ended)
+        event.listen(engine, "handle_error", self._failed)
+        event.listen(engine, "checkout", self._taken)
+        event.listen(engine, "reset", self)
+
+    def _used(
+        self,
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        parameters: Any,
+        context: Any,
+        executemany: bool,
+    ) -> None:
+        connection.info[_ENDED] = False
+
+    def _failed(self, context: ExceptionContext) -> None:
+        connection = context.connection
+        # It may have been COMMIT or ROLLBACK itself.
+        if connection is not None and not (
+            connection.closed or connection.invalidated
+        ):
+            connection.info[_ENDED] = False
+
+    def _ended(self, connection: Connection) -> None:
+        if not connection.invalidated:
+            connection.info[_ENDED] = True
+
+    def _taken(self, connection: Any, record: Any, fairy: Any) -> None:
+        # Who takes it from the pool past SQLAlchemy is not seen above.
+        record.info[_ENDED] = False
 
     def __call__(
         self, connection: Any, record: Any, state: PoolResetState
     ) -> None:
         if state.transaction_was_reset or not state.asyncio_safe:
+            return
+        if record.info.get(_ENDED):
             return
         if record.info.get(_PROCESS) == os.getpid():
             self._dialect.do_rollback(connection)

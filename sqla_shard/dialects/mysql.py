@@ -90,10 +90,11 @@ class MySQL:
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
-        if engine.dialect.driver == "pymysql" and not any(
-            key.startswith("ssl") for key in {*url.query, *arguments}
-        ):
-            event.listen(engine, "do_connect", _PreferredTLS())
+        if engine.dialect.driver == "pymysql":
+            tls = any(
+                key.startswith("ssl") for key in {*url.query, *arguments}
+            )
+            event.listen(engine, "do_connect", _Connecting(shares=not tls))
         if engine.dialect.driver == "asyncmy":
             event.listen(engine, "do_connect", adapt_connecting)
         event.listen(engine, "checkin", _forget_database)
@@ -188,10 +189,18 @@ def _forget_database(dbapi_connection: Any, record: Any) -> None:
     record.info.pop(_KNOWN_DATABASE, None)
 
 
-class _PreferredTLS:
-    """Connects as PyMySQL would, with one TLS context for all connects."""
+class _Connecting:
+    """Connects as PyMySQL would, but for two things.
 
-    def __init__(self) -> None:
+    One TLS context serves all connects, and ``connect_timeout`` is for all
+    of connecting: a server that hangs takes connections all the same, and
+    would be waited for without end.
+
+    :param shares: whether the URL leaves TLS to PyMySQL.
+    """
+
+    def __init__(self, *, shares: bool) -> None:
+        self._shares = shares
         self._class: type[Any] | None = None
 
     def __call__(
@@ -200,12 +209,29 @@ class _PreferredTLS:
         # Two threads that come here first make one class each, which does
         # no harm; a lock could be held while the process forks.
         if self._class is None:
-            self._class = _with_shared_context(dialect.loaded_dbapi)
+            made = _with_one_timeout(dialect.loaded_dbapi.connections)
+            self._class = _with_shared_context(made) if self._shares else made
         return self._class(*cargs, **cparams)
 
 
-def _with_shared_context(dbapi: Any) -> type[Any]:
-    base: type[Any] = dbapi.connections.Connection
+def _with_one_timeout(connections: Any) -> type[Any]:
+    base: type[Any] = connections.Connection
+    if not hasattr(base, "connect"):
+        return base
+
+    def connect(self: Any, sock: Any = None) -> None:
+        own = getattr(self, "_read_timeout", None)
+        limit = self.connect_timeout or own
+        self._read_timeout = min(limit, own) if limit and own else limit
+        try:
+            base.connect(self, sock)
+        finally:
+            self._read_timeout = own
+
+    return type("Connection", (base,), {"connect": connect})
+
+
+def _with_shared_context(base: type[Any]) -> type[Any]:
     original = getattr(base, "_create_ssl_ctx", None)
     if original is None:
         return base

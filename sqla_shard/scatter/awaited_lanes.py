@@ -34,12 +34,15 @@ class AwaitedLanes:
         self,
         jobs: Sequence[Callable[[], T]],
         abort: Callable[[int], None] | None = None,
+        servers: Sequence[str] = (),
     ) -> list[T]:
         """Run jobs at the same time; return their results, in order.
 
         All of them have ended when it returns or raises, cancelled or not.
 
         :param abort: not called: a cancelled job ends by itself.
+        :param servers: not needed: a lane that waits takes nothing from
+            the others.
         :raises BaseException: what the first of them has raised.
         """
         found: list[T | BaseException] = await_only(_all_of(jobs))

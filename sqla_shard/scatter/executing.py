@@ -103,6 +103,7 @@ def _answer(
         context.dialect.do_execute(cursor, statement, parameters, context)
         answer = _Answer(cursor.description)
         answer.runs.append(list(cursor.fetchall()))
+        jobs[0].rows = len(answer.runs[0])
         return _more(jobs[0], answer, 1, plan)
 
     work = [_Work(job, plan) for job in jobs]
@@ -234,8 +235,6 @@ class _Work:
         finally:
             self.ended = True
             self.job.seconds = perf_counter() - start
-            if self.answer is not None:
-                self.job.rows = sum(map(len, self.answer.runs))
 
     def _send(self) -> _Answer:
         return _more(self.job, _Answer(), 0, self._plan)
@@ -336,7 +335,7 @@ def _at_once(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
             cut.append(work[index].job.connection)
 
     try:
-        lanes.run(work, abort)
+        lanes.run(work, abort, [one.job.server for one in work])
     finally:
         for connection in cut:
             # Its thread may have ended just before: told to roll back, it
@@ -347,7 +346,6 @@ def _at_once(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
 
 def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
     """Send the statements of a job, from one of them on."""
-    count = sum(map(len, answer.runs))
     for text, parameters in job.statements[start:]:
         # Rendered already, whatever the connection itself is bound to.
         result: Any = job.connection.exec_driver_sql(
@@ -357,10 +355,10 @@ def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
         rows = list(result.cursor.fetchall())
         result.close()
         answer.runs.append(rows)
-        count += len(rows)
+        job.rows += len(rows)
         if plan.merge is None:
             # Not after the last row was read: there may be thousands more.
-            _check_rows(count, plan)
+            _check_rows(job.rows, plan)
     return answer
 
 
