@@ -15,7 +15,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   types/       column types: ids, references, JSON blobs, times
 #   dialects/    where MariaDB, MySQL and SQLite differ
 #   rendering    from a compiled statement to the text of one shard
-#   scatter/     one statement on many shards, all servers at once
+#   scattering/  one statement on many shards, all servers at once
 #   engines      one pool per physical server
 #   routing/     statement -> virtual shards, and why
 #   merging/     what is asked of several shards, to make one answer
@@ -45,8 +45,8 @@ from sqla_shard.orm import KeyspaceMixin
 from sqla_shard.orm import ObjectMixin
 from sqla_shard.paging import Page
 from sqla_shard.rendering import SCHEMA
-from sqla_shard.scatter import scatter
-from sqla_shard.scatter import scatter_errors
+from sqla_shard.scattering import scatter
+from sqla_shard.scattering import scatter_errors
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology

@@ -30,9 +30,9 @@ from sqla_shard.explaining import explain
 from sqla_shard.explaining import Explanation
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
-from sqla_shard.scatter import Lanes
-from sqla_shard.scatter import StatementReport
-from sqla_shard.scatter import Watch
+from sqla_shard.scattering import Lanes
+from sqla_shard.scattering import StatementReport
+from sqla_shard.scattering import Watch
 from sqla_shard.session import CrossShard
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session import RandomPlacement

@@ -19,8 +19,8 @@ from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
-from sqla_shard.scatter import OPTION
-from sqla_shard.scatter import Plan
+from sqla_shard.scattering import OPTION
+from sqla_shard.scattering import Plan
 from sqla_shard.topology import Keyspace
 
 __all__ = ["create_all"]

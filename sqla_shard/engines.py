@@ -46,11 +46,11 @@ from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
-from sqla_shard.scatter import AwaitedLanes
-from sqla_shard.scatter import execute_everywhere
-from sqla_shard.scatter import execute_many
-from sqla_shard.scatter import Lanes
-from sqla_shard.scatter import render_event
+from sqla_shard.scattering import AwaitedLanes
+from sqla_shard.scattering import execute_everywhere
+from sqla_shard.scattering import execute_many
+from sqla_shard.scattering import Lanes
+from sqla_shard.scattering import render_event
 from sqla_shard.topology import fill
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server

@@ -16,7 +16,7 @@ from sqla_shard.rehearsing import Sent
 from sqla_shard.rendering import Place
 from sqla_shard.routing import Decision
 from sqla_shard.routing import locate
-from sqla_shard.scatter import Scatter
+from sqla_shard.scattering import Scatter
 from sqla_shard.session import PlacementPolicy
 
 __all__ = ["Explanation", "Target", "explain"]

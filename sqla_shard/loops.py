@@ -36,8 +36,8 @@ from sqla_shard.engines import Engines
 from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
 from sqla_shard.exc import NoEventLoopError
-from sqla_shard.scatter import AwaitedLanes
-from sqla_shard.scatter import Watch
+from sqla_shard.scattering import AwaitedLanes
+from sqla_shard.scattering import Watch
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session.contract import Home
 

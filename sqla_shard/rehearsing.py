@@ -25,9 +25,9 @@ from sqla_shard.engines import Places
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
-from sqla_shard.scatter import OPTION
-from sqla_shard.scatter import Plan
-from sqla_shard.scatter import render_event
+from sqla_shard.scattering import OPTION
+from sqla_shard.scattering import Plan
+from sqla_shard.scattering import render_event
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace

@@ -32,7 +32,7 @@ LAYERS = [
     ("dialects", "exc _typing ids topology types", "sqlalchemy"),
     ("rendering", "exc _typing ids types dialects", "sqlalchemy"),
     (
-        "scatter",
+        "scattering",
         "exc _typing ids types dialects rendering",
         "sqlalchemy greenlet",
     ),

@@ -38,8 +38,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import warn_deprecated
 
 from sqla_shard.exc import NoShardKeyError
-from sqla_shard.scatter import Lanes
-from sqla_shard.scatter import overlap
+from sqla_shard.scattering import Lanes
+from sqla_shard.scattering import overlap
 
 __all__ = ["Lanes", "ShardedQuery", "ShardedSession", "set_shard_id"]
 

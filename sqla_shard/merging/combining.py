@@ -30,14 +30,14 @@ from sqla_shard.routing.clauses import children
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.cutting import distinct_of
-from sqla_shard.scatter.merge import Combine
-from sqla_shard.scatter.merge import Extreme
-from sqla_shard.scatter.merge import First
-from sqla_shard.scatter.merge import Key
-from sqla_shard.scatter.merge import Mean
-from sqla_shard.scatter.merge import Otherwise
-from sqla_shard.scatter.merge import Recipe
-from sqla_shard.scatter.merge import Total
+from sqla_shard.scattering.merge import Combine
+from sqla_shard.scattering.merge import Extreme
+from sqla_shard.scattering.merge import First
+from sqla_shard.scattering.merge import Key
+from sqla_shard.scattering.merge import Mean
+from sqla_shard.scattering.merge import Otherwise
+from sqla_shard.scattering.merge import Recipe
+from sqla_shard.scattering.merge import Total
 
 __all__ = ["Combiner", "is_combined"]
 

@@ -27,10 +27,10 @@ from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.routing import Spread
 from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.scatter import Combine
-from sqla_shard.scatter import First
-from sqla_shard.scatter import Key
-from sqla_shard.scatter import Merge
+from sqla_shard.scattering import Combine
+from sqla_shard.scattering import First
+from sqla_shard.scattering import Key
+from sqla_shard.scattering import Merge
 
 __all__ = ["Planned", "plan"]
 

@@ -12,9 +12,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.exc import ScatterFailedError
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.rendering import Place
-from sqla_shard.scatter import Merge
-from sqla_shard.scatter import Plan
-from sqla_shard.scatter import Scatter
+from sqla_shard.scattering import Merge
+from sqla_shard.scattering import Plan
+from sqla_shard.scattering import Scatter
 from sqla_shard.session.contract import Scope
 
 __all__ = ["connect"]

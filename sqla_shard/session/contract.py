@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from sqla_shard.engines import Places
 from sqla_shard.rendering import Place
-from sqla_shard.scatter import Watch
+from sqla_shard.scattering import Watch
 from sqla_shard.session.placement import PlacementPolicy
 from sqla_shard.session.transactions import TransactionLog
 

@@ -45,7 +45,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
-from sqla_shard.scatter import Plan
+from sqla_shard.scattering import Plan
 from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.scatter_pages import scatter_page
@@ -146,7 +146,10 @@ class ShardSession(ShardedSession):
         """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
 
         All servers are told at the same time.  When one cannot be told, the
-        connections to the others are closed, and that error is raised.
+        connections to the others are closed.
+
+        :raises sqlalchemy.exc.SQLAlchemyError: what that server's driver
+            has raised.
         """
         failed: BaseException | None = None
         try:
@@ -186,15 +189,6 @@ class ShardSession(ShardedSession):
                     "its own in each process"
                 )
             self._process = process
-
-    def rollback(self) -> None:
-        """Roll back; see :meth:`sqlalchemy.orm.Session.rollback`.
-
-        All servers are told at the same time.
-        """
-        if not self.in_nested_transaction():
-            self._roll_back_together()
-        super().rollback()
 
     # -- SQLAlchemy's hooks
 

@@ -38,7 +38,7 @@ from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
 from sqla_shard.paging import unseal
-from sqla_shard.scatter import Scatter
+from sqla_shard.scattering import Scatter
 
 __all__ = ["scatter_page"]
 

@@ -34,11 +34,11 @@ from sqla_shard.routing import check
 from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
-from sqla_shard.scatter import Merge
-from sqla_shard.scatter import OPTION
-from sqla_shard.scatter import overlap
-from sqla_shard.scatter import Plan
-from sqla_shard.scatter import Scatter
+from sqla_shard.scattering import Merge
+from sqla_shard.scattering import OPTION
+from sqla_shard.scattering import overlap
+from sqla_shard.scattering import Plan
+from sqla_shard.scattering import Scatter
 from sqla_shard.session.connecting import connect
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.inserting import check_rows

@@ -24,8 +24,8 @@ from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
-from sqla_shard.scatter import AwaitedLanes
-from sqla_shard.scatter import Lanes
+from sqla_shard.scattering import AwaitedLanes
+from sqla_shard.scattering import Lanes
 
 __all__ = ["TransactionLog", "roll_back_together", "watch"]
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
-from sqla_shard.scatter import OPTION
-from sqla_shard.scatter import Plan
+from sqla_shard.scattering import OPTION
+from sqla_shard.scattering import Plan
 from sqla_shard.types.ids import inserting_on
 
 __all__ = ["ShardView", "bind_to", "bound_to"]

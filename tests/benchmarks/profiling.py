@@ -29,12 +29,12 @@ _GROUPS = {
     "driver: PyMySQL and its sockets": ("pymysql", "socket", "_struct"),
     "JSON": ("/json/", "json."),
     "union text and parameters": (
-        "sqla_shard/scatter/union",
+        "sqla_shard/scattering/union",
         "sqla_shard/rendering",
         "sqla_shard/types/binds",
     ),
     "lanes: handing over and waiting": (
-        "sqla_shard/scatter/lanes",
+        "sqla_shard/scattering/lanes",
         "/concurrent/futures",
         "/threading.py",
         "_thread",

@@ -9,7 +9,7 @@ import sqlalchemy
 from sqlalchemy.ext import horizontal_shard as upstream
 
 from sqla_shard.ext.horizontal_shard import ShardedSession
-from sqla_shard.scatter import Lanes
+from sqla_shard.scattering import Lanes
 
 _calls: list[str] = []
 

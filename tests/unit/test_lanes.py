@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from sqla_shard.scatter import Lanes
+from sqla_shard.scattering import Lanes
 
 TIMEOUT = 20
 
@@ -196,7 +196,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_that_outlive_the_main_thread() -> None:
     code = (
         "import threading\n"
-        "from sqla_shard.scatter import Lanes\n"
+        "from sqla_shard.scattering import Lanes\n"
         "main = threading.main_thread()\n"
         "def work():\n"
         "    main.join()\n"

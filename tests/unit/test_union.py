@@ -6,8 +6,8 @@ import pytest
 
 from sqla_shard.ids import pack
 from sqla_shard.rendering import render
-from sqla_shard.scatter import union
-from sqla_shard.scatter.union import statements_for
+from sqla_shard.scattering import union
+from sqla_shard.scattering.union import statements_for
 from sqla_shard.types.binds import Address
 from sqla_shard.types.binds import Prefix
 from tests.unit.test_rendering import place

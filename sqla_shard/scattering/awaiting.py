@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy.util import await_only
 from sqlalchemy.util import greenlet_spawn
 
-from sqla_shard.scatter.hub import Stopped
+from sqla_shard.scattering.hub import Stopped
 
 __all__ = ["Turn", "current_turn", "run_awaiting"]
 

@@ -27,7 +27,7 @@ from typing import Any
 from typing import Generic
 from typing import TypeVar
 
-from sqla_shard.scatter.deadlines import Deadlines
+from sqla_shard.scattering.deadlines import Deadlines
 
 __all__ = ["Lanes", "Task"]
 

@@ -34,8 +34,8 @@ from greenlet import greenlet
 from sqlalchemy import Connection
 
 from sqla_shard.dialects import interrupt
-from sqla_shard.scatter.lanes import Lanes
-from sqla_shard.scatter.lanes import Task
+from sqla_shard.scattering.lanes import Lanes
+from sqla_shard.scattering.lanes import Task
 
 __all__ = ["Hub", "Lane", "Stopped", "before_invalidate"]
 

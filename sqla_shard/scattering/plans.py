@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import UserDefinedOption
 
 from sqla_shard.rendering import Place
-from sqla_shard.scatter.merge import Merge
-from sqla_shard.scatter.reports import Watch
+from sqla_shard.scattering.merge import Merge
+from sqla_shard.scattering.reports import Watch
 
 __all__ = [
     "OPTION",

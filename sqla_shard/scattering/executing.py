@@ -24,15 +24,15 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
-from sqla_shard.scatter.awaited_lanes import AwaitedLanes
-from sqla_shard.scatter.lanes import Lanes
-from sqla_shard.scatter.merge import Merge
-from sqla_shard.scatter.merge import merge_rows
-from sqla_shard.scatter.plans import Job
-from sqla_shard.scatter.plans import OPTION
-from sqla_shard.scatter.plans import Plan
-from sqla_shard.scatter.reports import ServerReport
-from sqla_shard.scatter.reports import StatementReport
+from sqla_shard.scattering.awaited_lanes import AwaitedLanes
+from sqla_shard.scattering.lanes import Lanes
+from sqla_shard.scattering.merge import Merge
+from sqla_shard.scattering.merge import merge_rows
+from sqla_shard.scattering.plans import Job
+from sqla_shard.scattering.plans import OPTION
+from sqla_shard.scattering.plans import Plan
+from sqla_shard.scattering.reports import ServerReport
+from sqla_shard.scattering.reports import StatementReport
 
 __all__ = ["execute_everywhere", "execute_many"]
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class AwaitedLanes:
-    """What :class:`~sqla_shard.scatter.lanes.Lanes` is to threads."""
+    """What :class:`~sqla_shard.scattering.lanes.Lanes` is to threads."""
 
     def run(
         self,

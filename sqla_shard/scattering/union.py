@@ -19,8 +19,8 @@ from sqla_shard.rendering import pieces
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import render
 from sqla_shard.rendering import SCHEMA
-from sqla_shard.scatter.merge import First
-from sqla_shard.scatter.merge import Merge
+from sqla_shard.scattering.merge import First
+from sqla_shard.scattering.merge import Merge
 from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import ShardBound
 

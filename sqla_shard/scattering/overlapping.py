@@ -39,13 +39,13 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.pool import SingletonThreadPool
 from sqlalchemy.pool import StaticPool
 
-from sqla_shard.scatter.awaited_lanes import AwaitedLanes
-from sqla_shard.scatter.awaiting import current_turn
-from sqla_shard.scatter.awaiting import run_awaiting
-from sqla_shard.scatter.hub import before_invalidate
-from sqla_shard.scatter.hub import Hub
-from sqla_shard.scatter.hub import Lane
-from sqla_shard.scatter.lanes import Lanes
+from sqla_shard.scattering.awaited_lanes import AwaitedLanes
+from sqla_shard.scattering.awaiting import current_turn
+from sqla_shard.scattering.awaiting import run_awaiting
+from sqla_shard.scattering.hub import before_invalidate
+from sqla_shard.scattering.hub import Hub
+from sqla_shard.scattering.hub import Lane
+from sqla_shard.scattering.lanes import Lanes
 
 __all__ = ["overlap", "watch_calls"]
 

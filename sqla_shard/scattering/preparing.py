@@ -20,10 +20,10 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import render
 from sqla_shard.rendering import SCHEMA
-from sqla_shard.scatter.plans import Job
-from sqla_shard.scatter.plans import OPTION
-from sqla_shard.scatter.plans import Plan
-from sqla_shard.scatter.union import statements_for
+from sqla_shard.scattering.plans import Job
+from sqla_shard.scattering.plans import OPTION
+from sqla_shard.scattering.plans import Plan
+from sqla_shard.scattering.union import statements_for
 from sqla_shard.types.binds import Address
 
 __all__ = ["render_event"]

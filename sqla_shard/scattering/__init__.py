@@ -16,25 +16,25 @@
 
 from __future__ import annotations
 
-from sqla_shard.scatter.awaited_lanes import AwaitedLanes
-from sqla_shard.scatter.executing import execute_everywhere
-from sqla_shard.scatter.executing import execute_many
-from sqla_shard.scatter.lanes import Lanes
-from sqla_shard.scatter.merge import Combine
-from sqla_shard.scatter.merge import First
-from sqla_shard.scatter.merge import Key
-from sqla_shard.scatter.merge import Merge
-from sqla_shard.scatter.overlapping import overlap
-from sqla_shard.scatter.overlapping import watch_calls
-from sqla_shard.scatter.plans import OPTION
-from sqla_shard.scatter.plans import Plan
-from sqla_shard.scatter.plans import Scatter
-from sqla_shard.scatter.plans import scatter
-from sqla_shard.scatter.plans import scatter_errors
-from sqla_shard.scatter.preparing import render_event
-from sqla_shard.scatter.reports import ServerReport
-from sqla_shard.scatter.reports import StatementReport
-from sqla_shard.scatter.reports import Watch
+from sqla_shard.scattering.awaited_lanes import AwaitedLanes
+from sqla_shard.scattering.executing import execute_everywhere
+from sqla_shard.scattering.executing import execute_many
+from sqla_shard.scattering.lanes import Lanes
+from sqla_shard.scattering.merge import Combine
+from sqla_shard.scattering.merge import First
+from sqla_shard.scattering.merge import Key
+from sqla_shard.scattering.merge import Merge
+from sqla_shard.scattering.overlapping import overlap
+from sqla_shard.scattering.overlapping import watch_calls
+from sqla_shard.scattering.plans import OPTION
+from sqla_shard.scattering.plans import Plan
+from sqla_shard.scattering.plans import Scatter
+from sqla_shard.scattering.plans import scatter
+from sqla_shard.scattering.plans import scatter_errors
+from sqla_shard.scattering.preparing import render_event
+from sqla_shard.scattering.reports import ServerReport
+from sqla_shard.scattering.reports import StatementReport
+from sqla_shard.scattering.reports import Watch
 
 __all__ = [
     "OPTION",
