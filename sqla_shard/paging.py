@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from sqla_shard.exc import InvalidBookmarkError
 
-__all__ = ["Page", "check_limit", "seal", "unseal"]
+__all__ = ["Page", "check_limit", "seal", "shown", "unseal"]
 
 T = TypeVar("T")
 
@@ -102,14 +102,15 @@ def unseal(bookmark: object, about: str) -> bytes:
     payload = sealed[1 + _DIGEST :]
     if version != _VERSION or digest != _digest(payload, about):
         raise InvalidBookmarkError(
-            f"{_shown(bookmark)} is not a bookmark of {about}: it was "
+            f"{shown(bookmark)} is not a bookmark of {about}: it was "
             "changed on its way, or is of another list or order",
             bookmark=bookmark,
         )
     return payload
 
 
-def _shown(bookmark: str) -> str:
+def shown(bookmark: str) -> str:
+    """Return a bookmark as messages have it, however long it is."""
     return repr(bookmark if len(bookmark) < 80 else bookmark[:77] + "...")
 
 

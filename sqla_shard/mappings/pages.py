@@ -32,6 +32,7 @@ from sqla_shard.mappings.ordering import reach
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
+from sqla_shard.paging import shown
 from sqla_shard.paging import unseal
 from sqla_shard.types.sequences import MAX_SEQUENCE
 
@@ -182,7 +183,8 @@ def _opened(rows: List, bookmark: str, about: str) -> Mark:
     # an error that the caller does not expect.
     if not keys or not all(_makes_sense(rows, key) for key in keys):
         raise InvalidBookmarkError(
-            f"{bookmark!r} is not a bookmark of {about}", bookmark=bookmark
+            f"{shown(bookmark)} is not a bookmark of {about}",
+            bookmark=bookmark,
         )
     return Mark(keys[:-1], keys[-1])
 

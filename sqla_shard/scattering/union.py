@@ -146,20 +146,14 @@ def _unions(
     placeholder: str,
     form: _Form,
 ) -> Iterator[Sent]:
-    before, *after = pieces(text, placeholder)
-    # What differs by shard is a number or a list of numbers and stands in
-    # the text; the driver would have to escape it for every branch.
-    bound = [isinstance(value, ShardBound) for value in parameters]
-    plain = tuple(v for v in parameters if not isinstance(v, ShardBound))
+    constant, differing, plain = _split(text, parameters, placeholder)
     values_length = sum(map(_length, plain))
     branches: list[str] = []
     length = 0
     for place in places:
-        out = [before]
-        for value, differs, piece in zip(
-            parameters, bound, after, strict=True
-        ):
-            out.append(_at(value, place) if differs else placeholder)
+        out = [constant[0]]
+        for value, piece in zip(differing, constant[1:], strict=True):
+            out.append(_at(value, place))
             out.append(piece)
         branch = "".join(out).replace(SCHEMA, place.schema)
         if branches and (
@@ -171,6 +165,36 @@ def _unions(
         branches.append(branch)
         length += len(branch) + values_length
     yield _joined(branches, plain, form)
+
+
+def _split(
+    text: str, parameters: Sequence[Any], placeholder: str
+) -> tuple[list[str], list[Any], tuple[Any, ...]]:
+    """Split a statement at what differs by shard.
+
+    What does is a number or a list of numbers, and stands in the text, like
+    other whole numbers; the driver would have to escape each of them for
+    each branch.
+
+    :returns: the pieces of text; the values between them; and the values
+        that remain parameters.
+    """
+    before, *after = pieces(text, placeholder)
+    constant = [before]
+    differing = []
+    plain = []
+    for value, piece in zip(parameters, after, strict=True):
+        if isinstance(value, ShardBound):
+            differing.append(value)
+            constant.append(piece)
+        elif type(value) is int:
+            # In parentheses, for two minus signs could begin a comment.
+            shown = f"{value}" if value >= 0 else f"({value})"
+            constant[-1] += shown + piece
+        else:
+            plain.append(value)
+            constant[-1] += placeholder + piece
+    return constant, differing, tuple(plain)
 
 
 def _at(value: Any, place: Place) -> str:

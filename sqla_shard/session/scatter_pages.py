@@ -37,6 +37,7 @@ from sqla_shard.merging import orderings
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
+from sqla_shard.paging import shown
 from sqla_shard.paging import unseal
 from sqla_shard.scattering import Scatter
 
@@ -56,7 +57,7 @@ def scatter_page(
     """
     check_limit(limit)
     keys = _keys(statement)
-    about = f"the rows of {_described(statement)} by {_shown(keys)}"
+    about = f"the rows of {_described(statement)} by {_listed(keys)}"
     count = len(statement.column_descriptions)
     made = statement.order_by(None).limit(limit + 1)
     made = made.add_columns(
@@ -178,7 +179,7 @@ def _described(statement: Any) -> str:
     )
 
 
-def _shown(keys: Sequence[_Key]) -> str:
+def _listed(keys: Sequence[_Key]) -> str:
     return ", ".join(
         f"{key.element}{' DESC' if key.descending else ''}" for key in keys
     )
@@ -278,5 +279,5 @@ def _unpacked(payload: bytes, count: int, bookmark: str) -> list[Any]:
 
 def _not_ours(bookmark: str) -> InvalidBookmarkError:
     return InvalidBookmarkError(
-        f"{bookmark!r} holds no row of this order", bookmark=bookmark
+        f"{shown(bookmark)} holds no row of this order", bookmark=bookmark
     )

@@ -107,7 +107,7 @@ def test_long_values_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [place(i) for i in range(10)]
     text = "SELECT a FROM __sqla_shard__.t WHERE a = %s AND b = %s"
     for value in ("x" * 400_000, b"x" * 400_000):
-        found = statements_for(text, (value, 3), places, "%s")
+        found = statements_for(text, (value, "3"), places, "%s")
         assert [len(values) for _, values in found] == [4] * 5
     monkeypatch.setattr(union, "MOST_CHARACTERS", 100)
     assert len(statements_for(text, ("x" * 101, 3), places, "%s")) == 10
@@ -120,3 +120,12 @@ def test_a_comment_at_the_end() -> None:
         "UNION ALL",
         "SELECT a FROM db00002.t -- why",
     ]
+
+
+def test_whole_numbers_stand_in_the_text() -> None:
+    """The driver would escape each of them for each branch."""
+    places = [place(i) for i in range(2)]
+    text = "SELECT a FROM __sqla_shard__.t WHERE a = %s AND b = %s AND c - %s"
+    ((sent, values),) = statements_for(text, (7, True, -3), places, "%s")
+    assert values == (True, True)
+    assert sent.splitlines()[0].endswith("WHERE a = 7 AND b = %s AND c - (-3)")
