@@ -87,7 +87,7 @@ def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [place(i) for i in range(10)]
     monkeypatch.setattr(union, "MOST_BRANCHES", 4)
     text = "SELECT a FROM __sqla_shard__.t WHERE a = %s"
-    found = statements_for(text, (3,), places, "%s")
+    found = statements_for(text, ("3",), places, "%s")
     assert [len(values) for _, values in found] == [4, 4, 2]
     assert "\nUNION ALL\n".join(
         text for text, _ in found
@@ -95,11 +95,11 @@ def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
         text.replace("__sqla_shard__", p.schema) for p in places
     )
     monkeypatch.setattr(union, "MOST_CHARACTERS", 140)
-    found = statements_for(text, (3,), places, "%s")
+    found = statements_for(text, ("3",), places, "%s")
     assert [len(values) for _, values in found] == [2] * 5
     # A branch that is too long by itself is still sent.
     monkeypatch.setattr(union, "MOST_CHARACTERS", 1)
-    assert len(statements_for(text, (3,), places, "%s")) == 10
+    assert len(statements_for(text, ("3",), places, "%s")) == 10
 
 
 def test_long_values_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
