@@ -42,8 +42,8 @@ LAYERS = [
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
-    ("ext", "*", "sqlalchemy flask werkzeug click"),
-    ("testing", "* -ext", "sqlalchemy pymysql pytest"),
+    ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
+    ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.
     ("__init__", "* -ext -testing", ""),
 ]
@@ -54,6 +54,7 @@ OPTIONAL = (
     "dogpile",
     "flask",
     "kazoo",
+    "opentelemetry",
     "pymemcache",
     "pymysql",
     "pytest",

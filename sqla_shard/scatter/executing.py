@@ -179,6 +179,8 @@ def _report(
         rows=rows,
         seconds=seconds,
         error=error,
+        session=None if plan.watch is None else plan.watch.session,
+        loads=plan.loads,
     )
 
 

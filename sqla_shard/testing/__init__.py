@@ -1,4 +1,4 @@
-"""Real servers and statement logs for the tests of sharded applications.
+"""Real servers, statement logs and a linter for tests of applications.
 
 Nothing of the package itself imports this folder.  A test run gets it as a
 pytest plugin (:mod:`sqla_shard.testing.plugin`, registered on installation);
@@ -11,8 +11,8 @@ everything works without pytest, too::
         document = fleet.topology_mapping()
 
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
-:func:`sqlite_topology` and :class:`StatementLog` need neither, which is why
-the names below are imported on use only.
+:func:`sqlite_topology`, :class:`StatementLog` and :class:`ShardLint` need
+neither, which is why the names below are imported on use only.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sqla_shard.testing.callers import SourceLine
     from sqla_shard.testing.documents import sqlite_topology
     from sqla_shard.testing.external import ExternalServer
+    from sqla_shard.testing.findings import Finding
     from sqla_shard.testing.fleet import MariaDBFleet
+    from sqla_shard.testing.linting import ShardLint
     from sqla_shard.testing.mariadb import MariaDBServer
     from sqla_shard.testing.querylog import LoggedCommand
     from sqla_shard.testing.querylog import QueryLog
@@ -33,22 +36,28 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExternalServer",
+    "Finding",
     "LoggedCommand",
     "LoggedEvent",
     "MariaDBFleet",
     "MariaDBServer",
     "QueryLog",
+    "ShardLint",
+    "SourceLine",
     "StatementLog",
     "sqlite_topology",
 ]
 
 _HOMES = {
     "ExternalServer": "external",
+    "Finding": "findings",
     "LoggedCommand": "querylog",
     "LoggedEvent": "statements",
     "MariaDBFleet": "fleet",
     "MariaDBServer": "mariadb",
     "QueryLog": "querylog",
+    "ShardLint": "linting",
+    "SourceLine": "callers",
     "StatementLog": "statements",
     "sqlite_topology": "documents",
 }
