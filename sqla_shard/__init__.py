@@ -22,6 +22,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   session/     ShardSession and its parts
 #   retrying     repeating a transaction when that is safe
 #   creating     databases and tables of every shard, for development
+#   rehearsing   what would be sent for a statement
 #   explaining   where something goes, without going there
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields

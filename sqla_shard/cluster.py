@@ -232,7 +232,13 @@ class Cluster(EventTarget):
         :returns: data; ``str()`` of it is for reading.
         :raises InvalidIdError: when it is neither.
         """
-        return explain(what, parameters, self.places)
+        return explain(
+            what,
+            parameters,
+            self.places,
+            self.placement,
+            scatters=self.scatters,
+        )
 
     def stats(self) -> list[EngineStats]:
         """Return the state of the pool of every server in use."""

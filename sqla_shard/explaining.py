@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,19 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ShardError
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import unpack
+from sqla_shard.rehearsing import rehearse
+from sqla_shard.rehearsing import Sent
 from sqla_shard.rendering import Place
-from sqla_shard.routing import route
+from sqla_shard.routing import Decision
+from sqla_shard.routing import locate
+from sqla_shard.scatter import Scatter
+from sqla_shard.session import PlacementPolicy
 
 __all__ = ["Explanation", "Target", "explain"]
+
+#: Shards, and characters of a statement, that str() shows.
+_SHARDS_SHOWN = 12
+_SQL_SHOWN = 1200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +33,13 @@ class Target:
     :ivar shard_id: its number.
     :ivar server: the physical server that holds it.
     :ivar database: its database, or its file on SQLite.
+    :ivar why: what has named it.
     """
 
     shard_id: int
     server: str
     database: str
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +49,15 @@ class Explanation:
     :ivar object_id: the parts of the id; None for a statement.
     :ivar keyspace: name of the keyspace; None where it cannot be told.
     :ivar targets: the shards, in order; empty where no row can match or
-        the statement is refused.
+        they cannot be told.
     :ivar why: what decided.
     :ivar refusal: the error that executing would raise, or None.
+    :ivar sent: what each server would get; empty for an id, and where the
+        statement is refused.
+    :ivar merge: what would be done with the rows of several shards, step
+        by step; empty where they are put one after another.
+    :ivar with_scatter: where the shards cannot be told, what
+        ``.options(scatter())`` would make of it.
     """
 
     object_id: ObjectId | None
@@ -47,6 +65,9 @@ class Explanation:
     targets: tuple[Target, ...]
     why: str
     refusal: ShardError | None
+    sent: tuple[Sent, ...] = ()
+    merge: tuple[str, ...] = ()
+    with_scatter: Explanation | None = None
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -58,50 +79,157 @@ class Explanation:
         """The names of the servers, each once."""
         return tuple(dict.fromkeys(t.server for t in self.targets))
 
+    @property
+    def round_trips(self) -> int:
+        """How often the session waits; for all servers at the same time."""
+        return max((len(sent.statements) for sent in self.sent), default=0)
+
     def __str__(self) -> str:
-        lines = []
-        if self.object_id is not None:
-            parts = self.object_id
-            lines.append(
-                f"id {int(parts)}: shard {parts.shard_id}, type "
-                f"{parts.type_id}, local id {parts.local_id}"
-            )
-        if self.refusal is not None:
-            lines.append(f"refused: {self.refusal}")
-            return "\n".join(lines)
-        lines.append(
-            f"keyspace {self.keyspace}: {len(self.targets)} shard(s) on "
-            f"{len(self.servers)} server(s), because of {self.why}"
+        return "\n".join(_lines(self))
+
+
+def _lines(shown: Explanation) -> Iterator[str]:
+    if shown.object_id is not None:
+        parts = shown.object_id
+        yield (
+            f"id {int(parts)}: shard {parts.shard_id}, type "
+            f"{parts.type_id}, local id {parts.local_id}"
         )
-        lines += [
-            f"  shard {t.shard_id} on {t.server} in {t.database}"
-            for t in self.targets
-        ]
-        return "\n".join(lines)
+    if shown.refusal is not None:
+        yield f"refused: {shown.refusal}"
+        if shown.with_scatter is not None:
+            yield "with .options(scatter()):"
+            yield from _indented(_lines(shown.with_scatter))
+        if not shown.targets:
+            return
+    yield (
+        f"keyspace {shown.keyspace}: {len(shown.targets)} shard(s) on "
+        f"{len(shown.servers)} server(s), because of {shown.why}"
+    )
+    for target in shown.targets[:_SHARDS_SHOWN]:
+        why = target.why if target.why not in ("", shown.why) else ""
+        yield (
+            f"  shard {target.shard_id} on {target.server} in "
+            f"{target.database}{why and ': '}{why}"
+        )
+    if shown.targets[_SHARDS_SHOWN:]:
+        yield f"  and {len(shown.targets) - _SHARDS_SHOWN} more"
+    if shown.sent:
+        yield from _sent_lines(shown)
 
 
-def explain(what: Any, parameters: Any, places: Places) -> Explanation:
-    """Explain an id, or a statement as a session would treat it."""
+def _sent_lines(shown: Explanation) -> Iterator[str]:
+    count = shown.round_trips
+    trips = "1 round trip" if count == 1 else f"{count} round trips"
+    also = ", all servers at once" if len(shown.sent) > 1 else ""
+    yield f"{trips}{also}"
+    for step in shown.merge:
+        yield f"  merge: {step}"
+    for sent in shown.sent:
+        yield (
+            f"  {sent.server}: {len(sent.statements)} statement(s) for "
+            f"{len(sent.shards)} shard(s)"
+        )
+    if any(1 < len(s.shards) == len(s.statements) for s in shown.sent):
+        yield "  one statement for each shard: no UNION ALL can carry this one"
+    # Those of other servers differ in names and numbers only.
+    text, _ = shown.sent[0].statements[0]
+    cut = f" ... ({len(text)} characters)" if text[_SQL_SHOWN:] else ""
+    yield f"  to {shown.sent[0].server}:"
+    yield from _indented(iter((text[:_SQL_SHOWN] + cut).splitlines()), "    ")
+
+
+def _indented(lines: Iterator[str], by: str = "  ") -> Iterator[str]:
+    for line in lines:
+        yield f"{by}{line}"
+
+
+def explain(
+    what: Any,
+    parameters: Any,
+    places: Places,
+    placement: PlacementPolicy,
+    *,
+    scatters: bool = True,
+) -> Explanation:
+    """Explain an id, or a statement as a session would treat it.
+
+    :param scatters: whether the cluster lets statements go everywhere.
+    """
     if not hasattr(what, "get_children"):
         return _explain_id(what, places)
+    scattered = any(
+        isinstance(option, Scatter)
+        for option in getattr(what, "_with_options", ())
+    )
     try:
         if getattr(what, "is_insert", False):
             raise NoShardKeyError(
                 "an INSERT is placed when it runs, by the ids in its rows",
                 tables=(what.table.name,),
             )
-        decision = route(what, parameters, places)
-        found = [places.place(decision.keyspace, i) for i in decision.shards]
+        decision = locate(what, parameters, places, scatter=scattered)
+    except NoShardKeyError as error:
+        if scattered or not scatters or not what.is_select:
+            return _refused(error)
+        told = _told_everywhere(what, parameters, places, placement)
+        return _refused(error, told)
     except ShardError as error:
-        return Explanation(
-            object_id=None, keyspace=None, targets=(), why="", refusal=error
-        )
+        return _refused(error)
+    return _explain(
+        what, parameters, places, placement, decision, scatters=scatters
+    )
+
+
+def _refused(
+    error: ShardError, with_scatter: Explanation | None = None
+) -> Explanation:
+    return Explanation(
+        object_id=None,
+        keyspace=None,
+        targets=(),
+        why="",
+        refusal=error,
+        with_scatter=with_scatter,
+    )
+
+
+def _told_everywhere(
+    what: Any, parameters: Any, places: Places, placement: PlacementPolicy
+) -> Explanation | None:
+    if not hasattr(what, "options"):
+        return None
+    return explain(what.options(Scatter()), parameters, places, placement)
+
+
+def _explain(
+    what: Any,
+    parameters: Any,
+    places: Places,
+    placement: PlacementPolicy,
+    decision: Decision,
+    *,
+    scatters: bool,
+) -> Explanation:
+    found = rehearse(
+        what,
+        parameters,
+        places,
+        placement,
+        scatters=scatters,
+        shards=decision.shards,
+    )
     return Explanation(
         object_id=None,
         keyspace=decision.keyspace.name,
-        targets=tuple(map(_target, found)),
+        targets=tuple(
+            _target(places.place(decision.keyspace, i), decision.reasons(i))
+            for i in decision.shards
+        ),
         why=decision.why or "nothing",
-        refusal=None,
+        refusal=found.refusal,
+        sent=tuple(found.sent),
+        merge=found.merge,
     )
 
 
@@ -112,15 +240,18 @@ def _explain_id(what: Any, places: Places) -> Explanation:
     return Explanation(
         object_id=parts,
         keyspace=keyspace.name,
-        targets=(_target(place),),
+        targets=(_target(place, "the bits of the id"),),
         why="the bits of the id",
         refusal=None,
     )
 
 
-def _target(place: Place) -> Target:
+def _target(place: Place, why: str) -> Target:
     url = place.engine.url
     database = str(url.database) if url.host is None else place.schema
     return Target(
-        shard_id=place.shard_id, server=place.server, database=database
+        shard_id=place.shard_id,
+        server=place.server,
+        database=database,
+        why=why,
     )

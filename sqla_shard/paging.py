@@ -17,13 +17,15 @@ from typing import TypeVar
 
 from sqla_shard.exc import InvalidBookmarkError
 
-__all__ = ["Page", "seal", "unseal"]
+__all__ = ["Page", "check_limit", "seal", "unseal"]
 
 T = TypeVar("T")
 
+#: Of a page; a driver's own error for more would not say whose fault it is.
+MOST_ROWS = 2**31 - 1
 _VERSION = b"\x01"
 _DIGEST = 8
-_LONGEST = 1000
+_LONGEST = 8000
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,18 @@ class Page(Generic[T]):
     def __bool__(self) -> bool:
         """Tell whether there is a row."""
         return bool(self.items)
+
+
+def check_limit(limit: int, name: str = "limit") -> None:
+    """Refuse what is no number of rows.
+
+    :param name: of the argument.
+    :raises ValueError: when it is not an int from 1 to :data:`MOST_ROWS`.
+    """
+    if type(limit) is not int or not 1 <= limit <= MOST_ROWS:
+        raise ValueError(
+            f"{name}={limit!r}; it is a number of rows from 1 to {MOST_ROWS}"
+        )
 
 
 def seal(payload: bytes, about: str) -> str:

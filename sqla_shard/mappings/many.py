@@ -19,11 +19,11 @@ from sqlalchemy.orm import aliased
 
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.pages import about_first
-from sqla_shard.mappings.pages import check_limit
 from sqla_shard.mappings.pages import Found
 from sqla_shard.mappings.pages import Key
 from sqla_shard.mappings.pages import page_of
 from sqla_shard.mappings.statements import statements_of
+from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.session import ShardSession
 

@@ -49,6 +49,7 @@ from sqla_shard.mappings.definition import finish
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.many import first_pages
 from sqla_shard.mappings.moving import NarrowGap
+from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.session import ShardSession
 
@@ -310,7 +311,7 @@ class MappingMixin:
         batch: int = 1000,
     ) -> Iterator[M]:
         """Yield every row of the list, read in batches."""
-        reading.check_limit(batch, "batch")
+        check_limit(batch, "batch")
         rows = List(cls, session, source_id)
         return reading.iterate(rows, newest_first, batch)
 

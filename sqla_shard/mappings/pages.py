@@ -29,6 +29,7 @@ from sqla_shard.exc import InvalidIdError
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import reach
+from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
 from sqla_shard.paging import unseal
@@ -38,8 +39,6 @@ __all__ = ["contains", "count", "iterate", "load_targets", "page", "position"]
 
 #: How many of the rows shown a bookmark remembers, besides the row ahead.
 _WITNESSES = 4
-#: Of a page; a driver's own error for more would not say whose fault it is.
-MOST_ROWS = 2**31 - 1
 _KEY = struct.Struct(">QQQ")
 _HALF = 64
 
@@ -158,18 +157,6 @@ def page_of(
         )
         bookmark = seal(payload, about)
     return Page([each.row for each in shown], bookmark)
-
-
-def check_limit(limit: int, name: str = "limit") -> None:
-    """Refuse what is no number of rows.
-
-    :param name: of the argument.
-    :raises ValueError: when it is not an int from 1 to :data:`MOST_ROWS`.
-    """
-    if type(limit) is not int or not 1 <= limit <= MOST_ROWS:
-        raise ValueError(
-            f"{name}={limit!r}; it is a number of rows from 1 to {MOST_ROWS}"
-        )
 
 
 def _about(rows: List, newest_first: bool) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from sqla_shard.routing.router import check
 from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
+from sqla_shard.routing.router import locate
 from sqla_shard.routing.router import route
 from sqla_shard.routing.router import Spread
 from sqla_shard.routing.specs import Colocation
@@ -33,6 +34,7 @@ __all__ = [
     "check",
     "declare",
     "keyspace_of",
+    "locate",
     "route",
     "spec_of",
 ]

@@ -32,6 +32,9 @@ Shards = frozenset[int] | None
 #: Returns the value of the parameter at a position of the cache key.
 Values = Callable[[int], Any]
 
+#: Ids that a reason shows.
+_SHOWN = 3
+
 _NOWHERE: frozenset[int] = frozenset()
 
 
@@ -46,6 +49,10 @@ class Condition:
         :raises InvalidIdError: when a value is not an id.
         :raises WrongTypeError: when it is an id of another type.
         """
+        raise NotImplementedError
+
+    def reason(self, values: Values, shard_id: int) -> str:
+        """Return what names a shard, with the values; empty if nothing."""
         raise NotImplementedError
 
 
@@ -67,6 +74,10 @@ class Equals(Condition):
         if value is None:
             return _NOWHERE
         return frozenset((_shard(value, self.kind, self.name),))
+
+    def reason(self, values: Values, shard_id: int) -> str:
+        """Return the comparison."""
+        return f"{self.name} = {values(self.index)}"
 
     def __str__(self) -> str:
         return f"{self.name} = id"
@@ -96,6 +107,21 @@ class Within(Condition):
             _shard(value, kind, name) for value in found if value is not None
         )
 
+    def reason(self, values: Values, shard_id: int) -> str:
+        """Return the ids of the shard, or as many of them as can be read."""
+        found = values(self.index)
+        ids: Any = found.slot.ids if type(found) is Slotted else found
+        if self.item is not None:
+            ids = [value[self.item] for value in ids]
+        here = [
+            i
+            for i in ids
+            if i is not None and _shard(i, self.kind, self.name) == shard_id
+        ]
+        shown = ", ".join(map(str, here[:_SHOWN]))
+        more = f" and {len(here) - _SHOWN} more" if here[_SHOWN:] else ""
+        return f"{self.name} IN ({shown}){more}" if here else ""
+
     def __str__(self) -> str:
         return f"{self.name} IN (ids)"
 
@@ -114,6 +140,11 @@ class AllOf(Condition):
             if found is not None:
                 left = found if left is None else left & found
         return left
+
+    def reason(self, values: Values, shard_id: int) -> str:
+        """Return those of all parts."""
+        told = [part.reason(values, shard_id) for part in self.parts]
+        return " AND ".join(filter(None, told))
 
     def __str__(self) -> str:
         return " AND ".join(map(str, self.parts))
@@ -134,6 +165,15 @@ class AnyOf(Condition):
                 return None
             left |= found
         return left
+
+    def reason(self, values: Values, shard_id: int) -> str:
+        """Return those of the parts that name the shard."""
+        told = [
+            part.reason(values, shard_id)
+            for part in self.parts
+            if (shards := part.shards(values)) is None or shard_id in shards
+        ]
+        return " OR ".join(filter(None, told))
 
     def __str__(self) -> str:
         return "(" + " OR ".join(map(str, self.parts)) + ")"

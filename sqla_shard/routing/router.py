@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy.orm.context import FromStatement
@@ -35,6 +36,7 @@ from sqla_shard.ids import check_type
 from sqla_shard.routing.conditions import AllOf
 from sqla_shard.routing.conditions import AnyOf
 from sqla_shard.routing.conditions import Condition
+from sqla_shard.routing.conditions import Values
 from sqla_shard.routing.conditions import Within
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.forms import form_of
@@ -48,7 +50,14 @@ from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
 from sqla_shard.types.binds import Slotted
 
-__all__ = ["Decision", "Spread", "check", "keyspace_of", "route"]
+__all__ = [
+    "Decision",
+    "Spread",
+    "check",
+    "keyspace_of",
+    "locate",
+    "route",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +75,10 @@ class Spread:
     counted_on_shard: tuple[bool, ...] = ()
 
 
+def _no_reason(shard_id: int) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """Where a statement goes, and why.
@@ -73,6 +86,7 @@ class Decision:
     :ivar keyspace: the keyspace of its tables.
     :ivar shards: in ascending order; empty where no row can match.
     :ivar why: the conditions that decided.
+    :ivar reasons: returns what has named one of the shards.
     :ivar parameters: the parameters, with every list of ids in a slot.
     :ivar spread: what the merge has to know, of several shards.
     :ivar scattered: whether it goes to all shards because it was told to,
@@ -82,6 +96,7 @@ class Decision:
     keyspace: Keyspace
     shards: tuple[int, ...]
     why: str
+    reasons: Callable[[int], str] = _no_reason
     parameters: Any = None
     spread: Spread = Spread()
     scattered: bool = False
@@ -146,6 +161,28 @@ def route(
     """
     binds, shape = _shape_of(statement)
     _raise(shape.problems)
+    decision = _decide(binds, shape, parameters, places, scatter)
+    if len(decision.shards) > 1:
+        _check_mergeable(shape)
+    return decision
+
+
+def locate(
+    statement: Any, parameters: Any, places: Places, *, scatter: bool = False
+) -> Decision:
+    """Return what :func:`route` would, for a statement that it may refuse.
+
+    For explanations; such a statement is not to be executed.
+
+    :raises NoShardKeyError: when nothing tells the shards.
+    """
+    binds, shape = _shape_of(statement)
+    return _decide(binds, shape, parameters, places, scatter)
+
+
+def _decide(
+    binds: Any, shape: _Shape, parameters: Any, places: Places, scatter: bool
+) -> Decision:
     keyspace = keyspace_of(shape.tables, places)
     if keyspace.kind == "global":
         return Decision(
@@ -167,12 +204,11 @@ def route(
     told = _told(shape, value, scatter)
     shards = range(keyspace.shards) if told is None else sorted(told)
     _check_assigned(shape, value, given, shards)
-    if len(shards) > 1:
-        _check_mergeable(shape)
     return Decision(
         keyspace=keyspace,
         shards=tuple(shards),
         why="scatter()" if told is None else _why(shape),
+        reasons=partial(_reason, shape, value, told is None),
         parameters=_with_slots(shape, binds, given, parameters),
         spread=shape.spread,
         scattered=told is None,
@@ -216,7 +252,7 @@ def _raise(problems: Iterable[Problem]) -> None:
 
 
 def _told(
-    shape: _Shape, value: Callable[[int], Any], scatter: bool
+    shape: _Shape, value: Values, scatter: bool
 ) -> frozenset[int] | None:
     """Return the shards that conditions leave; None for all there are."""
     union: frozenset[int] = frozenset()
@@ -232,13 +268,27 @@ def _told(
     return union
 
 
+def _reason(
+    shape: _Shape, value: Values, scattered: bool, shard_id: int
+) -> str:
+    """Return why a statement goes to one of its shards, with the values."""
+    if scattered:
+        return "scatter()"
+    told = [
+        group.condition.reason(value, shard_id)
+        for group in shape.groups
+        if group.condition is not None
+    ]
+    return " and ".join(filter(None, told))
+
+
 def _why(shape: _Shape) -> str:
     return " and ".join(str(group.condition) for group in shape.groups)
 
 
 def _check_assigned(
     shape: _Shape,
-    value: Callable[[int], Any],
+    value: Values,
     given: Mapping[str, Any],
     shards: Iterable[int],
 ) -> None:

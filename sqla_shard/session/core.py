@@ -41,6 +41,7 @@ from sqla_shard.engines import Places
 from sqla_shard.exc import ForkedSessionError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.paging import Page
 from sqla_shard.rendering import Place
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
@@ -49,6 +50,7 @@ from sqla_shard.scatter import Plan
 from sqla_shard.scatter import Watch
 from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
+from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.statements import prepare
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_objects
@@ -375,6 +377,41 @@ class ShardSession(ShardedSession):
             self, list(ids), options, execution_options or {}
         )
         return found
+
+    def scatter_page(
+        self,
+        statement: Any,
+        limit: int,
+        after: str | None = None,
+        *,
+        parameters: Any = None,
+    ) -> Page[Any]:
+        """Return a page of the rows of a SELECT, in its order.
+
+        ::
+
+            newest = select(Pin).order_by(Pin.ts.desc())
+            page = session.scatter_page(newest, 50)
+            more = session.scatter_page(newest, 50, after=page.next)
+
+        Each shard reads a page at most, and rows that come or go meanwhile
+        neither repeat nor hide others.  Rows that are equal in ORDER BY
+        come in the order of their primary keys.  Where nothing tells the
+        shards, it goes to all of them.
+
+        :param statement: without LIMIT, DISTINCT or GROUP BY; its
+            ``scatter()`` limits hold for each page.
+        :param limit: how many rows a page has, from 1.
+        :param after: the ``next`` of the page before.
+        :param parameters: of the statement, if any.
+        :returns: objects where the statement selects one class or column,
+            else rows.
+        :raises ScatterUnsupportedError: when its rows have no order that a
+            page can go on with.
+        :raises InvalidBookmarkError: when ``after`` is no bookmark of such
+            rows in such an order.
+        """
+        return scatter_page(self.execute, statement, limit, after, parameters)
 
     def merge(self, instance: T, **kwargs: Any) -> T:
         """Merge an object; see :meth:`sqlalchemy.orm.Session.merge`."""
