@@ -56,7 +56,8 @@ def execute_everywhere(
     if not plan.jobs:
         if plan.watch is None or plan.watch.report is None:
             return None
-        _watched(cursor, statement, parameters, context, plan)
+        run = context.dialect.do_execute
+        _watched(run, cursor, statement, parameters, context, plan)
         return True
     jobs, plan.jobs = plan.jobs, []
     start = perf_counter()
@@ -118,20 +119,29 @@ def execute_many(
     plan: Plan | None = context.execution_options.get(OPTION)
     if plan is None or plan.watch is None or plan.watch.report is None:
         return None
-    _watched(cursor, statement, parameters, context, plan)
+    run = context.dialect.do_executemany
+    _watched(run, cursor, statement, parameters, context, plan)
     return True
 
 
 def _watched(
-    cursor: Any, statement: str, parameters: Any, context: Any, plan: Plan
+    run: Callable[..., Any],
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    plan: Plan,
 ) -> None:
-    """Run a statement of one shard as SQLAlchemy would, and report it."""
+    """Run a statement of one shard as SQLAlchemy would, and report it.
+
+    :param run: the dialect's method that SQLAlchemy would call.  The context
+        does not tell: rows that are inserted with RETURNING are many to it,
+        and sent as one statement.
+    """
     job = Job(context.root_connection, plan.places, [(statement, parameters)])
     start = perf_counter()
     error: BaseException | None = None
     rows = -1
-    dialect = context.dialect
-    run = dialect.do_executemany if context.executemany else dialect.do_execute
     try:
         run(cursor, statement, parameters, context)
         rows = cursor.rowcount
