@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest
 # pytest's closing line must come last.
 .NOTPARALLEL:
 .PHONY: help demo quickstart test lint type docs servers mariadb chromium \
-    soak bench clean
+    spider soak bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,12 +61,12 @@ docs: $(VENV)/.dev ## build the documentation in docs/_build/html
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
 	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
 
-bench: $(VENV)/.dev servers ## print the figures of docs and README
+bench: $(VENV)/.dev servers spider ## print the figures of docs and README
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 clean: ## remove what the other commands made, .venv included
 	@rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-	    build dist docs/_build artefacts
+	    build dist docs/_build artefacts .upstream
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- Python packages ------------------------------------------------------
@@ -168,6 +168,31 @@ find_chromium || complain "although apt-get installed it"
 endef
 export INSTALL_CHROMIUM
 
+# What the figures are compared with.  Not installed, but taken out of its
+# package: that would bring mariadb-server and with it a service.
+
+define FETCH_SPIDER
+what="MARIADB SPIDER"
+advice="The figures do without it"
+plugin=$(VENV)/spider/ha_spider.so
+for found in "$$SQLA_SHARD_SPIDER" "$$plugin" \
+    /usr/lib/mysql/plugin/ha_spider.so; do
+    if [ -f "$$found" ]; then exit; fi
+done
+prepare "the plugin of MariaDB Spider in $(VENV)/spider"
+unpacked=$$(mktemp -d)
+trap 'rm -rf "$$log" "$$unpacked"' EXIT
+version=$$(dpkg-query -W -f '$${Version}' mariadb-server-core) ||
+    complain "MariaDB is not of a package"
+(cd "$$unpacked" && apt-get download -qq "mariadb-plugin-spider=$$version") ||
+    complain "apt-get could not fetch it"
+dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
+    mkdir -p "$$(dirname "$$plugin")" &&
+    cp "$$unpacked/usr/lib/mysql/plugin/ha_spider.so" "$$plugin" ||
+    complain "its package has no plugin"
+endef
+export FETCH_SPIDER
+
 servers: mariadb chromium ## install what the tests need, where apt-get may
 
 mariadb:
@@ -175,3 +200,6 @@ mariadb:
 
 chromium:
 	@sh -c "$$APT_GET; $$INSTALL_CHROMIUM"
+
+spider:
+	@sh -c "$$APT_GET; $$FETCH_SPIDER"

@@ -92,7 +92,8 @@ class Engines:
         on_open: Callable[[Engine], None],
         threads: int,
     ) -> None:
-        self._lanes = Lanes(threads)
+        #: The threads that wait for servers.
+        self.lanes = Lanes(threads)
         self._driver = driver
         # See _Reset for what takes its place.
         self._options = {"pool_reset_on_return": None, **options}
@@ -150,7 +151,7 @@ class Engines:
         event.listen(
             engine,
             "do_execute",
-            partial(execute_everywhere, lanes=self._lanes),
+            partial(execute_everywhere, lanes=self.lanes),
         )
         event.listen(engine, "do_executemany", execute_many)
 
@@ -191,7 +192,7 @@ class Engines:
         cold = [engine for engine in engines if _is_cold(engine.pool)]
         if not cold or (timeout is None and len(cold) == 1):
             return {}
-        futures = self._lanes.attempt(
+        futures = self.lanes.attempt(
             [partial(_warm, engine, 1) for engine in cold], timeout
         )
         failed: dict[Engine, Exception | None] = {}
@@ -240,7 +241,7 @@ class Engines:
         with self._lock:
             for engine in self._engines.values():
                 engine.dispose()
-        self._lanes.close(wait=drained)
+        self.lanes.close(wait=drained)
         return drained
 
     def after_fork(self) -> None:
@@ -248,7 +249,6 @@ class Engines:
         busy = list(self._busy.values())
         self._busy = {}
         self._start()
-        self._lanes.after_fork()
         for engine in self._engines.values():
             engine.dispose(close=False)
         for _, backend, connection in busy:

@@ -31,7 +31,11 @@ LAYERS = [
     ("types", "exc _typing ids", "sqlalchemy"),
     ("dialects", "exc _typing ids topology types", "sqlalchemy"),
     ("rendering", "exc _typing ids types dialects", "sqlalchemy"),
-    ("scatter", "exc _typing ids types dialects rendering", "sqlalchemy"),
+    (
+        "scatter",
+        "exc _typing ids types dialects rendering",
+        "sqlalchemy greenlet",
+    ),
     ("engines", "*", "sqlalchemy"),
     ("routing", "*", "sqlalchemy"),
     ("merging", "*", "sqlalchemy"),

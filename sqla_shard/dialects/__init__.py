@@ -1,19 +1,21 @@
 """Where MariaDB, MySQL and SQLite differ, and nowhere else.
 
-``base``    what is asked of a kind of server
-``mysql``   connections, errors and databases of MySQL and MariaDB
-``sqlite``  the same for SQLite files
-``sql``     constructs that the three spell differently
+``base``          what is asked of a kind of server
+``mysql``         connections, errors and databases of MySQL and MariaDB
+``sqlite``        the same for SQLite files
+``sql``           constructs that the three spell differently
+``interrupting``  ending a driver's call from another thread
 """
 
 from __future__ import annotations
 
 from sqla_shard.dialects.base import Backend
 from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.interrupting import interrupt
 from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.dialects.sqlite import SQLite
 
-__all__ = ["Backend", "Failure", "backend_for"]
+__all__ = ["Backend", "Failure", "backend_for", "interrupt"]
 
 
 def backend_for(drivername: str, *, driver: str) -> Backend:

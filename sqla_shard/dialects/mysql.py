@@ -10,8 +10,6 @@ verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
 from math import ceil
@@ -26,6 +24,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.interrupting import interrupt
 from sqla_shard.exc import MissingDriverError
 
 __all__ = ["MySQL"]
@@ -105,11 +104,7 @@ class MySQL:
 
     def abort(self, dbapi_connection: Any) -> None:
         """Shut PyMySQL's socket down; other drivers are waited for."""
-        sock = getattr(dbapi_connection, "_sock", None)
-        if sock is not None:
-            # It was closed in the meantime: then nothing waits for it.
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        interrupt(dbapi_connection)
 
     def limited(
         self, connection: Connection, text: str, seconds: float

@@ -1,4 +1,7 @@
-"""What other packages need to use this one; each module is an extra.
+"""What other packages need to use this one, and stand-ins for theirs.
+
+``flask``             Flask, with an extra of its own
+``horizontal_shard``  SQLAlchemy's extension of that name
 
 Importing this folder loads none of them.
 """

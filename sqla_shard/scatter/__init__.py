@@ -8,6 +8,9 @@
 ``preparing``  the text of a statement, for each server
 ``reports``    what became of a statement, for those who want to know
 ``executing``  running it everywhere, and merging the rows
+``hub``        several executions of one session, as greenlets
+``awaiting``   the same under asyncio
+``overlapping``which of the two, and what has to stay in its thread
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from sqla_shard.scatter.merge import Combine
 from sqla_shard.scatter.merge import First
 from sqla_shard.scatter.merge import Key
 from sqla_shard.scatter.merge import Merge
+from sqla_shard.scatter.overlapping import overlap
+from sqla_shard.scatter.overlapping import watch_calls
 from sqla_shard.scatter.plans import OPTION
 from sqla_shard.scatter.plans import Plan
 from sqla_shard.scatter.plans import Scatter
@@ -43,7 +48,9 @@ __all__ = [
     "Watch",
     "execute_everywhere",
     "execute_many",
+    "overlap",
     "render_event",
     "scatter",
     "scatter_errors",
+    "watch_calls",
 ]

@@ -56,7 +56,7 @@ def execute_everywhere(
     if not plan.jobs:
         if plan.watch is None or plan.watch.report is None:
             return None
-        run = context.dialect.do_execute
+        run = partial(_go_on, "do_execute", execute_everywhere)
         _watched(run, cursor, statement, parameters, context, plan)
         return True
     jobs, plan.jobs = plan.jobs, []
@@ -119,7 +119,7 @@ def execute_many(
     plan: Plan | None = context.execution_options.get(OPTION)
     if plan is None or plan.watch is None or plan.watch.report is None:
         return None
-    run = context.dialect.do_executemany
+    run = partial(_go_on, "do_executemany", execute_many)
     _watched(run, cursor, statement, parameters, context, plan)
     return True
 
@@ -134,9 +134,9 @@ def _watched(
 ) -> None:
     """Run a statement of one shard as SQLAlchemy would, and report it.
 
-    :param run: the dialect's method that SQLAlchemy would call.  The context
-        does not tell: rows that are inserted with RETURNING are many to it,
-        and sent as one statement.
+    :param run: does what SQLAlchemy would do next.  The context does not tell
+        what: rows that are inserted with RETURNING are many to it, and sent
+        as one statement.
     """
     job = Job(context.root_connection, plan.places, [(statement, parameters)])
     start = perf_counter()
@@ -159,6 +159,31 @@ def _watched(
         plan.watch.report(
             _report(context, plan, [job], found, job.seconds, error)
         )
+
+
+def _go_on(
+    name: str,
+    ours: Any,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+) -> None:
+    """Ask the listeners after ours, then the driver.
+
+    After a listener that has run a statement SQLAlchemy asks no other, and
+    without those of :mod:`.overlapping` servers would wait for each other.
+
+    :param name: of the event.
+    :param ours: our listener.
+    """
+    arguments = cursor, statement, parameters, context
+    listeners = iter(getattr(context.dialect.dispatch, name))
+    for each in listeners:
+        if getattr(each, "func", each) is ours:
+            break
+    if not any(each(*arguments) for each in listeners):
+        getattr(context.dialect, name)(*arguments)
 
 
 def _report(

@@ -11,7 +11,9 @@ server that does not answer keeps the threads that wait for it: give drivers a
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,12 +24,12 @@ from typing import TypeVar
 
 from sqla_shard.scatter.deadlines import Deadlines
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "Task"]
 
 T = TypeVar("T")
 
 
-class _Task(Generic[T]):
+class Task(Generic[T]):
     """A job that is begun at most once, by whichever thread comes first."""
 
     def __init__(self, job: Callable[[], T]) -> None:
@@ -39,6 +41,7 @@ class _Task(Generic[T]):
         self.handed_over = False
 
     def __call__(self) -> None:
+        """Do the job, unless another thread does."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -60,15 +63,18 @@ class Lanes:
     """The threads of a cluster; they are started when first needed.
 
     :param threads: how many at most.
+    :param name: of the threads, with a number after it.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, name: str = "sqla-shard-lane") -> None:
         if type(threads) is not int or threads < 1:
             raise ValueError(
                 f"threads={threads!r}; it is a number of threads, from 1"
             )
         self._threads = threads
+        self._name = name
         self.after_fork()
+        _all.add(self)
 
     def after_fork(self) -> None:
         """Forget the threads, which a child process does not have."""
@@ -91,7 +97,7 @@ class Lanes:
         :raises BaseException: what the first of them has raised.
         """
         first, *others = jobs
-        tasks = [_Task(job) for job in others]
+        tasks = [Task(job) for job in others]
         results: list[T] = []
         raised: BaseException | None = None
         try:
@@ -116,6 +122,15 @@ class Lanes:
             raise raised
         return results + [task.future.result() for task in tasks]
 
+    def begin(self, task: Task[T]) -> None:
+        """Let a thread do a task, and return at once.
+
+        Where no thread can be started, it is done when this returns.
+        """
+        self._submit([task])
+        if not task.handed_over:
+            task()
+
     def attempt(
         self, jobs: Sequence[Callable[[], T]], timeout: float | None
     ) -> list[Future[T]]:
@@ -125,7 +140,7 @@ class Lanes:
         :param timeout: seconds.
         :returns: their futures, in order, done or not.
         """
-        tasks = [_Task(job) for job in jobs]
+        tasks = [Task(job) for job in jobs]
         self._submit(tasks)
         for task in tasks:
             if not task.handed_over:
@@ -139,7 +154,7 @@ class Lanes:
         """Call a function after some time; see :class:`Deadlines`."""
         return self._deadlines.call_later(seconds, call)
 
-    def _submit(self, tasks: Sequence[_Task[T]]) -> None:
+    def _submit(self, tasks: Sequence[Task[T]]) -> None:
         """Hand tasks over to the pool, as many as it takes."""
         for task in tasks:
             try:
@@ -153,9 +168,7 @@ class Lanes:
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(
-                    self._threads, "sqla-shard-lane"
-                )
+                self._executor = ThreadPoolExecutor(self._threads, self._name)
             return self._executor
 
     def close(self, *, wait: bool = True) -> None:
@@ -171,7 +184,7 @@ class Lanes:
 
 
 def _stop(
-    tasks: Sequence[_Task[T]],
+    tasks: Sequence[Task[T]],
     abort: Callable[[int], None] | None,
     error: BaseException,
 ) -> None:
@@ -182,3 +195,14 @@ def _stop(
             continue
         if not task.cancel() and not task.future.done() and abort is not None:
             abort(index)
+
+
+_all: weakref.WeakSet[Lanes] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lanes in list(_all):
+        lanes.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -9,7 +9,9 @@ shards, is taken apart into one execution per shard.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Result
@@ -34,6 +36,7 @@ from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.scatter import Merge
 from sqla_shard.scatter import OPTION
+from sqla_shard.scatter import overlap
 from sqla_shard.scatter import Plan
 from sqla_shard.scatter import Scatter
 from sqla_shard.session.connecting import connect
@@ -256,11 +259,25 @@ def _each_shard(
     *,
     scattered: bool,
 ) -> Result[Any]:
-    """Run an UPDATE or DELETE once on each shard."""
+    """Run an UPDATE or DELETE once on each shard, on all servers at once."""
     _log(context, scope, places)
-    return _merged(
-        [_invoke(context, scope, place, scattered) for place in places]
-    )
+    options: dict[str, Any] = {}
+    if not places[0].backend.waits:
+        each = [
+            _invoke(context, scope, place, scattered=scattered)
+            for place in places
+        ]
+        return _merged(each)
+    if context.is_orm_statement and context.update_delete_options._autoflush:
+        # A flush cannot be begun by two lanes.
+        scope._autoflush()
+        options["autoflush"] = False
+    jobs = [
+        partial(_invoke, context, scope, place, options, scattered=scattered)
+        for place in places
+    ]
+    connections = connect(scope, places, None, None).connections
+    return _merged(overlap(jobs, connections, scope.places.engines.lanes))
 
 
 def _each_row(context: ORMExecuteState, scope: Scope) -> Result[Any]:
@@ -296,6 +313,8 @@ def _invoke(
     context: ORMExecuteState,
     scope: Scope,
     place: Place,
+    options: Mapping[str, Any] | None = None,
+    *,
     scattered: bool = False,
 ) -> Result[Any]:
     going = Plan(
@@ -307,7 +326,11 @@ def _invoke(
     )
     return context.invoke_statement(
         bind_arguments={**context.bind_arguments, "place": place},
-        execution_options={OPTION: going, "schema_translate_map": TRANSLATE},
+        execution_options={
+            OPTION: going,
+            "schema_translate_map": TRANSLATE,
+            **(options or {}),
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Real servers, statement logs and a linter for tests of applications.
+"""Real servers, faults, statement logs and a linter for tests.
 
 Nothing of the package itself imports this folder.  A test run gets it as a
 pytest plugin (:mod:`sqla_shard.testing.plugin`, registered on installation);
@@ -11,8 +11,9 @@ everything works without pytest, too::
         document = fleet.topology_mapping()
 
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
-:func:`sqlite_topology`, :class:`StatementLog` and :class:`ShardLint` need
-neither, which is why the names below are imported on use only.
+:func:`sqlite_topology`, :class:`StatementLog`, :class:`ShardLint` and
+:class:`Proxy` need neither, which is why the names below are imported on use
+only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from sqla_shard.testing.fleet import MariaDBFleet
     from sqla_shard.testing.linting import ShardLint
     from sqla_shard.testing.mariadb import MariaDBServer
+    from sqla_shard.testing.proxy import Proxy
+    from sqla_shard.testing.proxy import ProxyCounts
     from sqla_shard.testing.querylog import LoggedCommand
     from sqla_shard.testing.querylog import QueryLog
     from sqla_shard.testing.statements import LoggedEvent
@@ -41,6 +44,8 @@ __all__ = [
     "LoggedEvent",
     "MariaDBFleet",
     "MariaDBServer",
+    "Proxy",
+    "ProxyCounts",
     "QueryLog",
     "ShardLint",
     "SourceLine",
@@ -55,6 +60,8 @@ _HOMES = {
     "LoggedEvent": "statements",
     "MariaDBFleet": "fleet",
     "MariaDBServer": "mariadb",
+    "Proxy": "proxy",
+    "ProxyCounts": "proxy",
     "QueryLog": "querylog",
     "ShardLint": "linting",
     "SourceLine": "callers",

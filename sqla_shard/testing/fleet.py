@@ -42,6 +42,7 @@ from sqla_shard.testing.external import external_servers
 from sqla_shard.testing.external import ExternalServer
 from sqla_shard.testing.mariadb import MariaDBServer
 from sqla_shard.testing.options import storage_options
+from sqla_shard.testing.proxy import Proxy
 
 __all__ = ["MariaDBFleet", "sqlite_topology"]
 
@@ -176,6 +177,7 @@ class MariaDBFleet:
         lookup_database: str = MOD_DATABASE,
         weights: Sequence[float] | None = None,
         placeholders: bool = False,
+        proxies: Sequence[Proxy] = (),
     ) -> dict[str, Any]:
         """Return a topology of these servers, as a document.
 
@@ -193,14 +195,23 @@ class MariaDBFleet:
         :param weights: for each server its share of new roots.
         :param placeholders: leave passwords to ``${...}``, for which
             :attr:`environ` has the values.
+        :param proxies: a running one for each server, in order; the topology
+            then leads through them.
+        :raises ValueError: if there are proxies, but not one for each.
         """
+        if proxies and len(proxies) != len(self.servers):
+            raise ValueError(
+                f"proxies: {len(proxies)} for {len(self.servers)} servers"
+            )
         primaries = {}
+        ends: Sequence[Any] = proxies or self.servers
         for number, server in enumerate(self.servers, 1):
             password = quote(server.password, safe="")
             if placeholders:
                 password = f"${{{self._placeholder(number)}}}"
             user = quote(server.user, safe="")
-            where = f"{server.host}:{server.port}"
+            end = ends[number - 1]
+            where = f"{end.host}:{end.port}"
             primaries[server.name] = f"mysql://{user}:{password}@{where}"
         return topology_document(
             primaries,

@@ -10,6 +10,13 @@ Registered on installation.  It costs nothing until a test asks for::
     the first test asks for it and stopped at the end of the run.  Its
     databases exist; tests that need clean ones name their own, see
     :meth:`~.fleet.MariaDBFleet.topology_mapping`.
+``mariadb_proxies``
+    A running :class:`~.proxy.Proxy` before each server of ``mariadb_fleet``,
+    in order, anew for each test::
+
+        def test_with_a_slow_server(mariadb_fleet, mariadb_proxies):
+            mariadb_proxies[0].delay = 0.02
+            document = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
 ``mariadb_installed``
     Nothing, for tests that start a :class:`~.mariadb.MariaDBServer` of
     their own.
@@ -35,6 +42,7 @@ Environment variables:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -52,8 +60,14 @@ if TYPE_CHECKING:
     # Not at run time: every pytest run of every project of an environment
     # with this package imports the plugin.
     from sqla_shard.testing.fleet import MariaDBFleet
+    from sqla_shard.testing.proxy import Proxy
 
-__all__ = ["mariadb_fleet", "mariadb_installed", "shard_lint"]
+__all__ = [
+    "mariadb_fleet",
+    "mariadb_installed",
+    "mariadb_proxies",
+    "shard_lint",
+]
 
 _MARK = "sqla_shard: no servers: "
 _SHARDS = 256
@@ -101,6 +115,18 @@ def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
     with MariaDBFleet(servers, _SHARDS, fast=True) as fleet:
         fleet.create_databases()
         yield fleet
+
+
+@pytest.fixture
+def mariadb_proxies(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+    """Stand before each server of the fleet, with no delay at first."""
+    from sqla_shard.testing.proxy import Proxy
+
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Proxy(server.host, server.port))
+            for server in mariadb_fleet.servers
+        ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

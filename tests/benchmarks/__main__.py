@@ -1,4 +1,8 @@
-"""Run with ``make bench``; arguments choose the parts by name."""
+"""Run with ``make bench``; arguments choose the parts by name.
+
+With ``--profile`` the parts say where their time goes, if they can, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,35 @@ import sqlalchemy
 from tests.benchmarks import ids
 from tests.benchmarks import lists
 from tests.benchmarks import reading
+from tests.benchmarks import scatter
 from tests.benchmarks import sessions
 
 PARTS = {
     "ids": ids.run,
     "sessions": sessions.run,
     "reading": reading.run,
+    "scatter": scatter.run,
     "lists": lists.run,
 }
+
+PROFILES = {"scatter": scatter.profile}
 
 
 def main(names: list[str]) -> int:
     """Run the parts named, or all."""
-    unknown = [name for name in names if name not in PARTS]
+    parts = PROFILES if "--profile" in names else PARTS
+    names = [name for name in names if name != "--profile"]
+    unknown = [name for name in names if name not in parts]
     if unknown:
-        print(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        print(f"no part {unknown[0]!r}; there are {', '.join(parts)}")
         return 2
     print(
         f"Python {platform.python_version()}, "
         f"SQLAlchemy {sqlalchemy.__version__}; times are medians, ratios "
         "medians of the ratios of each turn"
     )
-    for name in names or PARTS:
-        PARTS[name]()
+    for name in names or parts:
+        parts[name]()
     return 0
 
 

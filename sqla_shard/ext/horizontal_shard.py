@@ -1,0 +1,311 @@
+"""SQLAlchemy's ``ShardedSession``, with all shards asked at the same time.
+
+For applications that shard with choosers of their own, by the extension
+:mod:`sqlalchemy.ext.horizontal_shard`.  Another import is the whole change::
+
+    from sqla_shard.ext.horizontal_shard import ShardedSession
+
+What stays as it is: the choosers, which shards they send a statement to, and
+results that are put one after another in the order of the shards.  ORDER BY,
+LIMIT and aggregates are those of each shard; for anything better use
+:class:`sqla_shard.ShardSession`.  An INSERT is sent to one shard after
+another, and so is a statement with ``yield_per`` or ``stream_results``.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy import event
+from sqlalchemy import inspect
+from sqlalchemy import Result
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.horizontal_shard import set_shard_id
+from sqlalchemy.ext.horizontal_shard import ShardedQuery
+from sqlalchemy.ext.horizontal_shard import (
+    ShardedSession as UpstreamShardedSession,
+)
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.orm import Session
+from sqlalchemy.util import warn_deprecated
+
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.scatter import Lanes
+from sqla_shard.scatter import overlap
+
+__all__ = ["Lanes", "ShardedQuery", "ShardedSession", "set_shard_id"]
+
+#: Threads of all sessions that are given none of their own.
+_LANES = Lanes(32, "sqla-shard-session")
+
+
+class ShardedSession(UpstreamShardedSession):
+    """A session over shards that the application's own choosers choose.
+
+    :param shard_chooser: returns the shard of a new object.
+    :param identity_chooser: returns the shards where a primary key may be.
+    :param execute_chooser: returns the shards of a statement.
+    :param shards: engines, by shard.  It is not copied: shards that are
+        added to it later are those of open sessions too.
+    :param query_cls: class of what ``session.query()`` returns.
+    :param id_chooser: ``identity_chooser`` of older applications.
+    :param query_chooser: ``execute_chooser`` of older applications.
+    :param lanes: the threads that wait for servers; by default 32 that all
+        sessions of the process share.
+    :param kwargs: as for :class:`sqlalchemy.orm.Session`.
+    :raises sqlalchemy.exc.ArgumentError: when a chooser is missing.
+    """
+
+    def __init__(
+        self,
+        shard_chooser: Any,
+        identity_chooser: Any = None,
+        execute_chooser: Any = None,
+        shards: Mapping[Any, Any] | None = None,
+        query_cls: type[Any] = ShardedQuery,
+        *,
+        id_chooser: Any = None,
+        query_chooser: Any = None,
+        lanes: Lanes | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Upstream's constructor adds a listener to each session and copies
+        # the dictionary of all shards.
+        Session.__init__(self, query_cls=query_cls, **kwargs)
+        _listen(type(self))
+        self.shard_chooser = shard_chooser
+        if id_chooser:
+            warn_deprecated(
+                "The ``id_chooser`` parameter is deprecated; "
+                "please use ``identity_chooser``.",
+                "2.0",
+            )
+            identity_chooser = partial(_identities, self, id_chooser)
+        if not identity_chooser:
+            raise ArgumentError("identity_chooser or id_chooser is required")
+        self.identity_chooser = identity_chooser
+        if query_chooser:
+            warn_deprecated(
+                "The ``query_chooser`` parameter is deprecated; "
+                "please use ``execute_chooser``.",
+                "1.4",
+            )
+            if execute_chooser:
+                raise ArgumentError(
+                    "Can't pass query_chooser and execute_chooser "
+                    "at the same time."
+                )
+            execute_chooser = partial(_shards_of_query, query_chooser)
+        if not execute_chooser:
+            raise ArgumentError("execute_chooser or query_chooser is required")
+        self.execute_chooser = execute_chooser
+        # The name of the class makes it the attribute that upstream reads.
+        self.__shards: Any = {} if shards is None else shards
+        self.__copied = shards is None
+        self.lanes = _LANES if lanes is None else lanes
+
+    def bind_shard(self, shard_id: Any, bind: Any) -> None:
+        """Add a shard to this session."""
+        if not self.__copied:
+            self.__shards = dict(self.__shards)
+            self.__copied = True
+        self.__shards[shard_id] = bind
+
+    def get(self, entity: Any, ident: Any, **kwargs: Any) -> Any:
+        """Return an object; see :meth:`sqlalchemy.orm.Session.get`."""
+        token = kwargs.get("identity_token")
+        if token is not None and not token:
+            # SQLAlchemy takes shard 0 for no shard.
+            told = {"shard_id": token, **(kwargs.get("bind_arguments") or {})}
+            kwargs["bind_arguments"] = told
+        return super().get(entity, ident, **kwargs)
+
+    def _choose_shard_and_assign(
+        self, mapper: Any, instance: Any, **kw: Any
+    ) -> Any:
+        # Upstream's takes shard 0 for no shard.
+        if instance is not None:
+            state = inspect(instance)
+            token = state.key[2] if state.key else state.identity_token
+            if token is not None:
+                return token
+        return super()._choose_shard_and_assign(mapper, instance, **kw)
+
+    def connection_callable(
+        self,
+        mapper: Mapper[Any] | None = None,
+        instance: Any = None,
+        shard_id: Any = None,
+        **kw: Any,
+    ) -> Connection:
+        """Return the connection to the shard of an object."""
+        if self.in_transaction():
+            return super().connection_callable(
+                mapper, instance, shard_id, **kw
+            )
+        # Upstream's raises NameError here.
+        bind = self.get_bind(mapper, shard_id=shard_id, instance=instance)
+        return bind if isinstance(bind, Connection) else bind.connect(**kw)
+
+
+def _identities(
+    session: Session,
+    id_chooser: Callable[..., Any],
+    mapper: Any,
+    primary_key: Any,
+    *,
+    lazy_loaded_from: Any = None,
+    **kw: Any,
+) -> Any:
+    query: Any = session.query(mapper)
+    if lazy_loaded_from:
+        query = query._set_lazyload_from(lazy_loaded_from)
+    return id_chooser(query, primary_key)
+
+
+def _shards_of_query(
+    query_chooser: Callable[..., Any], context: ORMExecuteState
+) -> Any:
+    return query_chooser(context.statement)
+
+
+# -- executing
+
+
+_listening = threading.Lock()
+_classes: weakref.WeakSet[type[Session]] = weakref.WeakSet()
+
+
+def _listen(cls: type[Session]) -> None:
+    """Add the listener to a class of sessions, at its first session.
+
+    Not to a base class: a listener that the application adds to its
+    sessionmaker would come after it, and be called once for each shard.
+    """
+    if cls in _classes:
+        return
+    with _listening:
+        if cls in _classes:
+            return
+        # A strong reference would keep the class alive: the listener is kept
+        # for as long as its class.
+        ref = weakref.ref(cls)
+
+        def listener(context: ORMExecuteState) -> Result[Any] | None:
+            # The listeners of a class are called for its subclasses too,
+            # which have one of their own.
+            if type(context.session) is not ref():
+                return None
+            return _execute(context)
+
+        event.listen(cls, "do_orm_execute", listener, retval=True)
+        _classes.add(cls)
+
+
+def _execute(context: ORMExecuteState) -> Result[Any]:
+    session: Any = context.session
+    options: Any = None
+    if context.is_select:
+        options = context.load_options
+    elif context.is_update or context.is_delete:
+        options = context.update_delete_options
+    for option in context._non_compile_orm_options:
+        if isinstance(option, set_shard_id):
+            more = {}
+            if option.propagate_to_loaders:
+                # The option itself gets lost on its way to eager loaders
+                # when the statement was compiled without it before.
+                more["_sa_shard_id"] = option.shard_id
+            return _execute_on(context, option.shard_id, more)
+    shard_id = _told(context, options)
+    if shard_id is not None:
+        return _execute_on(context, shard_id, {})
+    shards = list(session.execute_chooser(context))
+    if not shards:
+        raise NoShardKeyError(
+            f"execute_chooser returned no shard for: {context.statement}. "
+            "Let it return one that will answer with no rows",
+            tables=(),
+        )
+    if len(shards) == 1:
+        return _execute_on(context, shards[0], {})
+    return _execute_on_all(context, shards, options)
+
+
+def _told(context: ORMExecuteState, options: Any) -> Any:
+    """Return the shard that was told, None if the chooser is to say it."""
+    if options is not None:
+        if options._identity_token is not None:
+            return options._identity_token
+        state = getattr(options, "_refresh_state", None)
+        if state is not None and state.key and state.key[2] is not None:
+            # SQLAlchemy takes shard 0 for no shard.
+            return state.key[2]
+    if "_sa_shard_id" in context.execution_options:
+        return context.execution_options["_sa_shard_id"]
+    return context.bind_arguments.get("shard_id")
+
+
+def _execute_on(
+    context: ORMExecuteState, shard_id: Any, options: Mapping[str, Any]
+) -> Result[Any]:
+    return context.invoke_statement(
+        bind_arguments={**context.bind_arguments, "shard_id": shard_id},
+        execution_options={"identity_token": shard_id, **options},
+    )
+
+
+def _execute_on_all(
+    context: ORMExecuteState, shards: Sequence[Any], options: Any
+) -> Result[Any]:
+    session: Any = context.session
+    more: dict[str, Any] = {}
+    streams = (
+        context.execution_options.get("stream_results")
+        or context.execution_options.get("yield_per")
+        or getattr(options, "_yield_per", None)
+    )
+    if context.is_insert or streams:
+        parts = [_execute_on(context, each, more) for each in shards]
+    else:
+        if context.is_select:
+            # An object that nobody holds yet would be collected before the
+            # next shard's are loaded, and unique() take one of those, at the
+            # same address, for it.
+            more["prebuffer_rows"] = True
+        if context.is_orm_statement and getattr(options, "_autoflush", True):
+            # A flush cannot be begun by two lanes.
+            session._autoflush()
+            more["autoflush"] = False
+        parts = overlap(
+            [partial(_execute_on, context, each, more) for each in shards],
+            _connections(context, shards),
+            session.lanes,
+        )
+    return parts[0].merge(*parts[1:])
+
+
+def _connections(
+    context: ORMExecuteState, shards: Sequence[Any]
+) -> list[Connection]:
+    session = context.session
+    arguments = dict(context.bind_arguments)
+    arguments.pop("bind", None)
+    binds = {}
+    for shard_id in shards:
+        bind = session.get_bind(**{**arguments, "shard_id": shard_id})
+        binds[id(bind)] = bind
+    # In the same order for all sessions: of two that wait for the last
+    # connections of two pools, each could have what the other needs.
+    return [
+        session.connection(bind_arguments={"bind": binds[key]})
+        for key in sorted(binds)
+    ]

@@ -1,0 +1,330 @@
+"""The process of a :class:`~sqla_shard.testing.proxy.Proxy`.
+
+Run by path, never imported: ``_proxying.py HOST PORT DELAY``.  Its standard
+input is a socket.  It takes one command for each line, a JSON object, and
+answers each, in order, with all that there is to know.  The end of the input
+ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import selectors
+import socket
+import struct
+import sys
+from collections import deque
+from typing import Any
+
+# What may wait in one direction before no more is read: a client that sends
+# megabytes must not fill the memory of a proxy with a long delay.
+_MOST_WAITING = 4_000_000
+
+
+class _PreciseSelector(selectors.EpollSelector):
+    """Waits for microseconds; epoll rounds up to whole milliseconds."""
+
+    def select(
+        self, timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], (), (), timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+class _Line:
+    """All connections, and what is done to them.
+
+    :ivar delay: of a round trip, in seconds.
+    :ivar hanging: whether bytes are swallowed.
+    """
+
+    def __init__(self, host: str, port: int, delay: float) -> None:
+        self.host = host
+        self.port = port
+        self.delay = delay
+        self.hanging = False
+        self.counts = {
+            "connections": 0,
+            "sent": 0,
+            "received": 0,
+            "swallowed": 0,
+        }
+        self.links: set[_Link] = set()
+        # Bound and never listening: while connections are refused, nobody
+        # else can have the port.
+        self._holder = self._socket(0)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def own_port(self) -> int:
+        return int(self._holder.getsockname()[1])
+
+    def _socket(self, port: int) -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("127.0.0.1", port))
+        return made
+
+    async def listen(self) -> None:
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(
+                lambda: _Link(self).client,
+                sock=self._socket(self.own_port),
+                backlog=512,
+            )
+
+    def refuse(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def cut(self) -> None:
+        for link in list(self.links):
+            link.cut()
+
+    async def obey(self, command: dict[str, Any]) -> dict[str, Any]:
+        match command:
+            case {"do": "delay", "seconds": seconds}:
+                self.delay = seconds
+            case {"do": "hang"}:
+                self.hanging = True
+            case {"do": "refuse"}:
+                self.refuse()
+            case {"do": "cut"}:
+                self.cut()
+            case {"do": "restore"}:
+                self.hanging = False
+                await self.listen()
+        # Sockets are closed at the loop's next turn; who has been told that
+        # connections are cut must not find one that is open.
+        await asyncio.sleep(0)
+        return {
+            **self.counts,
+            "port": self.own_port,
+            "open": len(self.links),
+        }
+
+
+class _Link:
+    """One connection: the client's end and the server's."""
+
+    def __init__(self, line: _Line) -> None:
+        self.line = line
+        self.client = _End(self, "sent")
+        self.server = _End(self, "received")
+        self.client.other, self.server.other = self.server, self.client
+        # Whether bytes were lost.  Nothing passes ever again then: the next
+        # answer would be taken for that of a request that got lost.
+        self.mute = False
+        self.opening: asyncio.Task[None] | None = None
+        self._ended = 0
+
+    def begin(self) -> None:
+        self.line.links.add(self)
+        self.line.counts["connections"] += 1
+        self.opening = asyncio.create_task(self._open())
+
+    async def _open(self) -> None:
+        # There, back and there again: only then does a server know of a
+        # new connection.
+        await asyncio.sleep(self.line.delay * 1.5)
+        if self.line.hanging:
+            self.mute = True
+            return
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: self.server, self.line.host, self.line.port
+            )
+        except OSError:
+            self.cut()
+
+    def end(self) -> None:
+        """Note that one side has sent its last, and the other knows."""
+        self._ended += 1
+        if self._ended == 2:
+            self.close()
+
+    def close(self) -> None:
+        self._drop()
+        for end in (self.client, self.server):
+            if end.transport is not None:
+                end.transport.close()
+
+    def cut(self) -> None:
+        """Reset both connections."""
+        self._drop()
+        for end in (self.client, self.server):
+            if end.transport is not None and not end.transport.is_closing():
+                end.reset()
+
+    def _drop(self) -> None:
+        self.line.links.discard(self)
+        if self.opening is not None:
+            self.opening.cancel()
+
+
+class _End(asyncio.Protocol):
+    """One end of a link, and what has arrived there for the other.
+
+    :param count: where bytes that have passed are counted.
+    """
+
+    other: _End
+
+    def __init__(self, link: _Link, count: str) -> None:
+        self._link = link
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        # When to pass on what; nothing stands for the end.
+        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._blocked = False
+        self.transport: asyncio.Transport | None = None
+
+    # -- what asyncio calls -----------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - typing
+        self.transport = transport
+        if self is self._link.client:
+            self._link.begin()
+        elif self._link not in self._link.line.links:
+            self.reset()  # the client is gone
+        else:
+            self.other.deliver()
+
+    def data_received(self, data: bytes) -> None:
+        self._pass(data)
+
+    def eof_received(self) -> bool:
+        self._pass(b"")
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._link in self._link.line.links:
+            self._link.cut()
+
+    def pause_writing(self) -> None:
+        self.other.block(True)
+
+    def resume_writing(self) -> None:
+        self.other.block(False)
+
+    # -- passing on -------------------------------------------------------
+
+    def _pass(self, data: bytes) -> None:
+        link = self._link
+        if link.line.hanging or link.mute:
+            self._swallow(data)
+            return
+        # In order of arrival: after a delay was made shorter, what came later
+        # may be due earlier, and waits.
+        due = self._loop.time() + link.line.delay / 2
+        self._waiting.append((due, data))
+        self._size += len(data)
+        self.deliver()
+
+    def _swallow(self, data: bytes) -> None:
+        self._link.mute = True
+        self._link.line.counts["swallowed"] += len(data)
+        if not data:
+            self._link.close()
+
+    def deliver(self) -> None:
+        """Pass on what is due, and see to the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        there = self.other.transport
+        if there is None or there.is_closing():
+            self.block(self._blocked)
+            return
+        now = self._loop.time()
+        while self._waiting and self._waiting[0][0] <= now:
+            _, data = self._waiting.popleft()
+            self._size -= len(data)
+            if self._link.line.hanging or self._link.mute:
+                self._swallow(data)
+            elif data:
+                self._link.line.counts[self._count] += len(data)
+                there.write(data)
+            else:
+                there.write_eof()
+                self._link.end()
+        if self._waiting:
+            due = self._waiting[0][0]
+            self._timer = self._loop.call_at(due, self.deliver)
+        # Whoever called: what has waited before the server was connected,
+        # too, may have stopped the reading.
+        self.block(self._blocked)
+
+    def block(self, blocked: bool) -> None:
+        """Read on only if the other end takes it and not much waits."""
+        self._blocked = blocked
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if blocked or self._size > _MOST_WAITING:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def reset(self) -> None:
+        assert self.transport is not None  # noqa: S101 - typing
+        # Without lingering, closing sends RST.
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        self.transport.abort()
+
+
+async def _watch(parent: int) -> None:
+    # A child that the test run has forked holds the other end of our input
+    # open; the end of the test run must end us all the same.
+    while os.getppid() == parent:
+        await asyncio.sleep(0.5)
+
+
+async def _obey(line: _Line) -> None:
+    control = socket.socket(fileno=os.dup(0))
+    reader, writer = await asyncio.open_unix_connection(sock=control)
+    while command := await reader.readline():
+        answer = await line.obey(json.loads(command))
+        writer.write(json.dumps(answer).encode() + b"\n")
+        await writer.drain()
+
+
+async def _run(host: str, port: int, delay: float) -> None:
+    line = _Line(host, port, delay)
+    await line.listen()
+    tasks = [
+        asyncio.create_task(_obey(line)),
+        asyncio.create_task(_watch(os.getppid())),
+    ]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    line.refuse()
+    line.cut()
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await task
+
+
+def main() -> None:
+    """Pass bytes on until the test run ends."""
+    host, port, delay = sys.argv[1:]
+    loop = asyncio.SelectorEventLoop(_PreciseSelector())
+    loop.run_until_complete(_run(host, int(port), float(delay)))
+    loop.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""Several executions of one session at the same time, on MariaDB."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy import delete
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy import make_url
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import selectinload
+
+from sqla_shard import Cluster
+from sqla_shard import pack
+from sqla_shard.ext.horizontal_shard import Lanes
+from sqla_shard.ext.horizontal_shard import ShardedSession
+from sqla_shard.testing import MariaDBFleet
+from tests.shared import models
+from tests.shared.clusters import at
+from tests.shared.dropin import Board
+from tests.shared.dropin import Choosers
+from tests.shared.dropin import fill
+from tests.shared.dropin import lane_threads
+from tests.shared.dropin import TIMEOUT
+
+pytestmark = pytest.mark.live
+
+SERVERS = 3
+SHARDS = 12
+DATABASE = "db_dropin"
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def shards(fleet: MariaDBFleet) -> Iterator[dict[Any, Engine]]:
+    found = {}
+    for name, server in zip(NAMES, fleet.servers, strict=True):
+        server.root_execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+        url = make_url(server.url).set(
+            drivername="mysql+pymysql", database=DATABASE
+        )
+        found[name] = create_engine(url)
+    fill(found)
+    yield found
+    for engine in found.values():
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
+        engine.dispose()
+
+
+@pytest.fixture
+def opened(shards: Any) -> Iterator[Callable[[], ShardedSession]]:
+    lanes = Lanes(4)
+    arguments = Choosers(shards).arguments()
+    yield lambda: ShardedSession(lanes=lanes, **arguments)
+    lanes.close()
+    assert lane_threads() == 0
+
+
+def until_waiting(*servers: Any) -> None:
+    """Wait until a statement waits for a lock on each of the servers."""
+    done = threading.Event()
+    for _ in range(TIMEOUT * 100):
+        if all(
+            server.root_execute(
+                "SELECT 1 FROM information_schema.innodb_trx "
+                "WHERE trx_state = 'LOCK WAIT'"
+            )
+            for server in servers
+        ):
+            return
+        done.wait(0.01)
+    pytest.fail("they do not wait at the same time")
+
+
+@contextmanager
+def locked(server: Any, table: str) -> Iterator[None]:
+    """Keep the rows of a table from being changed."""
+    connection = server.root_connect()
+    try:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT * FROM {table} FOR UPDATE")
+        yield
+    finally:
+        connection.close()
+
+
+def all_locked(fleet: MariaDBFleet, tables: list[str]) -> ExitStack:
+    stack = ExitStack()
+    for server, table in zip(fleet.servers, tables, strict=True):
+        stack.enter_context(locked(server, table))
+    return stack
+
+
+@pytest.mark.parametrize("how", ["evaluate", "fetch", False])
+def test_update_is_under_way_on_all_servers(
+    fleet: MariaDBFleet, opened: Any, how: Any
+) -> None:
+    counts = []
+
+    def work() -> None:
+        with opened() as session:
+            done = session.execute(
+                update(Board).values(title="new"),
+                execution_options={"synchronize_session": how},
+            )
+            counts.append(done.rowcount)
+            session.commit()
+
+    worker = threading.Thread(target=work)
+    with all_locked(fleet, [f"{DATABASE}.boards"] * SERVERS):
+        worker.start()
+        until_waiting(*fleet.servers)
+    worker.join(TIMEOUT)
+    assert counts == [3]
+    with opened() as session:
+        assert session.scalars(select(Board.title)).all() == ["new"] * 3
+
+
+def test_reads_lock_all_servers_at_once(
+    fleet: MariaDBFleet, opened: Any
+) -> None:
+    found = []
+
+    def work() -> None:
+        with opened() as session:
+            statement = select(Board).options(selectinload(Board.pins))
+            boards = session.scalars(statement.with_for_update()).all()
+            found.extend(len(board.pins) for board in boards)
+
+    worker = threading.Thread(target=work)
+    with all_locked(fleet, [f"{DATABASE}.boards"] * SERVERS):
+        worker.start()
+        until_waiting(*fleet.servers)
+    worker.join(TIMEOUT)
+    assert found == [6] * 3
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_ctrl_c(fleet: MariaDBFleet, opened: Any, number: int) -> None:
+    """The lock is not waited for; the connections come back."""
+    server = fleet.servers[number]
+    main = threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        until_waiting(server)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    with locked(server, f"{DATABASE}.boards"):
+        interrupter.start()
+        with opened() as session, pytest.raises(KeyboardInterrupt):
+            session.execute(update(Board).values(title="never"))
+    interrupter.join(TIMEOUT)
+    for _ in range(3):
+        with opened() as session:
+            titles = session.scalars(select(Board.title)).all()
+            assert titles == ["on a", "on b", "on c"]
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_a_server_cuts_its_connection(
+    fleet: MariaDBFleet, opened: Any, number: int
+) -> None:
+    server = fleet.servers[number]
+
+    def kill() -> None:
+        until_waiting(server)
+        for (thread,) in server.root_execute(
+            "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx "
+            "WHERE trx_state = 'LOCK WAIT'"
+        ):
+            server.root_execute(f"KILL {thread}")
+
+    killer = threading.Thread(target=kill)
+    with opened() as session:
+        with locked(server, f"{DATABASE}.boards"):
+            killer.start()
+            with pytest.raises(OperationalError) as raised:
+                session.execute(update(Board).values(title="never"))
+            assert raised.value.connection_invalidated
+        killer.join(TIMEOUT)
+        session.rollback()
+        titles = session.scalars(select(Board.title)).all()
+        assert titles == ["on a", "on b", "on c"]
+
+
+def test_errors_name_the_statement(opened: Any) -> None:
+    with opened() as session:
+        with pytest.raises(OperationalError, match="Unknown column") as raised:
+            session.execute(select(Board).where(text("missing = 1")))
+        assert "boards" in str(raised.value.statement)
+
+
+# -- ShardSession
+
+
+@pytest.fixture
+def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(
+        database="db_overlap_{shard:05d}", main="main_overlap"
+    )
+    fleet.drop_databases(document)
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+        cluster.create_all(models.Base.metadata)
+        yield cluster
+        assert cluster.close()
+    fleet.drop_databases(document)
+
+
+def ids_in(cluster: Cluster) -> list[int]:
+    with cluster.begin(cross_shard="unordered") as session:
+        pins = [
+            at(shard, models.Pin(title="old", n=shard))
+            for shard in range(SHARDS)
+        ]
+        session.add_all(pins)
+        session.flush()
+        return [pin.id for pin in pins]
+
+
+@pytest.mark.parametrize("how", ["evaluate", "fetch", False])
+@pytest.mark.parametrize("watched", [False, True])
+def test_objects_are_changed_on_all_servers_at_once(
+    fleet: MariaDBFleet, cluster: Cluster, how: Any, watched: bool
+) -> None:
+    ids = ids_in(cluster)
+    written: list[int] = []
+
+    def listen(cluster: Cluster, report: Any) -> None:
+        if report.writes:
+            written.extend(report.shards)
+
+    if watched:
+        event.listen(cluster, "after_statement", listen)
+    changed: list[Any] = []
+
+    def work() -> None:
+        with cluster.begin(cross_shard="unordered") as session:
+            held = session.get_many(models.Pin, ids)
+            done = session.execute(
+                update(models.Pin)
+                .where(models.Pin.id.in_(ids))
+                .values(title="new"),
+                execution_options={"synchronize_session": how},
+            )
+            changed.append(done.rowcount)
+            changed.append([pin.title for pin in held if pin is not None])
+
+    worker = threading.Thread(target=work)
+    tables = [
+        f"db_overlap_{server * SHARDS // SERVERS:05d}.pins"
+        for server in range(SERVERS)
+    ]
+    with all_locked(fleet, tables):
+        worker.start()
+        until_waiting(*fleet.servers)
+    worker.join(TIMEOUT)
+    if watched:
+        event.remove(cluster, "after_statement", listen)
+        assert sorted(written) == list(range(SHARDS))
+    assert changed[0] == SHARDS
+    assert changed[1] == ["old" if how is False else "new"] * SHARDS
+    with cluster.begin(cross_shard="unordered") as session:
+        pins = session.get_many(models.Pin, ids)
+        assert [pin and pin.title for pin in pins] == ["new"] * SHARDS
+        done = session.execute(
+            delete(models.Pin).where(models.Pin.id.in_(ids))
+        )
+        assert done.rowcount == SHARDS
+        assert session.get_many(models.Pin, ids) == [None] * SHARDS
+
+
+def test_objects_that_are_not_flushed_yet(cluster: Cluster) -> None:
+    """They are written first, once, and changed too."""
+    ids = ids_in(cluster)
+    with cluster.begin(cross_shard="unordered") as session:
+        pin = at(3, models.Pin(title="old", n=3))
+        session.add(pin)
+        ids.append(pack(3, models.PIN, (ids[3] & (1 << 36) - 1) + 1))
+        done = session.execute(
+            update(models.Pin)
+            .where(models.Pin.id.in_(ids))
+            .values(title="new")
+        )
+        assert done.rowcount == SHARDS + 1
+        assert pin.id == ids[-1]
+        assert pin.title == "new"
+
+
+def test_an_error_on_one_server(fleet: MariaDBFleet, cluster: Cluster) -> None:
+    ids = ids_in(cluster)
+    gone = f"db_overlap_{SHARDS - 1:05d}"
+    fleet.servers[-1].root_execute(f"ALTER TABLE {gone}.pins DROP title")
+    with (
+        cluster.session(cross_shard="unordered") as session,
+        pytest.raises(OperationalError, match=gone),
+    ):
+        session.execute(
+            update(models.Pin)
+            .where(models.Pin.id.in_(ids))
+            .values(title="new")
+        )
+    assert sum(stats.busy for stats in cluster.stats()) == 0
+    with cluster.session() as session:
+        pins = session.get_many(models.Pin, ids[:-1])
+        titles = [pin and pin.title for pin in pins]
+        assert titles == ["old"] * (SHARDS - 1)

@@ -1,0 +1,107 @@
+"""The proxy before a real server, and the clients that feel it."""
+
+from __future__ import annotations
+
+import statistics
+from time import monotonic
+
+import pymysql
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.testing import Proxy
+
+pytestmark = pytest.mark.live
+
+
+def connect(server, proxy, **arguments):
+    return pymysql.connect(
+        host=proxy.host,
+        port=proxy.port,
+        user=server.user,
+        password=server.password,
+        **arguments,
+    )
+
+
+@pytest.fixture
+def server(mariadb_fleet):
+    return mariadb_fleet.servers[0]
+
+
+@pytest.fixture
+def proxy(mariadb_proxies):
+    return mariadb_proxies[0]
+
+
+def taken(connection):
+    start = monotonic()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        assert cursor.fetchall() == ((1,),)
+    return monotonic() - start
+
+
+def test_statements_take_the_delay_longer(server, proxy):
+    with connect(server, proxy) as connection:
+        direct = statistics.median(taken(connection) for _ in range(10))
+        proxy.delay = 0.05
+        slow = [taken(connection) for _ in range(10)]
+    assert min(slow) >= 0.05
+    assert statistics.median(slow) < direct + 0.1
+
+
+def test_hanging_server_times_out(server, proxy):
+    with connect(server, proxy, read_timeout=1) as connection:
+        taken(connection)
+        proxy.hang()
+        with pytest.raises(pymysql.err.OperationalError, match="timed out"):
+            taken(connection)
+
+
+def test_hanging_server_accepts_and_never_greets(server, proxy):
+    proxy.hang()
+    with pytest.raises(pymysql.err.OperationalError, match="timed out"):
+        connect(server, proxy, connect_timeout=1, read_timeout=1)
+    assert proxy.counts.connections == 1
+
+
+def test_refusing_server(server, proxy):
+    proxy.refuse()
+    with pytest.raises(pymysql.err.OperationalError, match="refused"):
+        connect(server, proxy)
+    proxy.restore()
+    with connect(server, proxy) as connection:
+        taken(connection)
+
+
+def test_cut_connection_is_lost_on_both_sides(server, proxy):
+    connection = connect(server, proxy)
+    number = connection.thread_id()
+    proxy.cut()
+    with pytest.raises(pymysql.err.OperationalError) as caught:
+        taken(connection)
+    assert caught.value.args[0] in (2006, 2013)
+    deadline = monotonic() + 10
+    sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s"
+    while server.root_execute(sql, [number]) != [(0,)]:
+        assert monotonic() < deadline
+
+
+def test_cluster_goes_through_the_proxies(mariadb_fleet, mariadb_proxies):
+    topology = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
+    mariadb_proxies[1].refuse()
+    with Cluster.from_topology(topology) as cluster:
+        health = cluster.health()
+    assert [name for name, bad in health.items() if bad] == ["server2"]
+    assert [proxy.counts.connections > 0 for proxy in mariadb_proxies] == [
+        index != 1 for index in range(len(mariadb_proxies))
+    ]
+
+
+def test_topology_wants_a_proxy_for_each_server(mariadb_fleet, server):
+    with (
+        Proxy(server.host, server.port) as proxy,
+        pytest.raises(ValueError, match="proxies: 1 for"),
+    ):
+        mariadb_fleet.topology_mapping(proxies=[proxy])
