@@ -24,6 +24,8 @@ every object lives on a virtual shard that its 64-bit id names.
 #   creating     databases and tables of every shard, for development
 #   rehearsing   what would be sent for a statement
 #   explaining   where something goes, without going there
+#   loops        the engines of each event loop
+#   async_session  ShardSession for event loops
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields
 #   mappings/    ordered lists of objects
@@ -33,6 +35,7 @@ every object lives on a virtual shard that its 64-bit id names.
 
 from __future__ import annotations
 
+from sqla_shard.async_session import AsyncShardSession
 from sqla_shard.cluster import Cluster
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
@@ -56,6 +59,7 @@ from sqla_shard.types import ShardedId
 
 __all__ = [
     "SCHEMA",
+    "AsyncShardSession",
     "Cluster",
     "FileSource",
     "JSONBlob",

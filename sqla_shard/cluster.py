@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
+from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from typing import TypeVar
 
@@ -17,21 +17,27 @@ from sqlalchemy import MetaData
 from sqlalchemy.event import dispatcher
 from sqlalchemy.event import Events
 from sqlalchemy.event.registry import EventTarget
-from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import retrying
+from sqla_shard.async_session import AsyncBegun
+from sqla_shard.async_session import AsyncShardSession
+from sqla_shard.async_session import to_the_end
 from sqla_shard.creating import create_all
 from sqla_shard.engines import Engines
 from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
 from sqla_shard.explaining import explain
 from sqla_shard.explaining import Explanation
+from sqla_shard.loops import LoopEngines
+from sqla_shard.loops import Loops
+from sqla_shard.scatter import Lanes
 from sqla_shard.scatter import StatementReport
 from sqla_shard.scatter import Watch
 from sqla_shard.session import CrossShard
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session import RandomPlacement
 from sqla_shard.session import ShardSession
+from sqla_shard.session.begun import Begun
 from sqla_shard.session.transactions import watch
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
@@ -40,8 +46,6 @@ from sqla_shard.topology import Topology
 __all__ = ["Cluster", "ClusterEvents"]
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class Cluster(EventTarget):
@@ -54,14 +58,18 @@ class Cluster(EventTarget):
             session.add(User(name="maker"))
 
     Making one opens nothing: a server is connected to when a session first
-    needs it.  One cluster serves all threads of a process; after a fork the
-    child opens connections of its own.
+    needs it.  One cluster serves all threads and event loops of a process;
+    after a fork the child opens connections of its own.
 
     :param topology: where the shards are.
     :param driver: for ``mysql://`` URLs that name none.
+    :param async_driver: for all ``mysql`` URLs in asynchronous sessions;
+        SQLite files have aiosqlite there.
     :param placement: chooses the shard of new roots.
     :param engine_options: for :func:`sqlalchemy.create_engine`, such as
         ``pool_size``; they hold for each server.
+    :param async_engine_options: the same for asynchronous sessions, where
+        each event loop has pools of its own; ``engine_options`` by default.
     :param session_options: for every session, such as
         ``expire_on_commit``.
     :param environ: values of the placeholders in URLs; the environment
@@ -82,8 +90,10 @@ class Cluster(EventTarget):
         topology: Topology,
         *,
         driver: str = "pymysql",
+        async_driver: str = "asyncmy",
         placement: PlacementPolicy | None = None,
         engine_options: Mapping[str, Any] | None = None,
+        async_engine_options: Mapping[str, Any] | None = None,
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
@@ -95,12 +105,26 @@ class Cluster(EventTarget):
         self.scatters = scatters
         self._comments = comments
         self.placement = placement or RandomPlacement()
+        environ = os.environ if environ is None else environ
+        options = engine_options or {}
         self._engines = Engines(
             driver=driver,
-            options=engine_options or {},
-            environ=os.environ if environ is None else environ,
+            options=options,
+            environ=environ,
             on_open=watch,
-            threads=threads,
+            lanes=Lanes(threads),
+        )
+        if async_engine_options is not None:
+            options = async_engine_options
+        self._loops = Loops(
+            self,
+            partial(
+                LoopEngines,
+                driver=async_driver,
+                options=options,
+                environ=environ,
+                on_open=watch,
+            ),
         )
         self.places = Places(topology, self._engines)
         self._session_options = dict(session_options or {})
@@ -176,9 +200,7 @@ class Cluster(EventTarget):
             cluster=self, **{**self._session_options, **kwargs}
         )
 
-    def begin(
-        self, *, cross_shard: CrossShard = None, **kwargs: Any
-    ) -> _Begun:
+    def begin(self, *, cross_shard: CrossShard = None, **kwargs: Any) -> Begun:
         """Return a context manager: a session, committed at the end.
 
         An exception rolls back; the session is closed either way.
@@ -186,7 +208,7 @@ class Cluster(EventTarget):
         :param cross_shard: ``"unordered"`` lets the transaction write
             several shards.
         """
-        return _Begun(self.session(cross_shard=cross_shard, **kwargs))
+        return Begun(self.session(cross_shard=cross_shard, **kwargs))
 
     def run(
         self,
@@ -222,6 +244,100 @@ class Cluster(EventTarget):
             timeout=timeout,
         )
 
+    # -- sessions in event loops
+
+    def async_session(self, **kwargs: Any) -> AsyncShardSession:
+        """Return a new asynchronous session; use it with ``async with``.
+
+        Unless told otherwise its objects keep their values at COMMIT
+        (``expire_on_commit=False``): reading an expired one would have to
+        wait for the server, and reading an attribute cannot.
+
+        :param kwargs: as for :meth:`session`.
+        """
+        return AsyncShardSession(
+            cluster=self._loops,
+            **{"expire_on_commit": False, **self._session_options, **kwargs},
+        )
+
+    def async_begin(
+        self, *, cross_shard: CrossShard = None, **kwargs: Any
+    ) -> AsyncBegun:
+        """Return a context manager: :meth:`begin` for ``async with``.
+
+        COMMIT is waited for even by a task that is cancelled meanwhile; it
+        goes on being cancelled after it.
+
+        :param cross_shard: ``"unordered"`` lets the transaction write
+            several shards.
+        """
+        return AsyncBegun(
+            self.async_session(cross_shard=cross_shard, **kwargs)
+        )
+
+    async def async_run(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        *args: Any,
+        attempts: int = 10,
+        timeout: float = 30.0,
+        **kwargs: Any,
+    ) -> T:
+        """Await ``fn(session, *args, **kwargs)`` in a transaction.
+
+        Repeated as by :meth:`run`, which says when, and what is raised.
+
+        :param attempts: how often at most.
+        :param timeout: seconds after which no further attempt begins.
+        :returns: what ``fn`` returns.
+        :raises RetriesExhaustedError: when that was not enough.
+        :raises CommitUnknownError: when the outcome of COMMIT is unknown.
+        """
+
+        async def attempt() -> T:
+            async with self.async_begin() as session:
+                return await fn(session, *args, **kwargs)
+
+        return await retrying.repeat_awaited(
+            attempt, self._loops.backends, attempts=attempts, timeout=timeout
+        )
+
+    async def async_create_all(
+        self, metadata: MetaData, *, keyspace: str | None = None
+    ) -> None:
+        """Create the missing tables; see :meth:`create_all`."""
+        await self._loops.run(create_all, metadata, keyspace=keyspace)
+
+    async def async_warm(self, connections: int = 1) -> None:
+        """Open connections of this event loop to every server now.
+
+        :param connections: how many to each.
+        """
+        await self._loops.run(lambda places: places.warm(connections))
+
+    async def async_health(self) -> dict[str, str | None]:
+        """Ask every server for a sign of life; see :meth:`health`."""
+        return _told(await self._loops.run(lambda places: places.check()))
+
+    async def aclose(self, timeout: float = 10.0) -> bool:
+        """Let transactions of this event loop end, then close everything.
+
+        New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`,
+        synchronous ones too.  Connections of other event loops are closed
+        when they come back, or when their loop ends.
+
+        :param timeout: seconds to wait for running transactions.
+        :returns: whether all ended in time.
+        """
+        return await to_the_end(self._aclose(timeout))
+
+    async def _aclose(self, timeout: float) -> bool:
+        ended = await self._loops.aclose(timeout)
+        if not any(stats.busy for stats in self._engines.stats()):
+            return self._engines.close(0) and ended
+        # It waits for sessions of other threads.
+        return await asyncio.to_thread(self._engines.close, timeout) and ended
+
     # -- looking
 
     def explain(self, what: Any, parameters: Any = None) -> Explanation:
@@ -241,18 +357,18 @@ class Cluster(EventTarget):
         )
 
     def stats(self) -> list[EngineStats]:
-        """Return the state of the pool of every server in use."""
-        return self._engines.stats()
+        """Return the state of the pool of every server in use.
+
+        Each event loop has pools of its own.
+        """
+        return self._engines.stats() + self._loops.stats()
 
     def health(self) -> dict[str, str | None]:
         """Ask every server for a sign of life, all at the same time.
 
         :returns: for each server None, or what is wrong with it.
         """
-        return {
-            name: None if error is None else f"{type(error).__name__}: {error}"
-            for name, error in self.places.check().items()
-        }
+        return _told(self.places.check())
 
     # -- the servers
 
@@ -279,9 +395,14 @@ class Cluster(EventTarget):
 
         New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`.
 
+        Asynchronous code calls :meth:`aclose`.  This does not wait for its
+        sessions: their connections are closed when they come back, or when
+        their event loop ends.
+
         :param timeout: seconds to wait for running transactions.
         :returns: whether all ended in time.
         """
+        self._loops.shut()
         return self._engines.close(timeout)
 
     def __enter__(self) -> Cluster:
@@ -298,43 +419,11 @@ class Cluster(EventTarget):
         return f"<Cluster epoch {self.topology.epoch}: {spaces}>"
 
 
-class _Begun:
-    """A session and its transaction, as one context manager."""
-
-    def __init__(self, session: ShardSession) -> None:
-        self._session = session
-
-    def __enter__(self) -> ShardSession:
-        self._session.begin()
-        return self._session
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            try:
-                self._session.commit()
-            except BaseException:
-                self._roll_back()
-                raise
-            self._session.close()
-        else:
-            self._roll_back()
-
-    def _roll_back(self) -> None:
-        """Close the session; the error that led here is what is raised."""
-        try:
-            self._session.close()
-        except SQLAlchemyError:
-            _log.warning(
-                "a transaction could not be rolled back; its connections "
-                "were closed",
-                exc_info=True,
-                extra={"action": "roll back"},
-            )
+def _told(answers: Mapping[str, Exception | None]) -> dict[str, str | None]:
+    return {
+        name: None if error is None else f"{type(error).__name__}: {error}"
+        for name, error in answers.items()
+    }
 
 
 class ClusterEvents(Events[Cluster]):

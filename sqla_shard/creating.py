@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
@@ -52,11 +52,8 @@ def create_all(
     for space, wanted in tables.values():
         for place in places.all_places(space):
             work.setdefault(place.engine, []).append((place, wanted))
-    if not work:
-        return
-    with ThreadPoolExecutor(_PARALLEL, "sqla-shard-create") as executor:
-        for done in [executor.submit(_on_server, *w) for w in work.items()]:
-            done.result()
+    jobs = [partial(_on_server, *on_one) for on_one in work.items()]
+    places.engines.at_once(jobs, "create", _PARALLEL)
 
 
 def _is_of(

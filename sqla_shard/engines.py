@@ -18,12 +18,16 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
+from typing import ClassVar
+from typing import TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
@@ -42,6 +46,7 @@ from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
+from sqla_shard.scatter import AwaitedLanes
 from sqla_shard.scatter import execute_everywhere
 from sqla_shard.scatter import execute_many
 from sqla_shard.scatter import Lanes
@@ -53,8 +58,11 @@ from sqla_shard.topology import Topology
 
 __all__ = ["EngineStats", "Engines", "Places"]
 
+T = TypeVar("T")
 
 _PROCESS = "sqla_shard.process"
+#: Whether the transaction of a connection has ended, with nothing after it.
+_ENDED = "sqla_shard.ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +72,14 @@ class EngineStats:
     :ivar server: host and port, or the file; never a password.
     :ivar idle: open connections waiting in the pool.
     :ivar busy: connections in use.
+    :ivar asynchronous: whether it is of asynchronous sessions, which have
+        pools of their own.
     """
 
     server: str
     idle: int
     busy: int
+    asynchronous: bool = False
 
 
 class Engines:
@@ -79,9 +90,11 @@ class Engines:
         :func:`sqlalchemy.create_engine`, such as ``pool_size``.
     :param environ: values of the placeholders in URLs.
     :param on_open: called with each new engine, to add listeners.
-    :param threads: how many may wait for servers at the same time, beside
-        those of the sessions themselves.
+    :param lanes: where to wait for several servers at the same time.
     """
+
+    #: Whether an event loop waits for the servers.
+    asynchronous: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -90,10 +103,10 @@ class Engines:
         options: Mapping[str, Any],
         environ: Mapping[str, str],
         on_open: Callable[[Engine], None],
-        threads: int,
+        lanes: Lanes | AwaitedLanes,
     ) -> None:
-        #: The threads that wait for servers.
-        self.lanes = Lanes(threads)
+        #: What waits for several servers.
+        self.lanes = lanes
         self._driver = driver
         # See _Reset for what takes its place.
         self._options = {"pool_reset_on_return": None, **options}
@@ -104,6 +117,8 @@ class Engines:
         self._names: dict[URL, dict[str, None]] = {}
         self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
         self._closed = False
+        #: Whether a connection that comes back is kept for the next user.
+        self._keeps = True
         self._start()
         _registries.add(self)
 
@@ -123,7 +138,11 @@ class Engines:
             username=_filled(url.username, self._environ),
             password=_filled(url.password, self._environ),
         )
-        backend = backend_for(url.drivername, driver=self._driver)
+        backend = backend_for(
+            url.drivername,
+            driver=self._driver,
+            asynchronous=self.asynchronous,
+        )
         url, schema = backend.locate(url, database)
         with self._lock:
             if self._closed:
@@ -162,20 +181,46 @@ class Engines:
             self._busy[id(record)] = engine, backend, connection
 
         def checkin(connection: Any, record: Any) -> None:
-            with self._returned:
-                self._busy.pop(id(record), None)
-                self._returned.notify_all()
-            if self._closed:
-                # The pool that it goes back to is not used any more.
-                record.close()
+            try:
+                if not self._keeps:
+                    # The pool that it goes back to is not used any more.
+                    record.close()
+            finally:
+                self._came_back(record)
+
+        def detach(connection: Any, record: Any) -> None:
+            # It never comes back.
+            self._came_back(record)
 
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
-        event.listen(engine, "reset", _Reset(engine))
+        event.listen(engine, "detach", detach)
+        _Reset(engine)
         event.listen(
             engine, "handle_error", partial(_unreachable, names, backend)
         )
         self._on_open(engine)
+
+    def _came_back(self, record: Any) -> None:
+        with self._returned:
+            self._busy.pop(id(record), None)
+            self._returned.notify_all()
+
+    def at_once(
+        self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
+    ) -> list[T]:
+        """Do something on many servers at the same time.
+
+        :param purpose: part of the names of the threads.
+        :param most: how many jobs run at the same time.
+        :returns: the results of the jobs, in order.
+        """
+        if not jobs:
+            return []
+        with ThreadPoolExecutor(
+            min(most, len(jobs)), f"sqla-shard-{purpose}"
+        ) as executor:
+            return list(executor.map(lambda job: job(), jobs))
 
     def connect_together(
         self, engines: Iterable[Engine], timeout: float | None
@@ -185,12 +230,18 @@ class Engines:
         They go to the pools, for whoever asks first.  Where a pool has one
         already, or must not have more, nothing is done.
 
-        :param timeout: seconds to wait; None for as long as it takes.
+        :param timeout: seconds to wait; None for as long as it takes.  With
+            a timeout every pool is asked for a connection: what it has may
+            be found too old and be opened again, which takes its time.
         :returns: for each engine that failed, its error, or None where it
             has not ended in time.
         """
-        cold = [engine for engine in engines if _is_cold(engine.pool)]
-        if not cold or (timeout is None and len(cold) == 1):
+        cold = list(engines)
+        if timeout is None:
+            cold = [engine for engine in cold if _is_cold(engine.pool)]
+            if len(cold) == 1:
+                return {}
+        if not cold:
             return {}
         futures = self.lanes.attempt(
             [partial(_warm, engine, 1) for engine in cold], timeout
@@ -220,10 +271,18 @@ class Engines:
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=_name(url), idle=idle, busy=busy.count(engine)
+                    server=_name(url),
+                    idle=idle,
+                    busy=busy.count(engine),
+                    asynchronous=self.asynchronous,
                 )
             )
         return sorted(found, key=lambda stats: stats.server)
+
+    def shut(self) -> None:
+        """Let nothing new begin; what comes back is closed."""
+        self._closed = True
+        self._keeps = False
 
     def close(self, timeout: float) -> bool:
         """Let nothing new begin, wait for what is in use, dispose all.
@@ -232,7 +291,7 @@ class Engines:
             that do not are closed when they do.
         :returns: whether all came back in time.
         """
-        self._closed = True
+        self.shut()
         deadline = monotonic() + timeout
         with self._returned:
             while self._busy and (left := deadline - monotonic()) > 0:
@@ -280,16 +339,51 @@ class _Reset:
 
     The pool's own reset would send ROLLBACK over a socket that the parent
     process is using, from the finalizer of a session that a child
-    inherited.
+    inherited; and once more where the session has just sent one.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._dialect = engine.dialect
+        event.listen(engine, "before_cursor_execute", self._used)
+        event.listen(engine, "rollback", self._ended)
+        event.listen(engine, "commit", self._ended)
+        event.listen(engine, "handle_error", self._failed)
+        event.listen(engine, "checkout", self._taken)
+        event.listen(engine, "reset", self)
+
+    def _used(
+        self,
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        parameters: Any,
+        context: Any,
+        executemany: bool,
+    ) -> None:
+        connection.info[_ENDED] = False
+
+    def _failed(self, context: ExceptionContext) -> None:
+        connection = context.connection
+        # It may have been COMMIT or ROLLBACK itself.
+        if connection is not None and not (
+            connection.closed or connection.invalidated
+        ):
+            connection.info[_ENDED] = False
+
+    def _ended(self, connection: Connection) -> None:
+        if not connection.invalidated:
+            connection.info[_ENDED] = True
+
+    def _taken(self, connection: Any, record: Any, fairy: Any) -> None:
+        # Who takes it from the pool past SQLAlchemy is not seen above.
+        record.info[_ENDED] = False
 
     def __call__(
         self, connection: Any, record: Any, state: PoolResetState
     ) -> None:
         if state.transaction_was_reset or not state.asyncio_safe:
+            return
+        if record.info.get(_ENDED):
             return
         if record.info.get(_PROCESS) == os.getpid():
             self._dialect.do_rollback(connection)
@@ -371,9 +465,10 @@ class Places:
         :returns: by server name, None or what is wrong.
         """
         servers = dict(self.servers())
-        with ThreadPoolExecutor(len(servers), "sqla-shard-check") as executor:
-            answers = executor.map(_ask, servers.values())
-            return dict(zip(servers, answers, strict=True))
+        answers = self.engines.at_once(
+            [partial(_ask, place) for place in servers.values()], "check"
+        )
+        return dict(zip(servers, answers, strict=True))
 
     def warm(self, connections: int) -> None:
         """Open connections to every server of the topology, in parallel.
@@ -381,10 +476,9 @@ class Places:
         :param connections: how many to each.
         """
         engines = {place.engine for _, place in self.servers()}
-        if not engines:
-            return
-        with ThreadPoolExecutor(len(engines), "sqla-shard-warm") as executor:
-            list(executor.map(lambda e: _warm(e, connections), engines))
+        self.engines.at_once(
+            [partial(_warm, engine, connections) for engine in engines], "warm"
+        )
 
 
 def _ask(place: Place) -> Exception | None:

@@ -8,9 +8,11 @@ was sent.  A COMMIT whose outcome is unknown is never repeated.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
+from collections.abc import Awaitable
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -25,7 +27,7 @@ from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import StaleDataError
 
-__all__ = ["repeat"]
+__all__ = ["repeat", "repeat_awaited"]
 
 T = TypeVar("T")
 
@@ -34,6 +36,54 @@ _log = logging.getLogger(__name__)
 _REPEATABLE = (Failure.CONFLICT, Failure.LOST)
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
+
+
+class _Policy:
+    """Says after each failure how long to wait, or that it was the last.
+
+    :param backends: returns the kinds of server in use, which know what
+        an error means.
+    :param attempts: how often at most.
+    :param timeout: seconds after which no further attempt begins.
+    """
+
+    def __init__(
+        self,
+        backends: Callable[[], set[Backend]],
+        *,
+        attempts: int,
+        timeout: float,
+    ) -> None:
+        self._backends = backends
+        self._attempts = attempts
+        self._deadline = monotonic() + timeout
+        self._pause = _FIRST_PAUSE
+        self._count = 0
+
+    def pause_after(self, error: Exception) -> float:
+        """Return the seconds to wait; called while handling the error.
+
+        :raises RetriesExhaustedError: when there is no attempt left.
+        """
+        self._count += 1
+        if not _is_safe(error, self._backends()):
+            raise error
+        left = self._deadline - monotonic()
+        if self._count >= self._attempts or left <= 0:
+            raise RetriesExhaustedError(
+                attempts=self._count, last=error
+            ) from error
+        _log.info(
+            "attempt %d failed and is repeated: %s",
+            self._count,
+            error,
+            extra={"action": "repeat", "attempt": self._count},
+        )
+        # Of two transactions that met, the pause must differ, or they
+        # would meet again.
+        pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311  # jitter is no secret
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        return min(pause, left)
 
 
 def repeat(
@@ -51,32 +101,33 @@ def repeat(
     :param timeout: seconds after which no further attempt begins.
     :raises RetriesExhaustedError: when that is used up.
     """
-    deadline = monotonic() + timeout
-    pause = _FIRST_PAUSE
-    count = 0
+    policy = _Policy(backends, attempts=attempts, timeout=timeout)
     while True:
-        count += 1
         try:
             return attempt()
         except (DBAPIError, StaleDataError) as error:
-            if not _is_safe(error, backends()):
-                raise
-            left = deadline - monotonic()
-            if count >= attempts or left <= 0:
-                raise RetriesExhaustedError(
-                    attempts=count, last=error
-                ) from error
-            _log.info(
-                "attempt %d failed and is repeated: %s",
-                count,
-                error,
-                extra={"action": "repeat", "attempt": count},
-            )
-        # Of two transactions that met, the pause must differ, or they
-        # would meet again.
-        delay = min(pause * random.uniform(0.5, 1.5), left)  # noqa: S311  # jitter is no secret
-        threading.Event().wait(delay)
-        pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = policy.pause_after(error)
+        threading.Event().wait(pause)
+
+
+async def repeat_awaited(
+    attempt: Callable[[], Awaitable[T]],
+    backends: Callable[[], set[Backend]],
+    *,
+    attempts: int,
+    timeout: float,
+) -> T:
+    """Await ``attempt()`` until it succeeds; see :func:`repeat`.
+
+    :raises RetriesExhaustedError: when no attempt is left.
+    """
+    policy = _Policy(backends, attempts=attempts, timeout=timeout)
+    while True:
+        try:
+            return await attempt()
+        except (DBAPIError, StaleDataError) as error:
+            pause = policy.pause_after(error)
+        await asyncio.sleep(pause)
 
 
 def _is_safe(error: BaseException, backends: set[Backend]) -> bool:

@@ -89,6 +89,7 @@ def counts(data: Path) -> Counter[str]:
         ("colocation", ["CrossShardWriteError", "ColocationError"]),
         ("ordering", ["83 moves into this gap", "Move 84 finds no room"]),
         ("adopting", ["40 customers copied", "KeyspaceMismatchError"]),
+        ("starlette_app", ["30 pins were saved at once", "No connection"]),
     ],
 )
 def test_small_examples(tmp_path: Path, name: str, said: list[str]) -> None:

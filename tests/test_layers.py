@@ -44,6 +44,12 @@ LAYERS = [
     ("creating", "* -session -retrying", "sqlalchemy"),
     ("rehearsing", "* -retrying -creating", "sqlalchemy"),
     ("explaining", "* -retrying -creating", ""),
+    ("loops", "* -retrying -creating -rehearsing -explaining", "sqlalchemy"),
+    (
+        "async_session",
+        "* -retrying -creating -rehearsing -explaining -loops",
+        "sqlalchemy",
+    ),
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
@@ -55,7 +61,9 @@ LAYERS = [
 
 # Loaded by those who use them, never by `import sqla_shard`.
 OPTIONAL = (
+    "aiosqlite",
     "alembic",
+    "asyncmy",
     "dogpile",
     "flask",
     "kazoo",

@@ -103,6 +103,7 @@ SAMPLES = [
     exc.RetriesExhaustedError(attempts=3, last=ValueError("x")),
     exc.ClusterClosedError("m"),
     exc.ForkedSessionError("m"),
+    exc.NoEventLoopError("m"),
     exc.MissingDriverError(driver="pymysql", reason="m"),
     exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
     exc.ExtensionSetupError("m", app="shop"),

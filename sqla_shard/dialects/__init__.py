@@ -18,13 +18,17 @@ from sqla_shard.dialects.sqlite import SQLite
 __all__ = ["Backend", "Failure", "backend_for", "interrupt"]
 
 
-def backend_for(drivername: str, *, driver: str) -> Backend:
+def backend_for(
+    drivername: str, *, driver: str, asynchronous: bool = False
+) -> Backend:
     """Return the backend of a URL's scheme.
 
     :param drivername: such as ``mysql``, ``mysql+pymysql`` or ``sqlite``;
         the topology has checked that it is one of these.
-    :param driver: the driver for MySQL URLs that name none.
+    :param driver: the driver for MySQL URLs: where they name none, or for
+        all of them if it is an asynchronous one.
+    :param asynchronous: whether event loops are to wait for it.
     """
     if drivername.partition("+")[0] == "sqlite":
-        return SQLite()
-    return MySQL(driver)
+        return SQLite(asynchronous=asynchronous)
+    return MySQL(driver, asynchronous=asynchronous)

@@ -13,10 +13,14 @@ from typing import Any
 from typing import Protocol
 
 from sqlalchemy import Connection
+from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import create_async_engine
 
-__all__ = ["Backend", "Failure"]
+from sqla_shard.exc import MissingDriverError
+
+__all__ = ["Backend", "Failure", "new_engine"]
 
 
 class Failure(Enum):
@@ -63,6 +67,13 @@ class Backend(Protocol):
         """
         ...
 
+    def give_up(self, dbapi_connection: Any) -> None:
+        """Close a connection whose event loop is closed already.
+
+        Nothing can be awaited any more, so it is done without a goodbye.
+        """
+        ...
+
     def abort(self, dbapi_connection: Any) -> None:
         """Make a call that waits in another thread fail, where possible."""
         ...
@@ -94,3 +105,20 @@ class Backend(Protocol):
     def classify(self, error: BaseException) -> Failure:
         """Tell what a driver's error says about the transaction."""
         ...
+
+
+def new_engine(
+    url: URL, settings: Mapping[str, Any], *, asynchronous: bool
+) -> Engine:
+    """Return a new engine, or the inner one of an ``AsyncEngine``.
+
+    :raises MissingDriverError: when the driver is not installed.
+    """
+    try:
+        if asynchronous:
+            return create_async_engine(url, **settings).sync_engine
+        return create_engine(url, **settings)
+    except ImportError as error:
+        raise MissingDriverError(
+            driver=url.get_driver_name(), reason=str(error)
+        ) from error

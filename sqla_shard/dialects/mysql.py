@@ -6,6 +6,7 @@ that on every connect, which reads the system's CA bundle (20 to 45 ms) and
 then does not use it.  The engine shares one such context per engine:
 the same behaviour without the cost.  Whoever wants TLS to be *required* and
 verified says so in the URL: ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1``.
+asyncmy understands that too; given no ``ssl_*`` option, it uses no TLS.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import Any
 
 from sqlalchemy import bindparam
 from sqlalchemy import Connection
-from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
+from sqla_shard.dialects.asyncmy import adapt_connecting
+from sqla_shard.dialects.asyncmy import close_socket
+from sqla_shard.dialects.asyncmy import transport_of
 from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.interrupting import interrupt
-from sqla_shard.exc import MissingDriverError
 
 __all__ = ["MySQL"]
 
@@ -55,16 +58,21 @@ class MySQL:
     """Any driver of SQLAlchemy for MySQL and MariaDB.
 
     :param driver: used where a URL names none, such as ``pymysql``.
+    :param asynchronous: whether it is one for event loops, such as
+        ``asyncmy``; it is then used whatever the URL names.
     """
 
     waits = True
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
         self._driver = driver
+        self._asynchronous = asynchronous
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Every database of a server shares one engine."""
         kind, _, driver = url.drivername.partition("+")
+        if self._asynchronous:
+            driver = self._driver
         url = url.set(drivername=f"{kind}+{driver or self._driver}")
         return url._replace(database=None), database
 
@@ -81,16 +89,14 @@ class MySQL:
         arguments = {"init_command": _INIT, "charset": "utf8mb4"}
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
-        try:
-            engine = create_engine(url, **settings)
-        except ImportError as error:
-            raise MissingDriverError(
-                driver=url.get_driver_name(), reason=str(error)
-            ) from error
-        if engine.dialect.driver == "pymysql" and not any(
-            key.startswith("ssl") for key in {*url.query, *arguments}
-        ):
-            event.listen(engine, "do_connect", _PreferredTLS())
+        engine = new_engine(url, settings, asynchronous=self._asynchronous)
+        if engine.dialect.driver == "pymysql":
+            tls = any(
+                key.startswith("ssl") for key in {*url.query, *arguments}
+            )
+            event.listen(engine, "do_connect", _Connecting(shares=not tls))
+        if engine.dialect.driver == "asyncmy":
+            event.listen(engine, "do_connect", adapt_connecting)
         event.listen(engine, "checkin", _forget_database)
         return engine
 
@@ -101,10 +107,22 @@ class MySQL:
             force_close()
         else:
             _abandoned.append(dbapi_connection)
+            if self._asynchronous:
+                close_socket(dbapi_connection)
+
+    def give_up(self, dbapi_connection: Any) -> None:
+        """Close the socket, by which the server ends the session."""
+        close_socket(dbapi_connection)
 
     def abort(self, dbapi_connection: Any) -> None:
-        """Shut PyMySQL's socket down; other drivers are waited for."""
-        interrupt(dbapi_connection)
+        """Cut PyMySQL's or asyncmy's socket; other drivers are waited for."""
+        if not self._asynchronous:
+            interrupt(dbapi_connection)
+            return
+        transport = transport_of(dbapi_connection)
+        if transport is not None:
+            # The loop then tells who waits for an answer.
+            transport.abort()
 
     def limited(
         self, connection: Connection, text: str, seconds: float
@@ -171,10 +189,18 @@ def _forget_database(dbapi_connection: Any, record: Any) -> None:
     record.info.pop(_KNOWN_DATABASE, None)
 
 
-class _PreferredTLS:
-    """Connects as PyMySQL would, with one TLS context for all connects."""
+class _Connecting:
+    """Connects as PyMySQL would, but for two things.
 
-    def __init__(self) -> None:
+    One TLS context serves all connects, and ``connect_timeout`` is for all
+    of connecting: a server that hangs takes connections all the same, and
+    would be waited for without end.
+
+    :param shares: whether the URL leaves TLS to PyMySQL.
+    """
+
+    def __init__(self, *, shares: bool) -> None:
+        self._shares = shares
         self._class: type[Any] | None = None
 
     def __call__(
@@ -183,12 +209,29 @@ class _PreferredTLS:
         # Two threads that come here first make one class each, which does
         # no harm; a lock could be held while the process forks.
         if self._class is None:
-            self._class = _with_shared_context(dialect.loaded_dbapi)
+            made = _with_one_timeout(dialect.loaded_dbapi.connections)
+            self._class = _with_shared_context(made) if self._shares else made
         return self._class(*cargs, **cparams)
 
 
-def _with_shared_context(dbapi: Any) -> type[Any]:
-    base: type[Any] = dbapi.connections.Connection
+def _with_one_timeout(connections: Any) -> type[Any]:
+    base: type[Any] = connections.Connection
+    if not hasattr(base, "connect"):
+        return base
+
+    def connect(self: Any, sock: Any = None) -> None:
+        own = getattr(self, "_read_timeout", None)
+        limit = self.connect_timeout or own
+        self._read_timeout = min(limit, own) if limit and own else limit
+        try:
+            base.connect(self, sock)
+        finally:
+            self._read_timeout = own
+
+    return type("Connection", (base,), {"connect": connect})
+
+
+def _with_shared_context(base: type[Any]) -> type[Any]:
     original = getattr(base, "_create_ssl_ctx", None)
     if original is None:
         return base

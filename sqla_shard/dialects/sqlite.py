@@ -8,39 +8,53 @@ outside such a lock see what was committed last, not a snapshot.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import inspect
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.base import new_engine
 
 __all__ = ["SQLite"]
 
 _BUSY = ("database is locked", "database table is locked")
 _abandoned: list[Any] = []
+# An event loop itself does not keep its tasks from being collected.
+_interrupts: set[asyncio.Future[None]] = set()
 
 
 class SQLite:
-    """SQLite files through the driver of the standard library."""
+    """SQLite files through the driver of the standard library.
 
-    waits = False
+    :param asynchronous: let event loops wait for them, through aiosqlite,
+        which has a thread for each connection.
+    :ivar waits: whether other files can be read meanwhile.
+    """
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self._asynchronous = self.waits = asynchronous
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Every database is a file and has an engine of its own."""
         directory = url.database or "."
         path = str(Path(directory) / f"{database}.sqlite")
+        if self._asynchronous:
+            url = url.set(drivername="sqlite+aiosqlite")
         return url.set(database=path), "main"
 
     def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
-        """Return an engine that waits for other writers for 30 seconds."""
+        """Return an engine that waits for other writers for 30 seconds.
+
+        :raises MissingDriverError: when aiosqlite is not installed.
+        """
         settings = dict(options)
         # The driver would begin a transaction only at the first write and
         # without taking the lock: two readers that both go on to write
@@ -48,7 +62,7 @@ class SQLite:
         arguments = {"isolation_level": "IMMEDIATE", "timeout": 30.0}
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
-        engine = create_engine(url, **settings)
+        engine = new_engine(url, settings, asynchronous=self._asynchronous)
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "do_connect", _make_directory)
         event.listen(engine, "savepoint", _begin_before_savepoint)
@@ -58,9 +72,19 @@ class SQLite:
         """Keep it: a child must not even close a parent's file."""
         _abandoned.append(dbapi_connection)
 
+    def give_up(self, dbapi_connection: Any) -> None:
+        """Let aiosqlite's thread close the file and end."""
+        dbapi_connection.driver_connection.stop()
+
     def abort(self, dbapi_connection: Any) -> None:
         """End the statement that runs; it may be called by any thread."""
-        dbapi_connection.interrupt()
+        if self._asynchronous:
+            interrupt = dbapi_connection.driver_connection.interrupt()
+            task = asyncio.ensure_future(interrupt)
+            _interrupts.add(task)
+            task.add_done_callback(_interrupts.discard)
+        else:
+            dbapi_connection.interrupt()
 
     def limited(
         self, connection: Connection, text: str, seconds: float
@@ -73,11 +97,12 @@ class SQLite:
 
     def lock(self, connection: Connection) -> None:
         """Take the write lock of the file."""
-        dbapi_connection: Any = connection.connection.dbapi_connection
-        if not dbapi_connection.in_transaction:
+        fairy = connection.connection
+        driver_connection: Any = fairy.driver_connection
+        if not driver_connection.in_transaction:
             # Past SQLAlchemy, to which this would be a statement of the
             # user's, and one that is not known to write nothing.
-            cursor = dbapi_connection.cursor()
+            cursor = fairy.cursor()
             cursor.execute("BEGIN IMMEDIATE")
             cursor.close()
 

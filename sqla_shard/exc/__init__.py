@@ -44,6 +44,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── RetriesExhaustedError             ``cluster.run`` gave up
     ├── ClusterClosedError                the cluster was closed
     ├── ForkedSessionError                a session begun before a fork
+    ├── NoEventLoopError (RuntimeError)   an async session, and no event loop
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
     ├── ExtensionSetupError               an extension that is not set up
@@ -82,6 +83,7 @@ from sqla_shard.exc.running import ExtensionSetupError
 from sqla_shard.exc.running import ForkedSessionError
 from sqla_shard.exc.running import MissingDriverError
 from sqla_shard.exc.running import MissingExtraError
+from sqla_shard.exc.running import NoEventLoopError
 from sqla_shard.exc.running import PartialCommitError
 from sqla_shard.exc.running import RetriesExhaustedError
 from sqla_shard.exc.running import ServerProcessError
@@ -117,6 +119,7 @@ __all__ = [
     "MissingDriverError",
     "MissingExtraError",
     "MissingTargetError",
+    "NoEventLoopError",
     "NoShardKeyError",
     "PartialCommitError",
     "PlacementError",

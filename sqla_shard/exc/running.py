@@ -13,6 +13,7 @@ __all__ = [
     "ForkedSessionError",
     "MissingDriverError",
     "MissingExtraError",
+    "NoEventLoopError",
     "PartialCommitError",
     "RetriesExhaustedError",
     "ServerProcessError",
@@ -90,6 +91,10 @@ class ForkedSessionError(ShardError):
     """Raised when a child process uses a session of its parent."""
 
 
+class NoEventLoopError(ShardError, RuntimeError):
+    """Raised when an asynchronous session is used outside an event loop."""
+
+
 class MissingDriverError(ShardError, ImportError):
     """Raised when the driver that a URL names is not installed.
 
@@ -98,8 +103,10 @@ class MissingDriverError(ShardError, ImportError):
 
     def __init__(self, *, driver: str, reason: str) -> None:
         super().__init__(
-            f"the driver {driver!r} cannot be imported ({reason}); for "
-            "PyMySQL, pip install 'sqla-shard[mysql]'"
+            f"the driver {driver!r} cannot be imported ({reason}); pip "
+            "install 'sqla-shard[mysql]' gives PyMySQL, and for asyncio "
+            "'sqla-shard[asyncmy]' or 'sqla-shard[aiosqlite]' the driver "
+            "of that name"
         )
         self.driver = driver
 

@@ -4,6 +4,7 @@
 ``union``      one statement for the shards of a server
 ``merge``      one answer of the rows of several shards
 ``lanes``      the threads that wait for servers
+``awaited_lanes``  the same in an event loop, without threads
 ``deadlines``  the thread that watches the clock for them
 ``preparing``  the text of a statement, for each server
 ``reports``    what became of a statement, for those who want to know
@@ -15,6 +16,7 @@
 
 from __future__ import annotations
 
+from sqla_shard.scatter.awaited_lanes import AwaitedLanes
 from sqla_shard.scatter.executing import execute_everywhere
 from sqla_shard.scatter.executing import execute_many
 from sqla_shard.scatter.lanes import Lanes
@@ -36,6 +38,7 @@ from sqla_shard.scatter.reports import Watch
 
 __all__ = [
     "OPTION",
+    "AwaitedLanes",
     "Combine",
     "First",
     "Key",

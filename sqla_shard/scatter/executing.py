@@ -24,6 +24,7 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
+from sqla_shard.scatter.awaited_lanes import AwaitedLanes
 from sqla_shard.scatter.lanes import Lanes
 from sqla_shard.scatter.merge import Merge
 from sqla_shard.scatter.merge import merge_rows
@@ -41,7 +42,11 @@ GRACE = 0.25
 
 
 def execute_everywhere(
-    cursor: Any, statement: str, parameters: Any, context: Any, lanes: Lanes
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    lanes: Lanes | AwaitedLanes,
 ) -> bool | None:
     """Handle ``do_execute``: run a statement on all shards of its plan.
 
@@ -90,7 +95,7 @@ def _answer(
     context: Any,
     plan: Plan,
     jobs: Sequence[Job],
-    lanes: Lanes,
+    lanes: Lanes | AwaitedLanes,
 ) -> tuple[Any, list[Any]]:
     """Return the description of the columns, and the merged rows."""
 
@@ -99,6 +104,7 @@ def _answer(
         context.dialect.do_execute(cursor, statement, parameters, context)
         answer = _Answer(cursor.description)
         answer.runs.append(list(cursor.fetchall()))
+        jobs[0].rows = len(answer.runs[0])
         return _more(jobs[0], answer, 1, plan)
 
     work = [_Work(job, plan) for job in jobs]
@@ -266,8 +272,6 @@ class _Work:
         finally:
             self.ended = True
             self.job.seconds = perf_counter() - start
-            if self.answer is not None:
-                self.job.rows = sum(map(len, self.answer.runs))
 
     def _send(self) -> _Answer:
         return _more(self.job, _Answer(), 0, self._plan)
@@ -335,7 +339,9 @@ def _abort(job: Job) -> bool:
     return True
 
 
-def _run_all(plan: Plan, work: Sequence[_Work], lanes: Lanes) -> None:
+def _run_all(
+    plan: Plan, work: Sequence[_Work], lanes: Lanes | AwaitedLanes
+) -> None:
     """Do all of the work, within the time that there is."""
     cancel = None
     left = plan.seconds_left()
@@ -357,7 +363,7 @@ def _run_all(plan: Plan, work: Sequence[_Work], lanes: Lanes) -> None:
             cancel()
 
 
-def _at_once(work: Sequence[_Work], lanes: Lanes) -> None:
+def _at_once(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
     """Do the work of all jobs; cut their connections at an interrupt."""
     cut: list[Connection] = []
 
@@ -366,7 +372,7 @@ def _at_once(work: Sequence[_Work], lanes: Lanes) -> None:
             cut.append(work[index].job.connection)
 
     try:
-        lanes.run(work, abort)
+        lanes.run(work, abort, [one.job.server for one in work])
     finally:
         for connection in cut:
             # Its thread may have ended just before: told to roll back, it
@@ -377,7 +383,6 @@ def _at_once(work: Sequence[_Work], lanes: Lanes) -> None:
 
 def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
     """Send the statements of a job, from one of them on."""
-    count = sum(map(len, answer.runs))
     for text, parameters in job.statements[start:]:
         # Rendered already, whatever the connection itself is bound to.
         result: Any = job.connection.exec_driver_sql(
@@ -387,10 +392,10 @@ def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
         rows = list(result.cursor.fetchall())
         result.close()
         answer.runs.append(rows)
-        count += len(rows)
+        job.rows += len(rows)
         if plan.merge is None:
             # Not after the last row was read: there may be thousands more.
-            _check_rows(count, plan)
+            _check_rows(job.rows, plan)
     return answer
 
 

@@ -3,9 +3,10 @@
 One lane for each server of a statement; the first runs in the thread of the
 session, the others in a pool of threads that all sessions of a cluster share.
 Nothing but the driver's work leaves the session's thread, and no job waits
-for another, so a pool that is too small is slow and does not lock up.  But a
-server that does not answer keeps the threads that wait for it: give drivers a
-``read_timeout``.
+for another, so a pool that is too small is slow and does not lock up: what no
+thread has begun is done by the session's own.  A server that does not answer
+keeps the threads that wait for it, which are a part of them only; still, give
+drivers a ``read_timeout``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import contextvars
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait
+from functools import partial
+from itertools import zip_longest
+from typing import Any
 from typing import Generic
 from typing import TypeVar
 
@@ -64,14 +69,23 @@ class Lanes:
 
     :param threads: how many at most.
     :param name: of the threads, with a number after it.
+    :param per_server: how many of them may wait for one and the same server;
+        None for a quarter.
     """
 
-    def __init__(self, threads: int, name: str = "sqla-shard-lane") -> None:
+    def __init__(
+        self,
+        threads: int,
+        name: str = "sqla-shard-lane",
+        *,
+        per_server: int | None = None,
+    ) -> None:
         if type(threads) is not int or threads < 1:
             raise ValueError(
                 f"threads={threads!r}; it is a number of threads, from 1"
             )
         self._threads = threads
+        self._per_server = per_server or max(1, threads // 4)
         self._name = name
         self.after_fork()
         _all.add(self)
@@ -81,11 +95,13 @@ class Lanes:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._deadlines = Deadlines()
+        self._waiting: Counter[str] = Counter()
 
     def run(
         self,
         jobs: Sequence[Callable[[], T]],
         abort: Callable[[int], None] | None = None,
+        servers: Sequence[str] = (),
     ) -> list[T]:
         """Run jobs at the same time; return their results, in order.
 
@@ -94,6 +110,8 @@ class Lanes:
 
         :param abort: called with the index of a job that is running, to end
             it, after a KeyboardInterrupt or the like.
+        :param servers: what each job waits for; it is not begun by another
+            thread while too many of them wait for the same.
         :raises BaseException: what the first of them has raised.
         """
         first, *others = jobs
@@ -101,11 +119,12 @@ class Lanes:
         results: list[T] = []
         raised: BaseException | None = None
         try:
-            self._submit(tasks)
+            self._submit(tasks, servers[1:])
             results.append(first())
+            # What no thread has begun yet: all of them may be waiting for
+            # a server that does not answer.
             for task in tasks:
-                if not task.handed_over:
-                    task()
+                task()
         except BaseException as error:
             raised = error
             _stop(tasks, abort, error)
@@ -154,16 +173,36 @@ class Lanes:
         """Call a function after some time; see :class:`Deadlines`."""
         return self._deadlines.call_later(seconds, call)
 
-    def _submit(self, tasks: Sequence[Task[T]]) -> None:
+    def _submit(
+        self, tasks: Sequence[Task[T]], servers: Sequence[str] = ()
+    ) -> None:
         """Hand tasks over to the pool, as many as it takes."""
-        for task in tasks:
+        for task, server in zip_longest(tasks, servers):
+            if server is not None and not self._enter(server):
+                continue
             try:
                 self._pool().submit(task)
             except RuntimeError:
                 # No thread can be started: the cluster is being closed, the
                 # main thread has ended, or the system has no more of them.
+                if server is not None:
+                    self._leave(server)
                 return
             task.handed_over = True
+            if server is not None:
+                task.future.add_done_callback(partial(self._leave, server))
+
+    def _enter(self, server: str) -> bool:
+        """Take one of the threads that may wait for a server."""
+        with self._lock:
+            if self._waiting[server] >= self._per_server:
+                return False
+            self._waiting[server] += 1
+            return True
+
+    def _leave(self, server: str, future: Any = None) -> None:
+        with self._lock:
+            self._waiting[server] -= 1
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:

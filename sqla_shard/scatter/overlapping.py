@@ -39,6 +39,7 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.pool import SingletonThreadPool
 from sqlalchemy.pool import StaticPool
 
+from sqla_shard.scatter.awaited_lanes import AwaitedLanes
 from sqla_shard.scatter.awaiting import current_turn
 from sqla_shard.scatter.awaiting import run_awaiting
 from sqla_shard.scatter.hub import before_invalidate
@@ -59,7 +60,7 @@ _watching = threading.Lock()
 def overlap(
     jobs: Sequence[Callable[[], T]],
     connections: Iterable[Connection],
-    lanes: Lanes,
+    lanes: Lanes | AwaitedLanes,
 ) -> list[T]:
     """Run executions of one session; return their results, in order.
 
@@ -70,7 +71,7 @@ def overlap(
         loaded in this order.
     :param connections: the session's connections that they use, opened
         already: a session cannot open two at the same time.
-    :param lanes: the threads.
+    :param lanes: the threads, where no event loop waits.
     :raises BaseException: what the first of them has raised; after an error
         of one, nothing more is sent for the others.
     """
@@ -81,7 +82,9 @@ def overlap(
         return [job() for job in jobs]
     for connection in distinct.values():
         watch_calls(connection.engine)
-    if any(each.dialect.is_async for each in distinct.values()):
+    if isinstance(lanes, AwaitedLanes) or any(
+        each.dialect.is_async for each in distinct.values()
+    ):
         return run_awaiting(jobs)
     current = getcurrent()
     if isinstance(current, Lane):

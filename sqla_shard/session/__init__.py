@@ -10,6 +10,7 @@
 ``inserting``     the shard of a row
 ``statements``    between execute and the server
 ``core``          :class:`ShardSession`
+``begun``         a session and its transaction, for ``with``
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.statements import prepare
+from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_objects
 from sqla_shard.session.unit_of_work import place_of
@@ -152,9 +153,14 @@ class ShardSession(ShardedSession):
     def close(self) -> None:
         """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
 
-        When a server cannot be told to roll back, the connections to the
-        others are closed, and that error is raised.
+        All servers are told at the same time.  When one cannot be told, the
+        connections to the others are closed, and that error is raised.
         """
+        failed: BaseException | None = None
+        try:
+            self._roll_back_together()
+        except BaseException as error:
+            failed = error
         try:
             super().close()
         except BaseException:
@@ -166,6 +172,13 @@ class ShardSession(ShardedSession):
                     connection.close()
             self._reset_transaction()
             raise
+        if failed is not None:
+            raise failed
+
+    def _roll_back_together(self) -> None:
+        # The connections of a parent process are not to be touched.
+        if len(self._begun) > 1 and self._process == os.getpid():
+            roll_back_together(self._begun, self.places.engines.lanes)
 
     def check_process(self) -> None:
         """Refuse a transaction that the parent process has begun.
@@ -181,6 +194,15 @@ class ShardSession(ShardedSession):
                     "its own in each process"
                 )
             self._process = process
+
+    def rollback(self) -> None:
+        """Roll back; see :meth:`sqlalchemy.orm.Session.rollback`.
+
+        All servers are told at the same time.
+        """
+        if not self.in_nested_transaction():
+            self._roll_back_together()
+        super().rollback()
 
     # -- SQLAlchemy's hooks
 

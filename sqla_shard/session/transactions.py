@@ -8,8 +8,10 @@ sent, refuses a second shard, and says after a failed COMMIT what is where.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -22,8 +24,10 @@ from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
+from sqla_shard.scatter import AwaitedLanes
+from sqla_shard.scatter import Lanes
 
-__all__ = ["TransactionLog", "watch"]
+__all__ = ["TransactionLog", "roll_back_together", "watch"]
 
 _LOG = "sqla_shard.transaction"
 
@@ -135,6 +139,9 @@ def _failed(context: ExceptionContext) -> Exception | None:
     connection = context.connection
     if context.statement is not None or connection is None:
         return None
+    if not isinstance(context.original_exception, Exception):
+        # Ctrl-C, or a task that was cancelled, which must go on being that.
+        return None
     if connection.closed or connection.invalidated:
         return None
     log: TransactionLog | None = connection.info.get(_LOG)
@@ -144,3 +151,35 @@ def _failed(context: ExceptionContext) -> Exception | None:
 def _forget(dbapi_connection: Any, record: Any) -> None:
     # The next user of the connection is another transaction.
     record.info.pop(_LOG, None)
+
+
+def roll_back_together(
+    connections: Iterable[Connection], lanes: Lanes | AwaitedLanes
+) -> None:
+    """Roll back on several servers at the same time.
+
+    The session that does it next finds nothing left to do; one after
+    another, they would take as many round trips as there are servers.
+
+    :raises SQLAlchemyError: what the first of them has raised.
+    """
+    open_ = [c for c in connections if _is_open(c)]
+    if len(open_) < 2:
+        return
+    servers = [str(c.engine.url) for c in open_]
+    lanes.run([partial(_roll_back, c) for c in open_], None, servers)
+
+
+def _is_open(connection: Connection) -> bool:
+    if connection.closed or connection.invalidated:
+        return False
+    transaction = connection.get_transaction()
+    # Nothing waits for a file.
+    remote = connection.engine.url.host is not None
+    return remote and transaction is not None and transaction.is_active
+
+
+def _roll_back(connection: Connection) -> None:
+    transaction = connection.get_transaction()
+    if transaction is not None:
+        transaction.rollback()

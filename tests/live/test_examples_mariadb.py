@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from examples import colocation
 from examples import ordering
+from examples import starlette_app
 from sqla_shard import Cluster
 
 pytestmark = pytest.mark.live
@@ -29,3 +31,7 @@ def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
 @pytest.mark.parametrize("example", [colocation, ordering])
 def test_example(cluster: Cluster, example: ModuleType) -> None:
     example.show(cluster)
+
+
+def test_asynchronous_example(cluster: Cluster) -> None:
+    asyncio.run(starlette_app.show(cluster))

@@ -6,66 +6,32 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy import select
-from sqlalchemy import Text
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import mapped_column
 
 from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
+from tests.shared.faults import busy
+from tests.shared.faults import locked
+from tests.shared.faults import opened
+from tests.shared.faults import own_fleet
+from tests.shared.faults import own_ids
+from tests.shared.faults import Pin
+from tests.shared.faults import SERVERS
+from tests.shared.faults import SHARDS
+from tests.shared.faults import TIMEOUT
+from tests.shared.faults import until_waiting
 
 pytestmark = pytest.mark.live
 
-SERVERS = 3
-SHARDS = 12
-TIMEOUT = 30
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Pin(ObjectMixin, Base, type_id=1):
-    __tablename__ = "pins"
-
-    body = mapped_column(Text)
-
-
-@pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
-
-
-def opened(fleet: MariaDBFleet, **options: Any) -> Cluster:
-    return Cluster.from_topology(
-        fleet.topology_mapping(),
-        environ=fleet.environ,
-        engine_options=options,
-    )
-
-
-@pytest.fixture(scope="module")
-def ids(fleet: MariaDBFleet) -> list[int]:
-    found = []
-    with opened(fleet) as cluster:
-        cluster.create_all(Base.metadata)
-        for shard_id in range(SHARDS):
-            with cluster.begin(shard_id=shard_id) as session:
-                pin = Pin(body="it")
-                session.add(pin)
-                session.flush()
-                found.append(pin.id)
-    return found
+fleet = own_fleet()
+ids = own_ids()
 
 
 @pytest.fixture
@@ -73,40 +39,6 @@ def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
     with opened(fleet) as cluster:
         yield cluster
         assert cluster.close()
-
-
-def busy(cluster: Cluster) -> int:
-    return sum(stats.busy for stats in cluster.stats())
-
-
-@contextmanager
-def locked(server: Any) -> Iterator[None]:
-    """Let nobody read the pins of a server."""
-    connection = server.root_connect()
-    cursor = connection.cursor()
-    cursor.execute("SHOW DATABASES")
-    tables = ", ".join(
-        f"`{name}`.pins WRITE"
-        for (name,) in cursor.fetchall()
-        if name.startswith("db0")
-    )
-    cursor.execute(f"LOCK TABLES {tables}")
-    try:
-        yield
-    finally:
-        connection.close()
-
-
-def until_waiting(server: Any) -> None:
-    done = threading.Event()
-    for _ in range(TIMEOUT * 100):
-        if server.root_execute(
-            "SELECT 1 FROM information_schema.processlist "
-            "WHERE state LIKE 'Waiting for table%'"
-        ):
-            return
-        done.wait(0.01)
-    pytest.fail(f"nothing waits on {server.name}")
 
 
 @pytest.mark.parametrize("number", range(SERVERS))

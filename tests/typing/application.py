@@ -10,6 +10,7 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 
+from sqla_shard import AsyncShardSession
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import full_id
@@ -66,6 +67,29 @@ def reading(cluster: Cluster, object_id: int) -> None:
         )
         assert_type(session.scalars(statement).one(), User)
         session.execute(select(full_id(User.id), User.name))
+
+
+async def awaiting(cluster: Cluster, object_id: int) -> None:
+    async with cluster.async_session() as session:
+        assert_type(session, AsyncShardSession)
+        assert_type(session.sync_session, ShardSession)
+        assert_type(await session.get(User, object_id), User | None)
+        assert_type(await session.get_one(User, object_id), User)
+        found = await session.get_many(User, [object_id])
+        assert_type(found, list[User | None])
+        statement = select(User).where(User.id == object_id)
+        assert_type((await session.scalars(statement)).one(), User)
+
+    async def rename(
+        session: AsyncShardSession, user_id: int, name: str
+    ) -> bool:
+        user = await session.get(User, user_id, with_for_update=True)
+        return user is not None
+
+    assert_type(await cluster.async_run(rename, 5, name="maker"), bool)
+    async with cluster.async_begin(cross_shard="unordered") as begun:
+        begun.add(User(name="maker"))
+    assert_type(await cluster.aclose(), bool)
 
 
 def writing(cluster: Cluster) -> None:

@@ -1,0 +1,48 @@
+"""Sessions in event loops, on SQLite through aiosqlite."""
+
+from __future__ import annotations
+
+from tests.shared import flushing
+from tests.shared import querying
+from tests.shared import reading
+from tests.shared import semantics
+from tests.shared.clusters import on_sqlite
+
+sync_cluster = on_sqlite()
+data = semantics.sample()
+
+
+class TestSemantics(semantics.Semantics):
+    pass
+
+
+class TestGet(reading.Get):
+    pass
+
+
+class TestGetMany(reading.GetMany):
+    pass
+
+
+class TestLoading(reading.Loading):
+    pass
+
+
+class TestByStatement(querying.ByStatement):
+    pass
+
+
+class TestFlushing(flushing.Flushing):
+    pass
+
+
+class TestPending(flushing.Pending):
+    pass
+
+
+class TestColocation(flushing.Colocation):
+    pass
+
+
+class TestMerging(flushing.Merging):
+    pass
