@@ -321,6 +321,24 @@ class TestLines:
         assert finding.line.function == "read"
         assert finding.line.text.startswith("await greenlet_spawn")
 
+    def test_asynchronous_sessions(self, cluster, pins):
+        async def read():
+            async with cluster.async_session() as session:
+                for pin_id in pins:
+                    await session.get(Pin, pin_id)
+                await session.scalars(select(Pin.id).options(scatter()))
+
+        with ShardLint(cluster) as lint:
+            asyncio.run(read())
+        assert [finding.kind for finding in lint.findings] == [
+            "n_plus_one",
+            "scatter",
+        ]
+        assert [finding.line.text for finding in lint.findings] == [
+            "await session.get(Pin, pin_id)",
+            "await session.scalars(select(Pin.id).options(scatter()))",
+        ]
+
     def test_templates(self, cluster, pins, tmp_path):
         source = (
             "<ul>\n{% for pin in pins %}\n{{ pin.comments }}\n{% endfor %}"
