@@ -29,8 +29,9 @@ every object lives on a virtual shard that its 64-bit id names.
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields
 #   mappings/    ordered lists of objects
-#   ext/         Flask, SQLAlchemy's ShardedSession; nothing imports it
-#   testing/     local servers and statement logs; nothing imports it
+#   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
+#                imports it
+#   testing/     local servers, faults, logs, a linter; nothing imports it
 
 from __future__ import annotations
 

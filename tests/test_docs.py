@@ -353,7 +353,14 @@ def test_every_public_name_is_in_the_reference(name):
 
 
 @pytest.mark.parametrize(
-    "module", ["topology", "testing", "ext.flask", "ext.horizontal_shard"]
+    "module",
+    [
+        "topology",
+        "testing",
+        "ext.flask",
+        "ext.horizontal_shard",
+        "ext.opentelemetry",
+    ],
 )
 def test_every_name_of_a_public_module_is_in_the_reference(module):
     imported = importlib.import_module(f"sqla_shard.{module}")

@@ -53,8 +53,8 @@ LAYERS = [
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
-    ("ext", "*", "sqlalchemy flask werkzeug click"),
-    ("testing", "* -ext", "sqlalchemy pymysql pytest"),
+    ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
+    ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.
     ("__init__", "* -ext -testing", ""),
 ]
@@ -67,6 +67,7 @@ OPTIONAL = (
     "dogpile",
     "flask",
     "kazoo",
+    "opentelemetry",
     "pymemcache",
     "pymysql",
     "pytest",

@@ -61,7 +61,8 @@ def execute_everywhere(
     if not plan.jobs:
         if plan.watch is None or plan.watch.report is None:
             return None
-        _watched(cursor, statement, parameters, context, plan)
+        run = partial(_go_on, "do_execute", execute_everywhere)
+        _watched(run, cursor, statement, parameters, context, plan)
         return True
     jobs, plan.jobs = plan.jobs, []
     start = perf_counter()
@@ -124,20 +125,29 @@ def execute_many(
     plan: Plan | None = context.execution_options.get(OPTION)
     if plan is None or plan.watch is None or plan.watch.report is None:
         return None
-    _watched(cursor, statement, parameters, context, plan)
+    run = partial(_go_on, "do_executemany", execute_many)
+    _watched(run, cursor, statement, parameters, context, plan)
     return True
 
 
 def _watched(
-    cursor: Any, statement: str, parameters: Any, context: Any, plan: Plan
+    run: Callable[..., Any],
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+    plan: Plan,
 ) -> None:
-    """Run a statement of one shard as SQLAlchemy would, and report it."""
+    """Run a statement of one shard as SQLAlchemy would, and report it.
+
+    :param run: does what SQLAlchemy would do next.  The context does not tell
+        what: rows that are inserted with RETURNING are many to it, and sent
+        as one statement.
+    """
     job = Job(context.root_connection, plan.places, [(statement, parameters)])
     start = perf_counter()
     error: BaseException | None = None
     rows = -1
-    dialect = context.dialect
-    run = dialect.do_executemany if context.executemany else dialect.do_execute
     try:
         run(cursor, statement, parameters, context)
         rows = cursor.rowcount
@@ -155,6 +165,31 @@ def _watched(
         plan.watch.report(
             _report(context, plan, [job], found, job.seconds, error)
         )
+
+
+def _go_on(
+    name: str,
+    ours: Any,
+    cursor: Any,
+    statement: str,
+    parameters: Any,
+    context: Any,
+) -> None:
+    """Ask the listeners after ours, then the driver.
+
+    After a listener that has run a statement SQLAlchemy asks no other, and
+    without those of :mod:`.overlapping` servers would wait for each other.
+
+    :param name: of the event.
+    :param ours: our listener.
+    """
+    arguments = cursor, statement, parameters, context
+    listeners = iter(getattr(context.dialect.dispatch, name))
+    for each in listeners:
+        if getattr(each, "func", each) is ours:
+            break
+    if not any(each(*arguments) for each in listeners):
+        getattr(context.dialect, name)(*arguments)
 
 
 def _report(
@@ -185,6 +220,8 @@ def _report(
         rows=rows,
         seconds=seconds,
         error=error,
+        session=None if plan.watch is None else plan.watch.session,
+        loads=plan.loads,
     )
 
 

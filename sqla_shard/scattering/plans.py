@@ -162,6 +162,7 @@ class Plan:
         "errors",
         "jobs",
         "limits",
+        "loads",
         "merge",
         "places",
         "scattered",
@@ -188,6 +189,8 @@ class Plan:
         self.watch = watch
         #: The compiled statement, for reports.
         self.text = ""
+        #: What the ORM loads with it of its own accord, for reports.
+        self.loads: str | None = None
         self.started = started
         self.connections = connections
         self.wrote = wrote

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
 __all__ = ["ServerReport", "StatementReport", "Watch"]
@@ -44,6 +45,10 @@ class StatementReport:
         the driver does not tell.
     :ivar seconds: what all of it took.
     :ivar error: what was raised.
+    :ivar session: the session that sent it.
+    :ivar loads: what the ORM loads of its own accord: ``"Pin.comments"`` for
+        a lazy load, ``"Pin"`` for attributes of an object that had expired
+        or were deferred; None where it was asked to.
     """
 
     statement: str
@@ -54,6 +59,8 @@ class StatementReport:
     rows: int | None
     seconds: float
     error: BaseException | None = None
+    session: Any = field(default=None, repr=False, compare=False)
+    loads: str | None = None
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -72,7 +79,9 @@ class Watch:
 
     :ivar report: called with the report of each; None for nobody.
     :ivar comments: whether their SQL says where it goes.
+    :ivar session: the session whose statements they are.
     """
 
     report: Callable[[StatementReport], Any] | None = None
     comments: bool = False
+    session: Any = None

@@ -73,7 +73,7 @@ def connect(
         limits=limits,
         started=started,
         scattered=scattered,
-        watch=scope.cluster.watch,
+        watch=scope.watch,
     )
     for place in places:
         if place.engine in errors:

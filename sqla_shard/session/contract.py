@@ -86,6 +86,11 @@ class Scope(Protocol):
         """What the transaction has written."""
         ...
 
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with its statements."""
+        ...
+
     def _autoflush(self) -> None: ...
 
     def root_connection(self, place: Place) -> Connection:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from typing import Literal
 from typing import TypeVar
@@ -46,6 +47,7 @@ from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
 from sqla_shard.scattering import Plan
+from sqla_shard.scattering import Watch
 from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.scatter_pages import scatter_page
@@ -124,6 +126,12 @@ class ShardSession(ShardedSession):
             allowed = self._begun_cross_shard or self._cross_shard
             self._log = TransactionLog(cross_shard=allowed is not None)
         return self._log
+
+    @property
+    def watch(self) -> Watch | None:
+        """What else is done with its statements."""
+        watch = self.cluster.watch
+        return None if watch is None else replace(watch, session=self)
 
     def begin(
         self, nested: bool = False, *, cross_shard: CrossShard = None
@@ -300,7 +308,7 @@ class ShardSession(ShardedSession):
         return known[1]
 
     def _plan_of(self, place: Place) -> Plan:
-        return Plan((place,), (), self.log.wrote, watch=self.cluster.watch)
+        return Plan((place,), (), self.log.wrote, watch=self.watch)
 
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""

@@ -83,7 +83,9 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if isinstance(statement, (Update, Delete)):
         _check_write(limits)
         if len(places) > 1:
-            return _each_shard(context, scope, places)
+            return _each_shard(
+                context, scope, places, scattered=decision.scattered
+            )
         limits = None
     merge = None
     if len(places) > 1:
@@ -226,30 +228,53 @@ def _send(
 ) -> None:
     """Let the execution go on, with its plan."""
     if len(places) == 1 and limits is None:
-        going = Plan(places, (), scope.log.wrote, watch=scope.cluster.watch)
+        going = Plan(places, (), scope.log.wrote, watch=scope.watch)
     else:
         going = connect(scope, places, merge, limits, scattered=scattered)
+    if going.watch is not None:
+        going.loads = _loads(context)
     context.bind_arguments["place"] = going.places[0]
     context.update_execution_options(
         **{OPTION: going, "schema_translate_map": TRANSLATE}
     )
 
 
+def _loads(context: ORMExecuteState) -> str | None:
+    """Return what the ORM loads without having been asked to."""
+    if not context.is_select:
+        return None
+    if context.is_column_load:
+        mapper = context.bind_mapper
+        return None if mapper is None else mapper.class_.__name__
+    path = context.loader_strategy_path
+    if context.lazy_loaded_from is None or path is None:
+        return None
+    return str(path[-1])
+
+
 def _each_shard(
-    context: ORMExecuteState, scope: Scope, places: Sequence[Place]
+    context: ORMExecuteState,
+    scope: Scope,
+    places: Sequence[Place],
+    *,
+    scattered: bool,
 ) -> Result[Any]:
     """Run an UPDATE or DELETE once on each shard, on all servers at once."""
     _log(context, scope, places)
     options: dict[str, Any] = {}
     if not places[0].backend.waits:
-        each = [_invoke(context, scope, place) for place in places]
+        each = [
+            _invoke(context, scope, place, scattered=scattered)
+            for place in places
+        ]
         return _merged(each)
     if context.is_orm_statement and context.update_delete_options._autoflush:
         # A flush cannot be begun by two lanes.
         scope._autoflush()
         options["autoflush"] = False
     jobs = [
-        partial(_invoke, context, scope, place, options) for place in places
+        partial(_invoke, context, scope, place, options, scattered=scattered)
+        for place in places
     ]
     connections = connect(scope, places, None, None).connections
     return _merged(overlap(jobs, connections, scope.places.engines.lanes))
@@ -289,8 +314,16 @@ def _invoke(
     scope: Scope,
     place: Place,
     options: Mapping[str, Any] | None = None,
+    *,
+    scattered: bool = False,
 ) -> Result[Any]:
-    going = Plan((place,), (), scope.log.wrote, watch=scope.cluster.watch)
+    going = Plan(
+        (place,),
+        (),
+        scope.log.wrote,
+        scattered=scattered,
+        watch=scope.watch,
+    )
     return context.invoke_statement(
         bind_arguments={**context.bind_arguments, "place": place},
         execution_options={
@@ -342,7 +375,7 @@ def _by_shard(
         if isinstance(part, list):
             context.parameters = part if isinstance(given, list) else part[0]
         before, scope.bulk = scope.bulk, place
-        going = Plan((place,), (), scope.log.wrote, watch=scope.cluster.watch)
+        going = Plan((place,), (), scope.log.wrote, watch=scope.watch)
         try:
             with bound_to(scope.root_connection(place), place, going):
                 results.append(_invoke(context, scope, place))

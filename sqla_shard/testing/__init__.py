@@ -1,4 +1,4 @@
-"""Real servers, faults and statement logs for tests of sharded applications.
+"""Real servers, faults, statement logs and a linter for tests.
 
 Nothing of the package itself imports this folder.  A test run gets it as a
 pytest plugin (:mod:`sqla_shard.testing.plugin`, registered on installation);
@@ -11,8 +11,9 @@ everything works without pytest, too::
         document = fleet.topology_mapping()
 
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
-:func:`sqlite_topology`, :class:`StatementLog` and :class:`Proxy` need neither,
-which is why the names below are imported on use only.
+:func:`sqlite_topology`, :class:`StatementLog`, :class:`ShardLint` and
+:class:`Proxy` need neither, which is why the names below are imported on use
+only.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sqla_shard.testing.callers import SourceLine
     from sqla_shard.testing.documents import sqlite_topology
     from sqla_shard.testing.external import ExternalServer
+    from sqla_shard.testing.findings import Finding
     from sqla_shard.testing.fleet import MariaDBFleet
+    from sqla_shard.testing.linting import ShardLint
     from sqla_shard.testing.mariadb import MariaDBServer
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.proxy import ProxyCounts
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExternalServer",
+    "Finding",
     "LoggedCommand",
     "LoggedEvent",
     "MariaDBFleet",
@@ -42,12 +47,15 @@ __all__ = [
     "Proxy",
     "ProxyCounts",
     "QueryLog",
+    "ShardLint",
+    "SourceLine",
     "StatementLog",
     "sqlite_topology",
 ]
 
 _HOMES = {
     "ExternalServer": "external",
+    "Finding": "findings",
     "LoggedCommand": "querylog",
     "LoggedEvent": "statements",
     "MariaDBFleet": "fleet",
@@ -55,6 +63,8 @@ _HOMES = {
     "Proxy": "proxy",
     "ProxyCounts": "proxy",
     "QueryLog": "querylog",
+    "ShardLint": "linting",
+    "SourceLine": "callers",
     "StatementLog": "statements",
     "sqlite_topology": "documents",
 }

@@ -1,4 +1,4 @@
-"""The pytest plugin: one fleet of real MariaDB servers for a test run.
+"""The pytest plugin: real MariaDB servers for a test run, and a linter.
 
 Registered on installation.  It costs nothing until a test asks for::
 
@@ -20,6 +20,8 @@ Registered on installation.  It costs nothing until a test asks for::
 ``mariadb_installed``
     Nothing, for tests that start a :class:`~.mariadb.MariaDBServer` of
     their own.
+``shard_lint``
+    The linter of the test, see :mod:`.lint_plugin`.
 
 Where MariaDB or PyMySQL is missing, a test with one of them is skipped, and
 the last lines of the run say how many were.  Where servers are promised it
@@ -50,6 +52,9 @@ import pytest
 
 from sqla_shard.testing.binaries import find_binaries
 from sqla_shard.testing.binaries import MISSING
+from sqla_shard.testing.lint_plugin import add_options
+from sqla_shard.testing.lint_plugin import LintHooks
+from sqla_shard.testing.lint_plugin import shard_lint
 
 if TYPE_CHECKING:
     # Not at run time: every pytest run of every project of an environment
@@ -57,7 +62,12 @@ if TYPE_CHECKING:
     from sqla_shard.testing.fleet import MariaDBFleet
     from sqla_shard.testing.proxy import Proxy
 
-__all__ = ["mariadb_fleet", "mariadb_installed", "mariadb_proxies"]
+__all__ = [
+    "mariadb_fleet",
+    "mariadb_installed",
+    "mariadb_proxies",
+    "shard_lint",
+]
 
 _MARK = "sqla_shard: no servers: "
 _SHARDS = 256
@@ -129,6 +139,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="number of MariaDB servers of mariadb_fleet (default: 4)",
     )
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the linter."""
+    config.pluginmanager.register(LintHooks(config), "sqla_shard_lint")
 
 
 # Around all others, so as to come after the list of what was skipped.

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy import delete
 from sqlalchemy import Engine
+from sqlalchemy import event
 from sqlalchemy import make_url
 from sqlalchemy import select
 from sqlalchemy import text
@@ -237,10 +238,19 @@ def ids_in(cluster: Cluster) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["evaluate", "fetch", False])
+@pytest.mark.parametrize("watched", [False, True])
 def test_objects_are_changed_on_all_servers_at_once(
-    fleet: MariaDBFleet, cluster: Cluster, how: Any
+    fleet: MariaDBFleet, cluster: Cluster, how: Any, watched: bool
 ) -> None:
     ids = ids_in(cluster)
+    written: list[int] = []
+
+    def listen(cluster: Cluster, report: Any) -> None:
+        if report.writes:
+            written.extend(report.shards)
+
+    if watched:
+        event.listen(cluster, "after_statement", listen)
     changed: list[Any] = []
 
     def work() -> None:
@@ -264,6 +274,9 @@ def test_objects_are_changed_on_all_servers_at_once(
         worker.start()
         until_waiting(*fleet.servers)
     worker.join(TIMEOUT)
+    if watched:
+        event.remove(cluster, "after_statement", listen)
+        assert sorted(written) == list(range(SHARDS))
     assert changed[0] == SHARDS
     assert changed[1] == ["old" if how is False else "new"] * SHARDS
     with cluster.begin(cross_shard="unordered") as session:

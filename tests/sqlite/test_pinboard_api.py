@@ -17,6 +17,9 @@ from tests.shared.visiting import cluster as cluster
 from tests.shared.visiting import Visitor
 from tests.shared.visiting import visitor as visitor
 
+# No page may scatter, write two shards or read objects one by one.
+pytestmark = pytest.mark.sqla_shard_lint
+
 
 def test_boards(visitor: Visitor) -> None:
     made = visitor.api("POST", "/boards", {"title": "Boats"}, 201)

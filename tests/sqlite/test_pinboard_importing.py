@@ -40,6 +40,9 @@ from tests.shared.visiting import cluster as cluster
 from tests.shared.visiting import Visitor
 from tests.shared.visiting import visitor as visitor
 
+# No page may scatter, write two shards or read objects one by one.
+pytestmark = pytest.mark.sqla_shard_lint
+
 FILE = Path(__file__).parents[2] / "examples" / "bookmarks.html"
 DOCTYPE = "<!DOCTYPE NETSCAPE-Bookmark-file-1>\n"
 NESTED = f"""{DOCTYPE}

@@ -17,6 +17,9 @@ from tests.shared.visiting import cluster as cluster
 from tests.shared.visiting import Visitor
 from tests.shared.visiting import visitor as visitor
 
+# No page may scatter, write two shards or read objects one by one.
+pytestmark = pytest.mark.sqla_shard_lint
+
 
 def located(answer: object) -> str:
     return str(answer.location).split("#")[0]  # type: ignore[attr-defined]

@@ -26,6 +26,9 @@ from tests.shared.visiting import cluster as cluster
 from tests.shared.visiting import Visitor
 from tests.shared.visiting import visitor as visitor
 
+# No page may scatter, write two shards or read objects one by one.
+pytestmark = pytest.mark.sqla_shard_lint
+
 PIN = "68719476737"  # shard 0, type 1, local id 1
 BOARD = str(pack(0, 2, 1))
 WRITES = [

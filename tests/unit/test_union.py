@@ -94,7 +94,7 @@ def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ) == "\nUNION ALL\n".join(
         text.replace("__sqla_shard__", p.schema) for p in places
     )
-    monkeypatch.setattr(union, "MOST_CHARACTERS", 130)
+    monkeypatch.setattr(union, "MOST_CHARACTERS", 110)
     found = statements_for(text, ("3",), places, "%s")
     assert [len(values) for _, values in found] == [2] * 5
     # A branch that is too long by itself is still sent.

@@ -1,0 +1,137 @@
+"""What is reported of statements on real servers; the linter there."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+    InMemorySpanExporter,
+)
+from opentelemetry.trace import SpanKind
+from sqlalchemy import event
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
+
+from sqla_shard import scatter
+from sqla_shard.ext.opentelemetry import instrument
+from sqla_shard.testing import ShardLint
+from tests.shared.clusters import at
+from tests.shared.clusters import on_mariadb
+from tests.shared.clusters import SHARDS
+from tests.shared.models import Comment
+from tests.shared.models import Pin
+
+pytestmark = pytest.mark.live
+
+cluster = on_mariadb("observing")
+
+
+@pytest.fixture
+def pins(cluster):
+    found = []
+    for shard in range(0, SHARDS, 4):
+        with cluster.begin() as session:
+            pin = at(shard, Pin(title="p"))
+            session.add(pin)
+            session.flush()
+            found.append(pin.id)
+    return found
+
+
+@pytest.fixture
+def reports(cluster):
+    found = []
+
+    def listen(cluster, report):
+        found.append(report)
+
+    event.listen(cluster, "after_statement", listen)
+    yield found
+    event.remove(cluster, "after_statement", listen)
+
+
+@pytest.fixture
+def spans(cluster):
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    running = instrument(cluster, provider)
+    yield exporter
+    running.uninstrument()
+    provider.shutdown()
+
+
+def test_rows_inserted_with_returning_are_one_report(cluster, pins, reports):
+    # To SQLAlchemy many sets of parameters, to the server one statement.
+    del reports[:]
+    with cluster.begin() as session:
+        session.add_all(
+            [Comment(pin_id=pins[1], body=f"b{n}") for n in range(5)]
+        )
+    (report,) = reports
+    assert report.writes
+    assert report.shards == (4,)
+    assert report.session is session
+    assert report.error is None
+    with cluster.session() as session:
+        assert len(session.get(Pin, pins[1]).comments) == 5
+
+
+def test_a_span_for_each_server(cluster, pins, spans):
+    spans.clear()
+    with cluster.session() as session:
+        assert all(session.get_many(Pin, pins))
+    found = spans.get_finished_spans()
+    (outer,) = [span for span in found if span.parent is None]
+    inner = [span for span in found if span.parent is not None]
+    servers = cluster.topology.keyspaces["objects"].servers
+    assert outer.attributes["sqla_shard.fan_out"] == len(servers)
+    assert outer.attributes["db.response.returned_rows"] == len(pins)
+    assert outer.attributes["db.system.name"] == "mysql"
+    assert "`" not in outer.name
+    assert {span.name for span in inner} == {
+        f"SELECT pins on {server.name}" for server in servers
+    }
+    rows = [span.attributes["db.response.returned_rows"] for span in inner]
+    assert sum(rows) == len(pins)
+    for span in inner:
+        assert span.kind is SpanKind.CLIENT
+        assert span.attributes["server.address"] == "127.0.0.1"
+        assert span.attributes["server.port"] > 1024
+        assert outer.start_time < span.end_time <= outer.end_time
+
+
+def test_the_server_tells_of_errors(cluster, spans):
+    statement = text("SELECT x, \"secret\" FROM missing WHERE y = 'a\\'b'")
+    with cluster.session() as session, pytest.raises(ProgrammingError):
+        session.execute(statement, bind_arguments={"shard_id": 1})
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["db.response.status_code"] == "1146"
+    assert span.attributes["error.type"] == "pymysql.err.ProgrammingError"
+    assert span.attributes["db.query.text"] == (
+        "SELECT x, ? FROM missing WHERE y = ?"
+    )
+    assert span.attributes["db.response.status_code"] == "1146"
+
+
+def test_the_linter_hears_of_threads_and_servers(cluster, pins):
+    with ShardLint(cluster, max_shards=4) as lint:
+        with cluster.session() as session:
+            for pin_id in pins:
+                session.get(Pin, pin_id)
+            session.expunge_all()
+            session.get_many(Pin, pins)
+            session.scalars(select(Pin.id).options(scatter())).all()
+        with cluster.begin(cross_shard="unordered") as session:
+            session.add(at(1, Pin(title="p")))
+            session.flush()
+            session.add(at(2, Pin(title="p")))
+    assert [finding.kind for finding in lint.findings] == [
+        "n_plus_one",
+        "fan_out",
+        "scatter",
+        "cross_shard_write",
+    ]
+    assert {finding.line.file for finding in lint.findings} == {__file__}

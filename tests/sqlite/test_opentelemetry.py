@@ -1,0 +1,324 @@
+"""Spans and measurements of statements, as an exporter gets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+    InMemorySpanExporter,
+)
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace import StatusCode
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard.ext.opentelemetry import instrument
+from tests.shared.clusters import at
+from tests.shared.clusters import on_sqlite
+from tests.shared.clusters import SHARDS
+from tests.shared.models import Board
+from tests.shared.models import Comment
+from tests.shared.models import Pin
+
+cluster = on_sqlite()
+
+
+class Telemetry:
+    """Providers that keep what they get."""
+
+    def __init__(self, **options):
+        self._spans = InMemorySpanExporter()
+        self.tracers = TracerProvider(**options)
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self._reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self._reader])
+
+    def spans(self):
+        """Return the spans since last asked, as they began."""
+        found = self._spans.get_finished_spans()
+        self._spans.clear()
+        return sorted(found, key=lambda span: span.start_time)
+
+    def outermost(self):
+        return [span for span in self.spans() if span.parent is None]
+
+    def points(self, name):
+        data = self._reader.get_metrics_data()
+        if data is None:
+            return []
+        return [
+            point
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+
+
+@pytest.fixture
+def telemetry(cluster):
+    found = Telemetry()
+    running = instrument(cluster, found.tracers, found.meters)
+    yield found
+    running.uninstrument()
+    found.tracers.shutdown()
+    found.meters.shutdown()
+
+
+@pytest.fixture
+def pins(cluster):
+    found = []
+    for shard in (2, 3, 20):
+        with cluster.begin() as session:
+            pin = at(shard, Pin(title="secret"))
+            session.add(pin)
+            session.flush()
+            found.append(pin.id)
+    return found
+
+
+def test_one_shard(cluster, pins, telemetry):
+    telemetry.spans()
+    with cluster.session() as session:
+        session.get(Pin, pins[0])
+    (span,) = telemetry.spans()
+    assert span.name == "SELECT pins"
+    assert span.kind is SpanKind.CLIENT
+    assert span.status.status_code is StatusCode.UNSET
+    attributes = dict(span.attributes)
+    query = attributes.pop("db.query.text")
+    assert query.startswith("SELECT pins.")
+    assert "FROM pins" in query
+    assert "__sqla_shard__" not in query
+    assert str(pins[0]) not in query
+    assert attributes == {
+        "db.system.name": "sqlite",
+        "db.operation.name": "SELECT",
+        "db.query.summary": "SELECT pins",
+        "db.namespace": "db00002",
+        "sqla_shard.keyspace": "objects",
+        "sqla_shard.server": "server1",
+        "sqla_shard.shard_count": 1,
+        "sqla_shard.shards": (2,),
+        "sqla_shard.fan_out": 1,
+        "sqla_shard.scattered": False,
+    }
+
+
+def test_several_shards_are_spans_inside(cluster, pins, telemetry):
+    telemetry.spans()
+    with cluster.session() as session:
+        session.get_many(Pin, pins)
+    spans = telemetry.spans()
+    (outer,) = [span for span in spans if span.parent is None]
+    inner = [span for span in spans if span.parent is not None]
+    assert outer.attributes["sqla_shard.shards"] == (2, 3, 20)
+    assert outer.attributes["db.response.returned_rows"] == 3
+    assert "db.namespace" not in outer.attributes
+    assert {span.parent.span_id for span in inner} == {outer.context.span_id}
+    # On SQLite a shard is a file, with a connection of its own.
+    assert sorted(
+        (span.name, span.attributes["db.namespace"]) for span in inner
+    ) == [
+        ("SELECT pins on server1", "db00002"),
+        ("SELECT pins on server1", "db00003"),
+        ("SELECT pins on server2", "db00020"),
+    ]
+    for span in inner:
+        assert span.attributes["db.response.returned_rows"] == 1
+        assert outer.start_time == span.start_time
+        assert span.start_time <= span.end_time <= outer.end_time
+
+
+def test_scatter(cluster, telemetry):
+    with cluster.session() as session:
+        session.scalars(select(Pin.id).options(scatter())).all()
+    (outer,) = telemetry.outermost()
+    assert outer.attributes["sqla_shard.scattered"] is True
+    assert outer.attributes["sqla_shard.shard_count"] == SHARDS
+    assert outer.attributes["sqla_shard.fan_out"] == SHARDS
+
+
+def test_span_belongs_to_what_is_around_it(cluster, pins, telemetry):
+    telemetry.spans()
+    tracer = trace.get_tracer("tests", tracer_provider=telemetry.tracers)
+
+    def work():
+        with (
+            tracer.start_as_current_span("request"),
+            cluster.session() as session,
+        ):
+            session.get(Pin, pins[0])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans = telemetry.spans()
+    requests = {s.context.span_id: s for s in spans if s.name == "request"}
+    inside = {s.parent.span_id: s for s in spans if s.name == "SELECT pins"}
+    assert len(requests) == len(inside) == 4
+    for span_id, request in requests.items():
+        span = inside[span_id]
+        assert request.start_time <= span.start_time
+        assert span.end_time <= request.end_time
+
+
+def test_lazy_loads_are_named(cluster, pins, telemetry):
+    with cluster.session() as session:
+        pin = session.get(Pin, pins[0])
+        telemetry.spans()
+        assert pin.comments == []
+        session.commit()
+        assert pin.title
+    loads = [s.attributes["sqla_shard.lazy_load"] for s in telemetry.spans()]
+    assert loads == ["Pin.comments", "Pin"]
+
+
+def test_writes_have_no_rows(cluster, pins, telemetry):
+    telemetry.spans()
+    with cluster.begin() as session:
+        session.add_all(
+            [Comment(pin_id=pins[0], body=f"b{n}") for n in range(3)]
+        )
+    spans = telemetry.outermost()
+    assert {span.name for span in spans} == {"INSERT comments"}
+    assert not any("db.response.returned_rows" in s.attributes for s in spans)
+    with cluster.session() as session:
+        assert len(session.get(Pin, pins[0]).comments) == 3
+
+
+def test_literals_do_not_leave(cluster, telemetry):
+    statement = text(
+        "SELECT local_id, '$.a''b' FROM pins "
+        "WHERE title = 'sec\\' AND title <> 'ret' AND n IN (41, 4.2, -7)"
+    )
+    with cluster.session() as session:
+        where = {"shard_id": 1}
+        session.execute(statement, bind_arguments=where).all()
+    span, *_ = telemetry.outermost()
+    assert span.name == "SELECT"
+    assert span.attributes["db.query.text"] == (
+        "SELECT local_id, ? FROM pins "
+        "WHERE title = ? AND title <> ? AND n IN (?, ?, -?)"
+    )
+
+
+def test_errors(cluster, telemetry):
+    statement = text("SELECT x FROM missing")
+    with cluster.session() as session, pytest.raises(OperationalError):
+        session.execute(statement, bind_arguments={"shard_id": 1})
+    (span,) = telemetry.spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert "no such table" in span.status.description
+    assert span.attributes["error.type"] == "sqlite3.OperationalError"
+    (recorded,) = span.events
+    assert recorded.name == "exception"
+    (point,) = telemetry.points("db.client.operation.duration")
+    assert point.attributes["error.type"] == "sqlite3.OperationalError"
+
+
+def test_measurements(cluster, pins, telemetry):
+    with cluster.session() as session:
+        session.get(Pin, pins[0])
+        session.get(Pin, pins[1])
+        session.expunge_all()
+        session.get_many(Pin, pins)
+
+    def reads(name):
+        (point,) = [
+            point
+            for point in telemetry.points(name)
+            if point.attributes["db.operation.name"] == "SELECT"
+            and not point.attributes["sqla_shard.scattered"]
+        ]
+        return point
+
+    fan_out = reads("sqla_shard.fan_out")
+    assert (fan_out.count, fan_out.sum, fan_out.max) == (3, 1 + 1 + 3, 3)
+    assert fan_out.explicit_bounds[:3] == (1, 2, 4)
+    duration = reads("db.client.operation.duration")
+    assert duration.count == 3
+    assert 0 < duration.min <= duration.max < 60
+    rows = reads("db.client.response.returned_rows")
+    # Of a statement for one shard, SQLite does not tell how many there are.
+    assert (rows.count, rows.sum) == (1, 3)
+    assert dict(rows.attributes) == {
+        "db.system.name": "sqlite",
+        "db.operation.name": "SELECT",
+        "db.query.summary": "SELECT pins",
+        "sqla_shard.keyspace": "objects",
+        "sqla_shard.scattered": False,
+    }
+
+
+def test_unsampled_spans_cost_none_inside(cluster, pins):
+    telemetry = Telemetry(sampler=ALWAYS_OFF)
+    running = instrument(cluster, telemetry.tracers, telemetry.meters)
+    try:
+        with cluster.session() as session:
+            session.get_many(Pin, pins)
+    finally:
+        running.uninstrument()
+    assert telemetry.spans() == []
+    assert telemetry.points("sqla_shard.fan_out")
+
+
+def test_all_clusters_of_the_process(cluster):
+    telemetry = Telemetry()
+    running = instrument(
+        tracer_provider=telemetry.tracers, meter_provider=telemetry.meters
+    )
+    with Cluster.from_topology(cluster.topology) as other:
+        for one in (cluster, other):
+            with one.begin() as session:
+                session.add(at(1, Board(name="b")))
+        assert len(telemetry.outermost()) == 2
+        running.uninstrument()
+        running.uninstrument()
+        with other.begin() as session:
+            session.add(at(1, Board(name="b")))
+        assert telemetry.spans() == []
+    assert cluster.watch is None
+
+
+def test_without_providers_it_does_nothing(cluster, pins):
+    running = instrument(cluster)
+    try:
+        with cluster.session() as session:
+            assert all(session.get_many(Pin, pins))
+    finally:
+        running.uninstrument()
+
+
+def test_says_how_to_install_what_is_missing():
+    program = (
+        "import sys\n"
+        "sys.modules['opentelemetry'] = None\n"
+        "try:\n"
+        "    import sqla_shard.ext.opentelemetry\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("MissingExtraError OpenTelemetry")
+    assert "pip install 'sqla-shard[opentelemetry]'" in done.stdout
