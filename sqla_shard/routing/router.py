@@ -346,6 +346,8 @@ _INSTEAD = {
     "FETCH": "use limit()",
     "HAVING": "compare the value in Python",
     "UNION": "execute its SELECTs one by one",
+    "subqueryload() of sorted or limited rows": "use selectinload()",
+    "distinct() of a column": "use select(...).distinct()",
     "a window function": "PARTITION BY the id of the object that the rows "
     "belong to, or number the rows in Python",
 }
