@@ -48,15 +48,21 @@ _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 # What functions return for which SQLAlchemy knows no type.
 _NUMBERS = frozenset(
     [
-        *("abs", "ascii", "avg", "ceil", "ceiling", "char_length", "floor"),
-        *("instr", "json_length", "length", "mod", "round", "sign", "sqrt"),
+        *("abs", "ascii", "avg", "ceil", "ceiling", "char_length", "crc32"),
+        *("datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "floor"),
+        *("hour", "instr", "json_length", "julianday", "length", "minute"),
+        *("mod", "month", "octet_length", "pow", "power", "quarter", "round"),
+        *("second", "sign", "sqrt", "to_days", "unix_timestamp", "week"),
+        *("weekday", "year"),
     ]
 )
+_TIMES = frozenset(["curdate", "date", "time"])
 _TEXTS = frozenset(
     [
-        *("concat", "hex", "json_unquote", "left", "lower", "ltrim", "md5"),
-        *("replace", "reverse", "right", "rtrim", "substr", "substring"),
-        *("trim", "upper"),
+        *("concat", "concat_ws", "date_format", "format", "hex"),
+        *("json_unquote", "left", "lower", "lpad", "ltrim", "md5", "replace"),
+        *("reverse", "right", "rpad", "rtrim", "sha1", "sha2", "strftime"),
+        *("substr", "substring", "trim", "upper"),
     ]
 )
 _LIKE_ARGUMENT = frozenset(["ifnull", "max", "min", "nullif"])
@@ -82,7 +88,7 @@ def _kind_of_function(element: Any) -> str | None:
         return kind_of(arguments[0])
     if name in _TEXTS:
         return "text"
-    return "plain" if name in _NUMBERS else None
+    return "plain" if name in _NUMBERS or name in _TIMES else None
 
 
 def _kind_of_type(type_: Any) -> str | None:
