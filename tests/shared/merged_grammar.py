@@ -12,11 +12,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import asc
 from sqlalchemy import case
+from sqlalchemy import desc
 from sqlalchemy import distinct
 from sqlalchemy import func
+from sqlalchemy import nulls_first
+from sqlalchemy import nulls_last
 from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy.orm import aliased
@@ -35,6 +40,12 @@ __all__ = ["Grammar", "Made", "Value"]
 _WARE = ("number", "big", "price", "weight", "size", "sold", "day", "moment")
 _WARE += ("hour", "colour", "spelled")
 _GEM = ("number", "price", "weight", "sold", "day", "moment", "colour", "rank")
+_WORDS = {
+    "asc": asc,
+    "desc": desc,
+    "nulls_first": nulls_first,
+    "nulls_last": nulls_last,
+}
 #: Kinds that sum() and avg() take.
 _SUMMED = ("big", "number", "price", "weight", "size")
 
@@ -45,11 +56,13 @@ class Value:
 
     :ivar kind: ``id``, or a key of ``SAMPLES``.
     :ivar collation: of a text; None of others.
+    :ivar label: under which it is shown, if it is.
     """
 
     expression: Any
     kind: str
     collation: str | None = None
+    label: str | None = None
 
 
 @dataclass
@@ -79,6 +92,23 @@ class Made:
     unique: bool = False
 
 
+class CoreTable:
+    """A table whose columns have the names of the class's attributes."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __getattr__(self, key: str) -> Any:
+        column = self.table.c.get("local_id" if key == "id" else key)
+        if column is None:
+            raise AttributeError(key)
+        return column
+
+
+def _source(entity: Any) -> Any:
+    return entity.table if isinstance(entity, CoreTable) else entity
+
+
 class Grammar:
     """Makes one random statement.
 
@@ -102,6 +132,8 @@ class Grammar:
         self.dialect = dialect
         self.values: list[Value] = []
         self.joined: list[tuple[Any, Any, bool]] = []
+        #: Whether it is made of tables, not of classes.
+        self.core = False
         #: Whether there is a subqueryload(), which takes no order.
         self.subqueries = False
 
@@ -111,6 +143,8 @@ class Grammar:
     def make(self) -> Made:
         self._sources()
         kind = self.rng.choice(self.kinds)
+        if self.core and kind == "objects":
+            kind = "rows"
         made: Made = getattr(self, f"_{kind}")()
         made.statement = self._from(made.statement)
         made.options += self._route(made)
@@ -122,19 +156,16 @@ class Grammar:
         """Choose tables, joined by the ids of their shard."""
         m = self.models
         name = self.rng.choice(["Ware", "Ware", "Ware", "Shop", "Gem"])
-        first = getattr(m, name)
-        if self.chance(30):
-            first = aliased(first)
+        # The fields of a blob are the class's alone.
+        self.core = name != "Gem" and self.chance(25)
+        first = self._entity(name)
         self.name, self.first = name, first
         self.values = self._values_of(name, first)
         if self.chance(60):
             return
-        new = self.rng.choice(
-            {"Ware": ["Shop", "Mark", "Gem"]}.get(name, ["Ware"])
-        )
-        other = getattr(m, new)
-        if self.chance(30):
-            other = aliased(other)
+        fitting = {"Ware": ["Shop", "Mark", "Gem"]}.get(name, ["Ware"])
+        new = self.rng.choice(fitting[:2] if self.core else fitting)
+        other = self._entity(new)
         if {name, new} == {"Ware", "Shop"}:
             ware, shop = (first, other) if name == "Ware" else (other, first)
             on = ware.shop_id == shop.id
@@ -145,6 +176,13 @@ class Grammar:
             on = gem.ware_id == m.full(ware.id)
         self.joined.append((other, on, self.chance(40)))
         self.values += self._values_of(new, other)
+
+    def _entity(self, name: str) -> Any:
+        entity = getattr(self.models, name)
+        if self.core:
+            table = entity.__table__
+            return CoreTable(table.alias() if self.chance(30) else table)
+        return aliased(entity) if self.chance(30) else entity
 
     def _values_of(self, name: str, e: Any) -> list[Value]:
         found = [
@@ -167,9 +205,9 @@ class Grammar:
         return found
 
     def _from(self, statement: Any) -> Any:
-        statement = statement.select_from(self.first)
+        statement = statement.select_from(_source(self.first))
         for other, on, outer in self.joined:
-            statement = statement.join(other, on, isouter=outer)
+            statement = statement.join(_source(other), on, isouter=outer)
         for _ in range(self.rng.choice([0, 0, 1, 2])):
             statement = statement.where(self._condition())
         return statement
@@ -213,7 +251,19 @@ class Grammar:
                 return Value(func.coalesce(e, "?"), kind, value.collation)
         return value
 
+    def _related(self) -> Any:
+        """Return a condition on rows that relationships lead to."""
+        m, first = self.models, self.first
+        number = self.rng.randint(0, 2)
+        if self.name == "Shop":
+            return first.wares.any(m.Ware.number > number)
+        if self.chance(50):
+            return first.marks.any(m.Mark.number <= number)
+        return first.shop.has(m.Shop.number < number)
+
     def _condition(self) -> Any:
+        if self.name != "Gem" and not self.core and self.chance(15):
+            return self._related()
         if self.chance(20):
             return or_(self._simple(), self._simple())
         return self._simple()
@@ -245,19 +295,29 @@ class Grammar:
 
     def _sorted(self, made: Made, values: list[Value], *, total: bool) -> Made:
         """Sort by some of the values; by ids at the end, if asked."""
+        named: list[Any] = []
         count = min(self.rng.randint(1, 3), len(values))
         for at in self.rng.sample(range(len(values)), count):
             directed = self._direction()
             made.keys.append(directed(values[at].expression))
             made.order.append((at, directed))
+            named.append(self._named(values[at], made.keys[-1], directed))
         if total:
             others = [other for other, _, _ in self.joined]
-            made.keys += [
+            last = [
                 self._direction()(e.id if hasattr(e, "id") else e.name)
                 for e in (self.first, *others)
             ]
-        made.statement = made.statement.order_by(*made.keys)
+            made.keys += last
+            named += last
+        made.statement = made.statement.order_by(*named)
         return made
+
+    def _named(self, value: Value, key: Any, directed: Any) -> Any:
+        """Return a key of ORDER BY, or the name of a label in its place."""
+        if value.label is None or self.chance(75):
+            return key
+        return directed(value.label)
 
     def _direction(self) -> Callable[[Any], Any]:
         # MariaDB has no words for NULLS FIRST.
@@ -270,7 +330,7 @@ class Grammar:
 
         def directed(element: Any) -> Any:
             for word in words:
-                element = getattr(element, word)() if word else element
+                element = _WORDS[word](element) if word else element
             return element
 
         return directed
@@ -284,18 +344,19 @@ class Grammar:
 
     def _rows(self) -> Made:
         values = [self.value() for _ in range(self.rng.randint(1, 4))]
-        shown = [self._shown(v.expression, i) for i, v in enumerate(values)]
-        made = Made(select(*shown))
+        made = Made(select(*self._labelled(values)))
         if self.chance(80):
             pool = values if self.chance(50) else [self.value(), *values]
             made = self._sorted(made, pool, total=self.chance(50))
             made = self._limited(made)
         return made
 
-    def _shown(self, expression: Any, index: int) -> Any:
+    def _labelled(self, values: list[Value]) -> list[Any]:
         # Twice the same column is one column to SQLAlchemy, and its keys
         # are not what is tested here.
-        return expression.label(f"c{index}")
+        for at, value in enumerate(values):
+            values[at] = replace(value, label=f"c{at}")
+        return [value.expression.label(value.label) for value in values]
 
     def _objects(self) -> Made:
         shown: list[Any] = [self.first]
@@ -350,15 +411,11 @@ class Grammar:
 
     def _alike(self, values: list[Value]) -> Made:
         """Select values of which a server shows one for many."""
-        shown = [self._shown(v.expression, i) for i, v in enumerate(values)]
-        made = Made(select(*shown))
-        self._note(made, values)
-        return made
-
-    def _note(self, made: Made, values: list[Value]) -> None:
+        made = Made(select(*self._labelled(values)))
         made.collations = {
             i: v.collation for i, v in enumerate(values) if v.collation
         }
+        return made
 
     def _aggregate(self) -> Value:
         how = self.rng.choice(["count", "rows", "sum", "avg", "min", "max"])
@@ -394,21 +451,28 @@ class Grammar:
         return self._alike([self._aggregate() for _ in range(count)])
 
     def _groups(self) -> Made:
-        # MariaDB refuses one expression twice.
         keys = [self.value()]
-        if self.chance(50) and (other := self.value()) != keys[0]:
+        other = self.value()
+        # MariaDB refuses one expression twice.
+        if self.chance(50) and str(other.expression) != str(
+            keys[0].expression
+        ):
             keys.append(other)
         if self.chance(15):
             keys.append(Value(self.first.id, "id"))
         made_of = [self._aggregate() for _ in range(self.rng.randint(0, 3))]
         shown = [*keys, *made_of]
-        if self.chance(20):
+        named = self.chance(15)
+        if not named and self.chance(20):
             shown = made_of or keys
         made = self._alike(shown)
-        by = [key.expression for key in keys]
+        by = [
+            f"c{at}" if named else key.expression
+            for at, key in enumerate(keys)
+        ]
         made.statement = made.statement.group_by(*by)
+        pool = [*shown, *keys]
         if self.chance(70):
-            pool = [*keys, *made_of]
             if self.chance(30):
                 pool.append(self._aggregate())
             made = self._limited(self._sorted(made, pool, total=False))
