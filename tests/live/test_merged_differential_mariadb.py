@@ -33,4 +33,4 @@ def plain_engine(mariadb_fleet):
 
 
 class TestMergedDifferential(MergedDifferential):
-    pass
+    statements = 700

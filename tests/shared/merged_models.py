@@ -45,7 +45,8 @@ SHOP, WARE, GEM = 11, 12, 13
 COLLATIONS = {
     "name": "utf8mb4_bin",
     "story": "utf8mb4_bin",
-    "word": "utf8mb4_bin",
+    # As the blob.
+    "word": "utf8mb4_nopad_bin",
     "general": "utf8mb4_general_ci",
     "unicode": "utf8mb4_unicode_ci",
     "swedish": "utf8mb4_swedish_ci",
