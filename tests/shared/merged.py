@@ -318,12 +318,14 @@ def _check(
         part, left = left[: len(rows)], left[len(rows) :]
         others = list(rows)
         for row in part:
-            found = next((o for o in others if _same(row, o)), None)
+            found = next(
+                (at for at, o in enumerate(others) if _same(row, o)), None
+            )
             assert found is not None, (
                 f"{told}\nhas the row {row}, in place of one of {others}; "
                 f"all: {got}\nwanted: {classes}"
             )
-            others.remove(found)
+            del others[found]  # not one that is merely equal, as 0 to 0.0
         if not left:
             return
 
