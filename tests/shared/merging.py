@@ -158,6 +158,17 @@ class Merging:
         # One for each engine; a SQLite file has one of its own.
         assert 1 <= len(cache) <= self.named
 
+    def test_get_many_compiles_once(self, session, data, rng):
+        cache = {}
+        for _ in range(40):
+            session.expunge_all()
+            ids = rng.sample(data.wares, rng.randint(1, 16))
+            options = {"compiled_cache": cache}
+            found = session.get_many(Ware, ids, execution_options=options)
+            assert [ware.id for ware in found] == ids
+        # However many shards they are on.
+        assert 1 <= len(cache) <= self.named
+
     # -- order and limit
 
     def test_order_of_all_shards(self, session):
