@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ShardError
-from sqla_shard.scatter import Scatter
+from sqla_shard.scattering import Scatter
 from tests.shared.merged_data import make_rows
 from tests.shared.merged_data import Rows
 from tests.shared.merged_data import store

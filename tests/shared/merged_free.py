@@ -13,7 +13,7 @@ from sqlalchemy import String
 from sqlalchemy import union_all
 from sqlalchemy.orm import aliased
 
-from sqla_shard.scatter import Scatter
+from sqla_shard.scattering import Scatter
 from tests.shared.merged_grammar import Grammar
 from tests.shared.merged_grammar import Made
 

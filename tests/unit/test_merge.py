@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.scatter import scatter
-from sqla_shard.scatter.merge import Combine
-from sqla_shard.scatter.merge import Extreme
-from sqla_shard.scatter.merge import First
-from sqla_shard.scatter.merge import Key
-from sqla_shard.scatter.merge import Mean
-from sqla_shard.scatter.merge import Merge
-from sqla_shard.scatter.merge import merge_rows
-from sqla_shard.scatter.merge import Otherwise
-from sqla_shard.scatter.merge import Total
+from sqla_shard.scattering import scatter
+from sqla_shard.scattering.merge import Combine
+from sqla_shard.scattering.merge import Extreme
+from sqla_shard.scattering.merge import First
+from sqla_shard.scattering.merge import Key
+from sqla_shard.scattering.merge import Mean
+from sqla_shard.scattering.merge import Merge
+from sqla_shard.scattering.merge import merge_rows
+from sqla_shard.scattering.merge import Otherwise
+from sqla_shard.scattering.merge import Total
 
 
 def test_runs_are_put_one_after_another() -> None:
