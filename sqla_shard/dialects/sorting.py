@@ -27,6 +27,7 @@ from sqlalchemy.sql import roles
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.elements import CollationClause
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import LargeBinary
@@ -44,13 +45,53 @@ MOST_COMPARED = 340
 
 _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 
+# What functions return for which SQLAlchemy knows no type.
+_NUMBERS = frozenset(
+    [
+        *("abs", "ascii", "avg", "ceil", "ceiling", "char_length", "crc32"),
+        *("datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "floor"),
+        *("hour", "instr", "json_length", "julianday", "length", "minute"),
+        *("mod", "month", "octet_length", "pow", "power", "quarter", "round"),
+        *("second", "sign", "sqrt", "to_days", "unix_timestamp", "week"),
+        *("weekday", "year"),
+    ]
+)
+_TIMES = frozenset(["curdate", "date", "time"])
+_TEXTS = frozenset(
+    [
+        *("concat", "concat_ws", "date_format", "format", "hex"),
+        *("json_unquote", "left", "lower", "lpad", "ltrim", "md5", "replace"),
+        *("reverse", "right", "rpad", "rtrim", "sha1", "sha2", "strftime"),
+        *("substr", "substring", "trim", "upper"),
+    ]
+)
+_LIKE_ARGUMENT = frozenset(["ifnull", "max", "min", "nullif"])
 
-def kind_of(type_: Any) -> str | None:
-    """Name how values of a type are compared.
+
+def kind_of(element: Any) -> str | None:
+    """Name how values of an expression are compared.
 
     :returns: ``plain``, ``float``, ``enum``, ``text``; None for types whose
         order Python cannot know.
     """
+    if isinstance(element.type, NullType):
+        return _kind_of_function(element)
+    return _kind_of_type(element.type)
+
+
+def _kind_of_function(element: Any) -> str | None:
+    if not isinstance(element, FunctionElement):
+        return None
+    name = str(getattr(element, "name", "")).lower()
+    arguments = list(element.clauses)
+    if name in _LIKE_ARGUMENT and arguments:
+        return kind_of(arguments[0])
+    if name in _TEXTS:
+        return "text"
+    return "plain" if name in _NUMBERS or name in _TIMES else None
+
+
+def _kind_of_type(type_: Any) -> str | None:
     while isinstance(type_, TypeDecorator):
         type_ = type_.impl_instance
     if isinstance(type_, Enum):

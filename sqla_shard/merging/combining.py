@@ -24,10 +24,9 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import groupings
+from sqla_shard.merging.elements import has_aggregate
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
-from sqla_shard.routing.clauses import children
-from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.cutting import distinct_of
 from sqla_shard.scattering.merge import Combine
@@ -55,21 +54,13 @@ def is_combined(statement: Any, *, grouped_on_shard: bool) -> bool:
     if statement._group_by_clauses:
         return not grouped_on_shard
     return any(
-        _has_aggregate(element)
+        has_aggregate(element)
         for element in (
             *statement._raw_columns,
             *statement._order_by_clauses,
             *statement._having_criteria,
         )
     )
-
-
-def _has_aggregate(element: Any) -> bool:
-    if isinstance(element, FunctionElement) and aggregates(element):
-        return True
-    if element.__visit_name__ in ("select", "scalar_select", "over"):
-        return False
-    return any(_has_aggregate(part) for part in children(element))
 
 
 class Combiner:
@@ -203,11 +194,11 @@ class Combiner:
         raise self._refused(function, _INSTEAD)
 
     def _extreme(self, function: Any, argument: Any, at: int) -> Recipe:
-        kind = kind_of(argument.type)
+        kind = kind_of(argument)
         greatest = function.name.lower() == "max"
-        if kind in ("plain", "float"):
+        if kind == "plain":
             return Extreme(at, at, greatest)
-        if kind != "text":
+        if kind not in ("float", "text"):
             raise self._refused(
                 function,
                 f"how values of type {argument.type!r} compare is known to "

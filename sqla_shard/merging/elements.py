@@ -16,6 +16,7 @@ from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.functions import FunctionElement
 
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import LongText
@@ -34,6 +35,7 @@ __all__ = [
     "Ordering",
     "depends_only_on",
     "groupings",
+    "has_aggregate",
     "limit_of",
     "orderings",
     "same",
@@ -62,9 +64,9 @@ class Ordering:
 class Added:
     """The hidden columns of a statement, while they are collected.
 
-    :ivar grouped: whether rows are groups: then what tells them apart is
-        asked for as the least of a group, in which it is always the same.
-        Servers do not let through what is merely made of it.
+    :ivar grouped: whether rows are groups: then what is made of their
+        columns is asked for as the least of a group, in which it is always
+        the same.  Servers do not let through what is merely made of them.
     """
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class Added:
         if isinstance(element.type, ShardedId):
             element = full_id(element)
         key = SortKey(element, _kind(element, construct))
-        return self.add(func.min(key) if self.grouped else key)
+        return self.add(self._of_group(element, key))
 
     def identity(self, element: Any, construct: str) -> tuple[int, int | None]:
         """Add what is equal for values that the server takes for equal.
@@ -102,12 +104,16 @@ class Added:
         at = self.comparable(element, construct)
         if _kind(element, construct) != "text":
             return at, None
-        long = LongText(element)
-        return at, self.add(func.min(long) if self.grouped else long)
+        return at, self.add(self._of_group(element, LongText(element)))
+
+    def _of_group(self, element: Any, made: Any) -> Any:
+        if self.grouped and not has_aggregate(element):
+            return func.min(made)
+        return made
 
 
 def _kind(element: Any, construct: str) -> str:
-    kind = kind_of(element.type)
+    kind = kind_of(element)
     if kind is None:
         raise ScatterUnsupportedError(
             f"{construct} over several shards compares {element}, whose "
@@ -153,10 +159,15 @@ def groupings(statement: Any) -> list[Any]:
     :raises ScatterUnsupportedError: when an element cannot be read.
     """
     found = []
-    for element in statement._group_by_clauses:
-        while (under := _named(element, statement, "GROUP BY")) is not None:
-            element = under  # down to the expression
-        found.append(element)
+    for clause in statement._group_by_clauses:
+        # SQLAlchemy takes a function for a table, and lists its columns.
+        listed = clause.__visit_name__ == "clauselist"
+        for element in clause.clauses if listed else (clause,):
+            while (
+                under := _named(element, statement, "GROUP BY")
+            ) is not None:
+                element = under  # down to the expression
+            found.append(element)
     return found
 
 
@@ -212,9 +223,23 @@ def limit_of(statement: Any, parameters: Any) -> int | None:
     return value
 
 
+def has_aggregate(element: Any) -> bool:
+    """Tell whether an expression looks at all rows of a group."""
+    if isinstance(element, FunctionElement) and aggregates(element):
+        return True
+    if element.__visit_name__ in ("select", "scalar_select", "over"):
+        return False
+    return any(has_aggregate(part) for part in children(element))
+
+
 def same(one: Any, other: Any) -> bool:
     """Tell whether two expressions are one and the same."""
-    return bool(one.compare(other))
+    try:
+        return bool(one.compare(other))
+    except AttributeError:
+        # SQLAlchemy takes the mapped classes of two functions for
+        # expressions, unless they are the same class.
+        return False
 
 
 def depends_only_on(element: Any, known: Sequence[Any]) -> bool:

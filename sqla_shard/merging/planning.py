@@ -91,6 +91,7 @@ def _plan(statement: Any, parameters: Any, spread: Spread) -> Planned:
     added = Added()
     if is_combined(statement, grouped_on_shard=spread.grouped_on_shard):
         return _combined(statement, limit, added, spread)
+    added.grouped = bool(statement._group_by_clauses)
     ordered = orderings(statement)
     combine = None
     if statement._distinct:

@@ -50,12 +50,17 @@ def sql_type_of(codec: Codec) -> tuple[str, TypeEngine[Any]]:
 class Coded(TypeDecorator[Any]):
     """A field whose JSON value is a code of its Python value."""
 
-    impl = String
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = String
     cache_ok = True
 
     def __init__(self, codec: Codec) -> None:
         super().__init__()
         self.codec = codec
+        # What codes are sorted and computed as; of an enum they may be
+        # numbers.
+        plain = _PLAIN.get(codec.stored_kind)
+        if plain is not None:
+            self.impl = plain[1]
 
     @property
     def python_type(self) -> type[Any]:

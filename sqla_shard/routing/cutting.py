@@ -22,6 +22,7 @@ from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import is_select
 
@@ -45,11 +46,23 @@ _ROW_FUNCTIONS = frozenset(
         "char_length",
         "coalesce",
         "concat",
+        "concat_ws",
+        "crc32",
+        "curdate",
+        "current_date",
         "current_timestamp",
         "date",
+        "date_format",
+        "datediff",
+        "day",
+        "dayofmonth",
+        "dayofweek",
+        "dayofyear",
         "floor",
+        "format",
         "greatest",
         "hex",
+        "hour",
         "ifnull",
         "instr",
         "json_array",
@@ -60,30 +73,48 @@ _ROW_FUNCTIONS = frozenset(
         "json_quote",
         "json_unquote",
         "json_value",
+        "julianday",
         "least",
         "left",
         "length",
         "localtime",
         "lower",
+        "lpad",
         "ltrim",
         "md5",
+        "minute",
         "mod",
+        "month",
         "now",
         "nullif",
+        "octet_length",
+        "pow",
+        "power",
+        "quarter",
         "replace",
         "reverse",
         "right",
         "round",
+        "rpad",
         "rtrim",
+        "second",
+        "sha1",
+        "sha2",
         "sign",
         "sqrt",
         "strftime",
         "substr",
         "substring",
+        "time",
+        "to_days",
         "trim",
         "unhex",
+        "unix_timestamp",
         "upper",
         "utc_timestamp",
+        "week",
+        "weekday",
+        "year",
     ]
 )
 
@@ -113,6 +144,7 @@ def cuts_of(
     for name, used in (
         ("FETCH", select._fetch_clause is not None),
         ("OFFSET", select._offset_clause is not None),
+        ("subqueryload() of sorted or limited rows", _is_merged(select)),
         ("a prefix or suffix in SQL", select._prefixes or select._suffixes),
         # Text after the statement: it could be a LIMIT.
         ("a hint in SQL", select._statement_hints),
@@ -134,6 +166,11 @@ def cuts_of(
     yield from _many_rows([*shown, *having], keyed, grouped)
 
 
+def _is_merged(select: Any) -> bool:
+    """Tell whether a SELECT was taken from one that is being merged."""
+    return any(isinstance(prefix, Hidden) for prefix, _ in select._prefixes)
+
+
 def _many_rows(
     expressions: Iterable[Any],
     keyed: Callable[[Iterable[Any]], bool],
@@ -152,9 +189,15 @@ def _many_rows(
         elif is_textual(element):
             if not grouped and "(" in text_of(element):
                 yield Cut("SQL as text")
-        elif aggregates(element) and not grouped:
-            name = f"{getattr(element, 'name', 'a function')}()"
-            yield Cut(name, mergeable=True)
+        elif _is_distinct(element):
+            # Outside of a function it makes the whole SELECT distinct.
+            yield Cut("distinct() of a column")
+        elif aggregates(element):
+            if not grouped:
+                name = f"{getattr(element, 'name', 'a function')}()"
+                yield Cut(name, mergeable=True)
+            counted = distinct_of(element)
+            inside = inside if counted is None else (counted,)
         yield from _many_rows(inside, keyed, grouped)
 
 
@@ -185,12 +228,16 @@ def distinct_of(element: Any) -> Any:
     if not isinstance(element, FunctionElement):
         return None
     arguments = list(element.clauses)
-    if len(arguments) == 1 and (
-        isinstance(arguments[0], UnaryExpression)
-        and arguments[0].operator is operators.distinct_op
-    ):
+    if len(arguments) == 1 and _is_distinct(arguments[0]):
         return arguments[0].element
     return None
+
+
+def _is_distinct(element: Any) -> bool:
+    return (
+        isinstance(element, UnaryExpression)
+        and element.operator is operators.distinct_op
+    )
 
 
 def is_textual(element: Any) -> bool:

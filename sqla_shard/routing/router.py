@@ -344,8 +344,12 @@ def _no_shard_key(group: _Group, shape: _Shape) -> NoShardKeyError:
 _INSTEAD = {
     "OFFSET": "session.scatter_page() continues after the last row shown",
     "FETCH": "use limit()",
+    "LIMIT": "name the ids of one shard; a subquery may also come of "
+    "joinedload() of a collection: use selectinload()",
     "HAVING": "compare the value in Python",
     "UNION": "execute its SELECTs one by one",
+    "subqueryload() of sorted or limited rows": "use selectinload()",
+    "distinct() of a column": "use select(...).distinct()",
     "a window function": "PARTITION BY the id of the object that the rows "
     "belong to, or number the rows in Python",
 }

@@ -246,9 +246,11 @@ def _groups(
             found.setdefault(key, []).append(row)
     for at in combine.long:
         for group in found.values():
-            if len({row[at] for row in group}) > 1:
+            texts = {row[at] for row in group}
+            if len(texts) > 1:
+                text = max(filter(None, texts))
                 raise ScatterUnsupportedError(
-                    f"{group[0][at][:40]!r}... and another text agree in as "
+                    f"{text[:40]!r}... and another text agree in as "
                     "much as is compared over shards, and differ after it; "
                     "group by func.left() of the column, or a hash of it",
                     construct="GROUP BY",

@@ -30,6 +30,9 @@ __all__ = [
 #: The execution option that holds the :class:`Plan` of an execution.
 OPTION = "sqla_shard"
 
+#: What MariaDB takes for a timeout at most, in seconds.
+_YEAR = 365 * 24 * 3600
+
 OnError = Literal["raise", "partial"]
 
 
@@ -54,9 +57,11 @@ class Scatter(UserDefinedOption):
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name}={value!r}; it is a number, from 1")
         if timeout is not None and not (
-            type(timeout) in (int, float) and timeout > 0
+            type(timeout) in (int, float) and 0 < timeout <= _YEAR
         ):
-            raise ValueError(f"timeout={timeout!r}; it is seconds, above 0")
+            raise ValueError(
+                f"timeout={timeout!r}; it is seconds, above 0, at most a year"
+            )
         if on_error not in ("raise", "partial"):
             raise ValueError(
                 f'on_error must be "raise" or "partial", not {on_error!r}'

@@ -22,6 +22,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Delete
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.dml import Update
+from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterDisabledError
@@ -64,6 +65,9 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         _send(context, scope, (place,))
         return None
     statement: Any = context.statement
+    if isinstance(statement, LambdaElement):
+        # lambda_stmt() shows what it stands for by this name alone.
+        statement = context.statement = statement._resolved
     told = _told_shard(context)
     if isinstance(statement, Insert):
         return _insert(context, scope, told)

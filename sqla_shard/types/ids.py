@@ -80,6 +80,7 @@ _ORDERINGS = frozenset(
         operators.nulls_first_op,
         operators.nulls_last_op,
         operators.comma_op,
+        operators.distinct_op,
     }
 )
 

@@ -1,0 +1,277 @@
+"""Classes with columns of every kind that a merge compares, and a mirror.
+
+``Shop``, ``Ware`` and ``Mark`` are plain models, ``Gem`` is an object class
+with the same kinds in its blob.  :data:`PLAIN` has the same columns with
+whole ids, for one database.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import Date
+from sqlalchemy import DateTime
+from sqlalchemy import Double
+from sqlalchemy import Enum
+from sqlalchemy import Float
+from sqlalchemy import ForeignKey
+from sqlalchemy import Integer
+from sqlalchemy import Numeric
+from sqlalchemy import String
+from sqlalchemy import Text
+from sqlalchemy import Time
+from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import foreign
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import relationship
+
+from sqla_shard import blob_field
+from sqla_shard import ObjectMixin
+from sqla_shard.types import full_id
+from sqla_shard.types import ShardedId
+
+__all__ = ["COLLATIONS", "PLAIN", "SHARDED", "Colour", "Rank"]
+
+SHOP, WARE, GEM = 11, 12, 13
+
+#: Of the columns of texts, on MariaDB.
+COLLATIONS = {
+    "name": "utf8mb4_bin",
+    "story": "utf8mb4_bin",
+    # As the blob.
+    "word": "utf8mb4_nopad_bin",
+    "general": "utf8mb4_general_ci",
+    "unicode": "utf8mb4_unicode_ci",
+    "swedish": "utf8mb4_swedish_ci",
+    "exact": "utf8mb4_nopad_bin",
+    "unpadded": "utf8mb4_unicode_nopad_ci",
+    "uca": "uca1400_ai_ci",
+    "accents": "utf8mb4_uca1400_as_ci",
+    "nopad": "utf8mb4_uca1400_nopad_ai_ci",
+    "latin": "latin1_german2_ci",
+}
+# A collation of one server alone has its character set in its name.
+_CHARSETS = {"latin1_german2_ci": "latin1", "uca1400_ai_ci": "utf8mb4"}
+
+
+class Colour(enum.Enum):
+    """In an order that is not that of their names."""
+
+    RED = "red"
+    BLUE = "blue"
+    GREEN = "green"
+    AMBER = "amber"
+
+
+class Rank(enum.Enum):
+    """Numbers that sort otherwise as text."""
+
+    LOW = 2
+    MIDDLE = 10
+    HIGH = 100
+
+
+def _text(key: str, length: int = 30) -> Any:
+    name = COLLATIONS[key]
+    charset = _CHARSETS.get(name, "utf8mb4")
+    on_server = mysql.VARCHAR(length, charset=charset, collation=name)
+    return mapped_column(String(length).with_variant(on_server, "mysql"))
+
+
+class _WareValues:
+    """The columns of a ware that are no ids."""
+
+    number: Mapped[int | None] = mapped_column(Integer)
+    big: Mapped[int | None] = mapped_column(BigInteger)
+    price: Mapped[Decimal | None] = mapped_column(Numeric(30, 4))
+    weight: Mapped[float | None] = mapped_column(Double)
+    size: Mapped[float | None] = mapped_column(Float)
+    sold: Mapped[bool | None]
+    day: Mapped[dt.date | None] = mapped_column(Date)
+    moment: Mapped[dt.datetime | None] = mapped_column(
+        DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
+    )
+    hour: Mapped[dt.time | None] = mapped_column(
+        Time().with_variant(mysql.TIME(fsp=3), "mysql")
+    )
+    colour: Mapped[Colour | None] = mapped_column(Enum(Colour))
+    spelled: Mapped[Colour | None] = mapped_column(
+        Enum(Colour, native_enum=False)
+    )
+    name: Mapped[str | None] = _text("name")
+    story: Mapped[str | None] = mapped_column(Text)
+    general: Mapped[str | None] = _text("general")
+    unicode: Mapped[str | None] = _text("unicode")
+    swedish: Mapped[str | None] = _text("swedish")
+    exact: Mapped[str | None] = _text("exact")
+    unpadded: Mapped[str | None] = _text("unpadded")
+    uca: Mapped[str | None] = _text("uca")
+    accents: Mapped[str | None] = _text("accents")
+    nopad: Mapped[str | None] = _text("nopad")
+    latin: Mapped[str | None] = _text("latin")
+
+
+# -- on shards
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Shop(Base):
+    __tablename__ = "shops"
+
+    id: Mapped[int] = mapped_column(
+        "local_id", ShardedId(SHOP), primary_key=True
+    )
+    name: Mapped[str | None] = _text("name")
+    general: Mapped[str | None] = _text("general")
+    number: Mapped[int | None]
+    wares: Mapped[list[Ware]] = relationship(
+        back_populates="shop", order_by="(Ware.number.desc(), Ware.id)"
+    )
+
+
+class Ware(_WareValues, Base):
+    __tablename__ = "wares"
+
+    id: Mapped[int] = mapped_column(
+        "local_id", ShardedId(WARE), primary_key=True
+    )
+    shop_id: Mapped[int | None] = mapped_column(
+        ShardedId(SHOP), ForeignKey("shops.local_id")
+    )
+    shop: Mapped[Shop | None] = relationship(back_populates="wares")
+    marks: Mapped[list[Mark]] = relationship(
+        order_by="(Mark.general, Mark.name)"
+    )
+
+
+class Mark(Base):
+    __tablename__ = "marks"
+
+    ware_id: Mapped[int] = mapped_column(
+        ShardedId(WARE), ForeignKey("wares.local_id"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(String(20), primary_key=True)
+    general: Mapped[str | None] = _text("general")
+    number: Mapped[int | None]
+
+
+class Gem(ObjectMixin, Base, type_id=GEM, colocate_with="ware_id"):
+    __tablename__ = "gems"
+
+    ware_id: Mapped[int] = blob_field(ref=WARE)
+    word: Mapped[str | None] = blob_field(default=None)
+    number: Mapped[int | None] = blob_field(default=None)
+    price: Mapped[Decimal | None] = blob_field(default=None)
+    weight: Mapped[float | None] = blob_field(default=None)
+    sold: Mapped[bool | None] = blob_field(default=None)
+    day: Mapped[dt.date | None] = blob_field(default=None)
+    moment: Mapped[dt.datetime | None] = blob_field(default=None)
+    colour: Mapped[Colour | None] = blob_field(default=None)
+    rank: Mapped[Rank | None] = blob_field(default=None)
+
+
+SHARDED = SimpleNamespace(
+    base=Base,
+    Shop=Shop,
+    Ware=Ware,
+    Mark=Mark,
+    Gem=Gem,
+    full=full_id,
+    plain=False,
+)
+
+
+# -- the mirror
+
+
+class PlainBase(DeclarativeBase):
+    type_annotation_map = {int: BigInteger}  # noqa: RUF012  # SQLAlchemy's
+
+
+def _plain_id() -> Any:
+    return mapped_column("local_id", BigInteger, primary_key=True)
+
+
+class PlainShop(PlainBase):
+    __tablename__ = "shops"
+
+    id: Mapped[int] = _plain_id()
+    name: Mapped[str | None] = _text("name")
+    general: Mapped[str | None] = _text("general")
+    number: Mapped[int | None]
+    wares: Mapped[list[PlainWare]] = relationship(
+        primaryjoin=lambda: PlainShop.id == foreign(PlainWare.shop_id),
+        back_populates="shop",
+        order_by=lambda: (PlainWare.number.desc(), PlainWare.id),
+    )
+
+
+class PlainWare(_WareValues, PlainBase):
+    __tablename__ = "wares"
+
+    id: Mapped[int] = _plain_id()
+    shop_id: Mapped[int | None]
+    shop: Mapped[PlainShop | None] = relationship(
+        primaryjoin=lambda: PlainShop.id == foreign(PlainWare.shop_id),
+        back_populates="wares",
+    )
+    marks: Mapped[list[PlainMark]] = relationship(
+        primaryjoin=lambda: PlainWare.id == foreign(PlainMark.ware_id),
+        order_by=lambda: (PlainMark.general, PlainMark.name),
+    )
+
+
+class PlainMark(PlainBase):
+    __tablename__ = "marks"
+
+    ware_id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(20), primary_key=True)
+    general: Mapped[str | None] = _text("general")
+    number: Mapped[int | None]
+
+
+class PlainGem(PlainBase):
+    __tablename__ = "gems"
+
+    id: Mapped[int] = _plain_id()
+    ware_id: Mapped[int]
+    word: Mapped[str | None] = _text("word")
+    number: Mapped[int | None]
+    price: Mapped[Decimal | None] = mapped_column(Numeric(40, 6))
+    weight: Mapped[float | None] = mapped_column(Double)
+    sold: Mapped[bool | None]
+    day: Mapped[dt.date | None] = mapped_column(Date)
+    moment: Mapped[dt.datetime | None] = mapped_column(
+        DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
+    )
+    #: By its value, as in the blob.
+    colour: Mapped[Colour | None] = mapped_column(
+        Enum(
+            Colour,
+            native_enum=False,
+            values_callable=lambda kind: [one.value for one in kind],
+        )
+    )
+    #: The number itself: an Enum of SQLAlchemy holds text.
+    rank: Mapped[int | None]
+
+
+PLAIN = SimpleNamespace(
+    base=PlainBase,
+    Shop=PlainShop,
+    Ware=PlainWare,
+    Mark=PlainMark,
+    Gem=PlainGem,
+    full=lambda column: column,
+    plain=True,
+)

@@ -1,0 +1,24 @@
+"""Merged answers: SQLite shards against one SQLite database."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine
+
+from tests.shared.clusters import on_sqlite
+from tests.shared.merged import compared_rows
+from tests.shared.merged import MergedDifferential
+
+cluster = on_sqlite()
+compared = compared_rows()
+
+
+@pytest.fixture(scope="module")
+def plain_engine():
+    engine = create_engine("sqlite://")
+    yield engine
+    engine.dispose()
+
+
+class TestMergedDifferential(MergedDifferential):
+    pass

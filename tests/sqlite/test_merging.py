@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from tests.shared.clusters import on_sqlite
+from tests.shared.merging import filled_shops
+from tests.shared.merging import Merging
+
+cluster = on_sqlite()
+data = filled_shops()
+
+
+class TestMerging(Merging):
+    # Each shard is a file.
+    named = 4
+    everywhere = 32
