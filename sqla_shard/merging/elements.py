@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import iterate
 
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import LongText
@@ -235,11 +236,20 @@ def has_aggregate(element: Any) -> bool:
 def same(one: Any, other: Any) -> bool:
     """Tell whether two expressions are one and the same."""
     try:
-        return bool(one.compare(other))
+        if not one.compare(other):
+            return False
     except AttributeError:
         # SQLAlchemy takes the mapped classes of two functions for
         # expressions, unless they are the same class.
         return False
+    # It also takes two aliases of a table for one another.
+    return _sources(one) == _sources(other)
+
+
+def _sources(element: Any) -> list[Any]:
+    """Return the table, or its alias, of each column in an expression."""
+    parts: Iterator[Any] = iterate(element)
+    return [part._from_objects for part in parts if is_column(part)]
 
 
 def depends_only_on(element: Any, known: Sequence[Any]) -> bool:

@@ -18,14 +18,18 @@ from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import and_
+from sqlalchemy import false
 from sqlalchemy import Float
+from sqlalchemy import literal
 from sqlalchemy import literal_column
 from sqlalchemy import or_
 from sqlalchemy import true
+from sqlalchemy import type_coerce
 from sqlalchemy.sql.selectable import Alias
 from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.selectable import TableClause
+from sqlalchemy.types import NullType
 
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import MOST_COMPARED
@@ -34,12 +38,14 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging import is_combined
 from sqla_shard.merging import Ordering
 from sqla_shard.merging import orderings
+from sqla_shard.merging import same
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.paging import seal
 from sqla_shard.paging import shown
 from sqla_shard.paging import unseal
 from sqla_shard.scattering import Scatter
+from sqla_shard.types import ShardedId
 
 __all__ = ["scatter_page"]
 
@@ -61,10 +67,7 @@ def scatter_page(
     count = len(statement.column_descriptions)
     made = statement.order_by(None).limit(limit + 1)
     made = made.add_columns(
-        *[
-            key.element.label(f"sqla_shard_key{i}")
-            for i, key in enumerate(keys)
-        ]
+        *[key.value.label(f"sqla_shard_key{i}") for i, key in enumerate(keys)]
     ).order_by(*[key.ordered for key in keys])
     if after is not None:
         values = _unpacked(unseal(after, about), len(keys), after)
@@ -89,14 +92,26 @@ class _Key:
 
     element: Any
     descending: bool
+    nullable: bool
 
     @property
     def ordered(self) -> Any:
         return self.element.desc() if self.descending else self.element.asc()
 
     @property
-    def nullable(self) -> bool:
-        return bool(getattr(self.element, "nullable", True))
+    def value(self) -> Any:
+        # What the driver returns, and takes back as it was: a Python value
+        # may be rounded, as the decimals that SQLite holds as floats are,
+        # or unfit for comparisons, as True and members of an Enum are.  The
+        # number that a driver returns for an id is not the id.
+        if isinstance(self.element.type, ShardedId):
+            return self.element
+        return type_coerce(self.element, NullType())
+
+    def given(self, value: Any) -> Any:
+        """Return a value of a bookmark, for comparisons with the key."""
+        # Of its own accord SQLAlchemy would make a timedelta an Interval.
+        return literal(value, self.value.type)
 
 
 def _keys(statement: Any) -> list[_Key]:
@@ -105,15 +120,34 @@ def _keys(statement: Any) -> list[_Key]:
     :raises ScatterUnsupportedError: when it has no pages.
     """
     _check(statement)
-    keys = [_key(ordering) for ordering in orderings(statement)]
+    sources = _sources(statement)
+    # A LEFT JOIN has NULL even for a primary key.
+    outer = any(_has_outer_join(source) for source in sources)
+    keys = [_key(ordering, outer) for ordering in orderings(statement)]
     descending = keys[-1].descending if keys else False
     named = [key.element for key in keys]
-    for source in statement.get_final_froms():
+    for source in sources:
         for table in _tables(source):
             for column in table.primary_key:
-                if not any(column.compare(element) for element in named):
-                    keys.append(_Key(column, descending))
+                if not any(same(column, element) for element in named):
+                    keys.append(_Key(column, descending, outer))
     return keys
+
+
+def _sources(statement: Any) -> list[Any]:
+    """Return what is in FROM, without what joined eager loading adds."""
+    bare = statement.with_only_columns(
+        literal(1), maintain_column_froms=True
+    ).order_by(None)
+    return list(bare.get_final_froms())
+
+
+def _has_outer_join(source: Any) -> bool:
+    return isinstance(source, Join) and (
+        source.isouter
+        or _has_outer_join(source.left)
+        or _has_outer_join(source.right)
+    )
 
 
 def _check(statement: Any) -> None:
@@ -139,7 +173,7 @@ def _refused(construct: str, instead: str) -> ScatterUnsupportedError:
     )
 
 
-def _key(ordering: Ordering) -> _Key:
+def _key(ordering: Ordering, outer: bool) -> _Key:
     element = ordering.element
     if ordering.nulls_last is not None:
         raise _refused("NULLS FIRST or LAST", "MySQL does not have it")
@@ -152,7 +186,8 @@ def _key(ordering: Ordering) -> _Key:
     if kind == "float":
         # A FLOAT is shown with six digits, and not equal to what is shown.
         element = element + literal_column("0E0", Float())
-    return _Key(element, ordering.descending)
+    nullable = outer or getattr(element, "nullable", True)
+    return _Key(element, ordering.descending, nullable)
 
 
 def _tables(source: Any) -> Iterator[Any]:
@@ -174,7 +209,7 @@ def _tables(source: Any) -> Iterator[Any]:
 
 def _described(statement: Any) -> str:
     return ", ".join(
-        str(getattr(d["entity"], "__name__", None) or d["name"])
+        str(getattr(d.get("entity"), "__name__", None) or d["name"])
         for d in statement.column_descriptions
     )
 
@@ -190,13 +225,12 @@ def _beyond(keys: Sequence[_Key], values: Sequence[Any]) -> Any:
     rest: Any = None
     for key, value in reversed(list(zip(keys, values, strict=True))):
         further = _further(key, value)
-        if rest is None:
-            rest = further
-            continue
-        same = key.element.is_(None) if value is None else key.element == value
-        tied = and_(same, rest)
-        rest = tied if further is None else or_(further, tied)
-    assert rest is not None  # noqa: S101  # a primary key is not NULL
+        if rest is not None:
+            tied = and_(_equal(key, value), rest)
+            further = tied if further is None else or_(further, tied)
+        rest = further
+    if rest is None:
+        return false()
     first, value = keys[0], values[0]
     if value is None or len(keys) == 1:
         return rest
@@ -204,25 +238,31 @@ def _beyond(keys: Sequence[_Key], values: Sequence[Any]) -> Any:
     return and_(_from(first, value), rest)
 
 
+def _equal(key: _Key, value: Any) -> Any:
+    if value is None:
+        return key.value.is_(None)
+    return key.value == key.given(value)
+
+
 def _further(key: _Key, value: Any) -> Any:
     """Return the condition of the rows beyond a value; None for no row."""
-    element = key.element
+    element = key.value
     if value is None:
         return None if key.descending else element.is_not(None)
     if not key.descending:
-        return element > value
+        return element > key.given(value)
     if key.nullable:
-        return or_(element < value, element.is_(None))
-    return element < value
+        return or_(element < key.given(value), element.is_(None))
+    return element < key.given(value)
 
 
 def _from(key: _Key, value: Any) -> Any:
-    element = key.element
+    element = key.value
     if not key.descending:
-        return element >= value
+        return element >= key.given(value)
     if key.nullable:
         return true()
-    return element <= value
+    return element <= key.given(value)
 
 
 _KINDS: dict[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]]

@@ -9,6 +9,7 @@ from sqlalchemy import make_url
 from tests.shared.clusters import on_mariadb
 from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
+from tests.shared.merged_pages import MergedPages
 
 pytestmark = pytest.mark.live
 
@@ -34,3 +35,7 @@ def plain_engine(mariadb_fleet):
 
 class TestMergedDifferential(MergedDifferential):
     statements = 700
+
+
+class TestMergedPages(MergedPages):
+    pass

@@ -8,6 +8,7 @@ from sqlalchemy import create_engine
 from tests.shared.clusters import on_sqlite
 from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
+from tests.shared.merged_pages import MergedPages
 
 cluster = on_sqlite()
 compared = compared_rows()
@@ -21,4 +22,8 @@ def plain_engine():
 
 
 class TestMergedDifferential(MergedDifferential):
+    pass
+
+
+class TestMergedPages(MergedPages):
     pass
