@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.orm import Query
+from sqlalchemy.sql.lambdas import LambdaElement
+
 from sqla_shard.engines import Places
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ShardError
@@ -156,6 +159,11 @@ def explain(
 
     :param scatters: whether the cluster lets statements go everywhere.
     """
+    if isinstance(what, Query):
+        what = what.statement
+    if isinstance(what, LambdaElement):
+        # lambda_stmt() shows what it stands for by this name alone.
+        what = what._resolved
     if not hasattr(what, "get_children"):
         return _explain_id(what, places)
     scattered = any(

@@ -43,7 +43,7 @@ LAYERS = [
     ("retrying", "exc _typing dialects", "sqlalchemy"),
     ("creating", "* -session -retrying", "sqlalchemy"),
     ("rehearsing", "* -retrying -creating", "sqlalchemy"),
-    ("explaining", "* -retrying -creating", ""),
+    ("explaining", "* -retrying -creating", "sqlalchemy"),
     ("loops", "* -retrying -creating -rehearsing -explaining", "sqlalchemy"),
     (
         "async_session",

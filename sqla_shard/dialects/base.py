@@ -37,9 +37,12 @@ class Backend(Protocol):
 
     :ivar waits: whether a statement waits for another process, so that
         others can run meanwhile.
+    :ivar collates: whether the order of texts is one that only the server
+        knows.
     """
 
     waits: bool
+    collates: bool
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Return the URL of the engine of a database, and its schema.

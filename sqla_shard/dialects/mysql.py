@@ -63,6 +63,7 @@ class MySQL:
     """
 
     waits = True
+    collates = True
 
     def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
         self._driver = driver

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Boolean
+from sqlalchemy import Column
 from sqlalchemy import Date
 from sqlalchemy import DateTime
 from sqlalchemy import Enum
@@ -49,11 +50,14 @@ _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 _NUMBERS = frozenset(
     [
         *("abs", "ascii", "avg", "ceil", "ceiling", "char_length", "crc32"),
-        *("datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "floor"),
+        *("datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "exp"),
+        *("field", "find_in_set", "floor", "isnull", "ln", "locate", "log"),
+        *("log10", "log2", "microsecond", "strcmp", "time_to_sec"),
+        *("to_seconds", "truncate", "weekofyear", "yearweek"),
         *("hour", "instr", "json_length", "julianday", "length", "minute"),
         *("mod", "month", "octet_length", "pow", "power", "quarter", "round"),
-        *("second", "sign", "sqrt", "to_days", "unix_timestamp", "week"),
-        *("weekday", "year"),
+        *("second", "sign", "sqrt", "sum", "to_days", "unix_timestamp"),
+        *("week", "weekday", "year"),
     ]
 )
 _TIMES = frozenset(["curdate", "date", "time"])
@@ -62,7 +66,8 @@ _TEXTS = frozenset(
         *("concat", "concat_ws", "date_format", "format", "hex"),
         *("json_unquote", "left", "lower", "lpad", "ltrim", "md5", "replace"),
         *("reverse", "right", "rpad", "rtrim", "sha1", "sha2", "strftime"),
-        *("substr", "substring", "trim", "upper"),
+        *("dayname", "monthname", "repeat", "substr", "substring"),
+        *("substring_index", "trim", "upper"),
     ]
 )
 _LIKE_ARGUMENT = frozenset(["ifnull", "max", "min", "nullif"])
@@ -76,7 +81,19 @@ def kind_of(element: Any) -> str | None:
     """
     if isinstance(element.type, NullType):
         return _kind_of_function(element)
-    return _kind_of_type(element.type)
+    kind = _kind_of_type(element.type)
+    if kind == "enum" and not _is_stored(element):
+        # What CASE, coalesce() and the like make of an ENUM is a text.
+        return "text"
+    return kind
+
+
+def _is_stored(element: Any) -> bool:
+    """Tell whether values are those of a column of a table, as they are."""
+    return any(
+        isinstance(column, Column)
+        for column in getattr(element, "base_columns", ())
+    )
 
 
 def _kind_of_function(element: Any) -> str | None:

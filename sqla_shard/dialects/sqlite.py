@@ -39,6 +39,8 @@ class SQLite:
     :ivar waits: whether other files can be read meanwhile.
     """
 
+    collates = False
+
     def __init__(self, *, asynchronous: bool = False) -> None:
         self._asynchronous = self.waits = asynchronous
 

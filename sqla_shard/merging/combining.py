@@ -134,6 +134,13 @@ class Combiner:
             recipe = self._recipe(element, self._added.value(element))
             if isinstance(recipe, Extreme):
                 recipe = Extreme(recipe.by, recipe.by, recipe.greatest)
+            if isinstance(recipe, Otherwise) and recipe.weighed:
+                raise ScatterUnsupportedError(
+                    f"ORDER BY {element} over several shards: how what takes "
+                    "the place of NULL compares is known to the server only; "
+                    "order by the aggregate itself",
+                    construct="ORDER BY",
+                )
         return Key(recipe, ordering.descending, ordering.nulls_last)
 
     def _recipe(self, element: Any, at: int) -> Recipe:
@@ -168,7 +175,11 @@ class Combiner:
             first, other = arguments
             if isinstance(other, BindParameter):
                 inner = self._recipe(first, self._added.value(first))
-                return Otherwise(inner, at)
+                if not isinstance(inner, Extreme):
+                    return Otherwise(inner, at)
+                # In the type that coalesce() makes of both.
+                value = Extreme(at, inner.by, inner.greatest)
+                return Otherwise(value, at, weighed=inner.at != inner.by)
         if name == "count":
             if distinct is None:
                 if len(arguments) <= 1:

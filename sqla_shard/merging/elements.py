@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.visitors import iterate
 
 from sqla_shard.dialects.sorting import kind_of
@@ -150,6 +151,7 @@ def orderings(statement: Any) -> list[Ordering]:
                 break
             else:
                 element = under
+        _check_position(clause, "ORDER BY")
         found.append(Ordering(element, descending, nulls_last))
     return found
 
@@ -164,9 +166,11 @@ def groupings(statement: Any) -> list[Any]:
         # SQLAlchemy takes a function for a table, and lists its columns.
         listed = clause.__visit_name__ == "clauselist"
         for element in clause.clauses if listed else (clause,):
+            _check_position(element, "GROUP BY")
             while (
                 under := _named(element, statement, "GROUP BY")
             ) is not None:
+                _check_shadow(element, under, statement)
                 element = under  # down to the expression
             found.append(element)
     return found
@@ -188,6 +192,47 @@ def _named(element: Any, statement: Any, construct: str) -> Any:
             construct=construct,
         )
     return None
+
+
+def _check_position(element: Any, construct: str) -> None:
+    """Refuse a number, which drivers may send as that of a column."""
+    while isinstance(element, UnaryExpression) and element.modifier:
+        element = element.element
+    if isinstance(element, BindParameter):
+        raise ScatterUnsupportedError(
+            f"{construct} {element.effective_value!r} over several shards "
+            "is a value, or the number of a column; pass the column itself",
+            construct=construct,
+        )
+
+
+def _check_shadow(element: Any, under: Any, statement: Any) -> None:
+    """Refuse a label that servers do not mean by its name in GROUP BY."""
+    if element.__visit_name__ != "textual_label_reference":
+        return
+    name = element.element
+    if not isinstance(under, Label):
+        return
+    if getattr(under.element, "name", None) == name and is_column(
+        under.element
+    ):
+        return
+    for source in statement.get_final_froms():
+        if any(column.name == name for column in _all_columns(source)):
+            raise ScatterUnsupportedError(
+                f"GROUP BY {name!r} over several shards: a column of "
+                f"{source} has that name as well, and servers group by it "
+                "rather than by what is shown; pass the expression itself",
+                construct="GROUP BY",
+            )
+
+
+def _all_columns(source: Any) -> Iterator[Any]:
+    if isinstance(source, Join):
+        yield from _all_columns(source.left)
+        yield from _all_columns(source.right)
+    else:
+        yield from source.c
 
 
 def _column(name: str, statement: Any, construct: str) -> Any:
@@ -215,7 +260,7 @@ def limit_of(statement: Any, parameters: Any) -> int | None:
         value = clause.effective_value
         if isinstance(parameters, Mapping):
             value = parameters.get(clause.key, value)
-    if type(value) is not int:
+    if type(value) is not int or value < 0:
         raise ScatterUnsupportedError(
             f"LIMIT {clause} over several shards: the number must be known "
             "before the statement is sent; pass an int",

@@ -26,6 +26,7 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.scattering.awaited_lanes import AwaitedLanes
 from sqla_shard.scattering.lanes import Lanes
+from sqla_shard.scattering.merge import check_weighed
 from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.merge import merge_rows
 from sqla_shard.scattering.plans import Job
@@ -113,7 +114,10 @@ def _answer(
     answers = [one.answer for one in work if one.answer is not None]
     if len(answers) < len(work):
         _note_errors(plan, jobs, any_answer=bool(answers))
-    rows = _merged([run for a in answers for run in a.runs], plan.merge)
+    runs = [run for a in answers for run in a.runs]
+    if plan.merge is not None and plan.places[0].backend.collates:
+        check_weighed(runs, plan.merge)
+    rows = _merged(runs, plan.merge)
     _check_rows(len(rows), plan)
     return _shown(answers[0].description, plan.merge), rows
 

@@ -33,6 +33,7 @@ __all__ = [
     "Merge",
     "Otherwise",
     "Total",
+    "check_weighed",
     "merge_rows",
 ]
 
@@ -141,15 +142,24 @@ class Otherwise:
     """``coalesce()`` of an aggregate.
 
     :ivar at: position of it in each shard's own answer.
+    :ivar weighed: whether its values are not what is compared, as of texts.
     """
 
     inner: Recipe
     at: int
+    weighed: bool = False
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return the aggregate, or what stands in its place."""
         value = self.inner(rows)
         return rows[0][self.at] if value is None else value
+
+
+def _compared(recipe: Recipe) -> int | None:
+    """Return the position of what a recipe compares, if it does."""
+    if isinstance(recipe, Otherwise):
+        return _compared(recipe.inner)
+    return recipe.by if isinstance(recipe, Extreme) else None
 
 
 @dataclass(frozen=True)
@@ -199,10 +209,42 @@ class Merge:
     combine: Combine | None = None
     steps: tuple[str, ...] = field(default=(), compare=False)
 
+    def compared(self) -> frozenset[int]:
+        """Return the positions of what Python compares."""
+        recipes = [key.recipe for key in self.keys]
+        same = [r.at for r in recipes if isinstance(r, First)]
+        if self.combine is not None:
+            recipes += self.combine.columns or ()
+            same += self.combine.same
+        found = (_compared(recipe) for recipe in recipes)
+        return frozenset([*same, *(at for at in found if at is not None)])
+
     @property
     def on_server(self) -> bool:
         """Whether a server can sort and limit the rows of its shards."""
         return self.combine is None or self.combine.columns is None
+
+
+def check_weighed(runs: Sequence[list[Row]], merge: Merge) -> None:
+    """Refuse to compare texts that were thought to be something else.
+
+    What an expression returns is not always what its type says: the type
+    may be wrong, or one of several that ``coalesce()`` has been given.
+
+    :param runs: answers of servers that have collations.
+    :raises ScatterUnsupportedError: when Python would have to.
+    """
+    for at in merge.compared():
+        for run in runs:
+            value = next((row[at] for row in run if row[at] is not None), None)
+            if isinstance(value, str):
+                raise ScatterUnsupportedError(
+                    f"ORDER BY, GROUP BY, min() or max() over several shards "
+                    f"has found the text {value[:40]!r} where the types of "
+                    "the statement tell of a number or a time; cast() it to "
+                    "what it is",
+                    construct="cast()",
+                )
 
 
 def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:

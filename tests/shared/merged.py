@@ -42,7 +42,7 @@ from tests.shared.merged_models import SHARDED
 #: How many times as many statements in a run of hours.
 _MANY = 50 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
 
-__all__ = ["MergedDifferential", "compared_rows"]
+__all__ = ["MergedDifferential", "compared_rows", "same_rows"]
 
 #: Two of one server, and one each of two others.
 _SHARDS = (0, 1, 17, 31)
@@ -328,6 +328,11 @@ def _check(
             del others[found]  # not one that is merely equal, as 0 to 0.0
         if not left:
             return
+
+
+def same_rows(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Tell whether two answers are equal, in values and their types."""
+    return _same(tuple(map(tuple, one)), tuple(map(tuple, other)))
 
 
 def _same(one: Any, other: Any) -> bool:

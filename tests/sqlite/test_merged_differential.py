@@ -8,6 +8,7 @@ from sqlalchemy import create_engine
 from tests.shared.clusters import on_sqlite
 from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
+from tests.shared.merged_corners import MergedCorners
 from tests.shared.merged_pages import MergedPages
 
 cluster = on_sqlite()
@@ -26,4 +27,8 @@ class TestMergedDifferential(MergedDifferential):
 
 
 class TestMergedPages(MergedPages):
+    pass
+
+
+class TestMergedCorners(MergedCorners):
     pass

@@ -1,0 +1,291 @@
+"""SELECTs of users that the random ones do not make, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from sqlalchemy import and_
+from sqlalchemy import bindparam
+from sqlalchemy import case
+from sqlalchemy import cast
+from sqlalchemy import func
+from sqlalchemy import Integer
+from sqlalchemy import lambda_stmt
+from sqlalchemy import literal
+from sqlalchemy import select
+from sqlalchemy import String
+from sqlalchemy import type_coerce
+from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Bundle
+from sqlalchemy.orm import contains_eager
+from sqlalchemy.orm import joinedload
+from sqlalchemy.orm import with_loader_criteria
+
+from sqla_shard import scatter
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import ScatterUnsupportedError
+from tests.shared.merged import same_rows
+from tests.shared.merged_models import PLAIN
+from tests.shared.merged_models import SHARDED
+
+__all__ = ["MergedCorners"]
+
+_Made = Callable[[Any], Any]
+
+
+def _by(order: Callable[[Any], Any]) -> _Made:
+    """Return wares in an order, and by their ids."""
+    return lambda m: select(m.Ware.id).order_by(order(m.Ware), m.Ware.id)
+
+
+def _pairs(m: Any, show: Callable[[Any, Any], Any]) -> Any:
+    """Return a SELECT from wares and the others of their shops."""
+    one, other = aliased(m.Ware), aliased(m.Ware)
+    tied = and_(one.shop_id == other.shop_id, one.id != other.id)
+    return show(one, other).join(other, tied)
+
+
+def _groups(shown: Callable[[Any], Any]) -> _Made:
+    """Return what is shown of each number."""
+    return lambda m: (
+        select(m.Ware.number, shown(m.Ware))
+        .group_by(m.Ware.number)
+        .order_by(m.Ware.number)
+    )
+
+
+#: In an order that leaves nothing open.
+_ANSWERED: dict[str, _Made] = {
+    "ORDER BY a comparison": _by(lambda w: w.number == 2),
+    "ORDER BY a parameter": _by(
+        lambda w: (w.number == bindparam("x", 2)).desc()
+    ),
+    "ORDER BY IN": _by(lambda w: w.number.in_([1, 3])),
+    "ORDER BY IS DISTINCT": _by(lambda w: w.number.is_distinct_from(2)),
+    "ORDER BY LIKE": _by(lambda w: w.general.like("a%")),
+    "ORDER BY CASE": _by(lambda w: case((w.number == 1, 0), else_=2)),
+    "ORDER BY CASE of texts": _by(
+        lambda w: case((w.number == 1, w.uca), else_=None)
+    ),
+    "ORDER BY CASE of an ENUM": _by(
+        lambda w: case((w.number > 1, w.colour), else_=None)
+    ),
+    "ORDER BY coalesce() of an ENUM": _by(
+        lambda w: func.coalesce(w.colour, "RED")
+    ),
+    "ORDER BY a cast": _by(lambda w: cast(w.number, String(10))),
+    "ORDER BY a quotient": _by(lambda w: w.number / 3),
+    "ORDER BY coalesce() of numbers": _by(
+        lambda w: func.coalesce(w.number, w.price)
+    ),
+    "ORDER BY any()": lambda m: select(m.Shop.id).order_by(
+        m.Shop.wares.any(m.Ware.number > 1), m.Shop.id
+    ),
+    "aliases in GROUP BY": lambda m: _pairs(
+        m,
+        lambda a, b: (
+            select(a.number, b.number, func.count())
+            .select_from(a)
+            .group_by(a.number, b.number)
+            .order_by(a.number, b.number)
+        ),
+    ),
+    "aliases with DISTINCT": lambda m: _pairs(
+        m,
+        lambda a, b: (
+            select(a.number, b.number)
+            .select_from(a)
+            .distinct()
+            .order_by(b.number, a.number)
+        ),
+    ),
+    "a label that is a column in ORDER BY": lambda m: select(
+        (-m.Ware.number).label("number"), m.Ware.id
+    ).order_by("number", m.Ware.id),
+    "GROUP BY the name of a column": lambda m: (
+        select(m.Ware.number, func.count())
+        .group_by("number")
+        .order_by("number")
+    ),
+    "GROUP BY a label": lambda m: (
+        select((m.Ware.number % 2).label("odd"), func.count())
+        .group_by("odd")
+        .order_by("odd")
+    ),
+    "coalesce() of max()": lambda m: select(
+        func.coalesce(func.max(m.Ware.number), Decimal("0.5")),
+        func.coalesce(func.max(m.Ware.uca), "x"),
+        func.coalesce(func.sum(m.Ware.number), 0),
+    ),
+    "coalesce() of max() of nothing": lambda m: select(
+        func.coalesce(func.max(m.Ware.number), Decimal("0.5")),
+        func.coalesce(func.max(m.Ware.uca), "x"),
+    ).where(m.Ware.number == 77),
+    "ORDER BY coalesce() of max()": lambda m: (
+        select(m.Ware.sold, func.count())
+        .group_by(m.Ware.sold)
+        .order_by(func.coalesce(func.max(m.Ware.big), 0), m.Ware.sold)
+    ),
+    "sums of CASE": _groups(
+        lambda w: func.sum(case((w.sold, w.number), else_=0))
+    ),
+    "averages of comparisons": _groups(lambda w: func.avg(w.price > 1)),
+    "largest id": _groups(lambda w: func.max(w.id)),
+    "criteria of loaders": lambda m: (
+        select(func.count(), func.max(m.Ware.number))
+        .select_from(m.Ware)
+        .options(with_loader_criteria(m.Ware, m.Ware.number < 2))
+    ),
+    "contains_eager": lambda m: (
+        select(m.Ware.id, m.Shop.general)
+        .join(m.Ware.shop)
+        .order_by(m.Shop.id, m.Ware.id)
+    ),
+    "a bundle": lambda m: (
+        select(Bundle("b", m.Ware.id, m.Ware.number))
+        .order_by(m.Ware.number, m.Ware.id)
+        .limit(5)
+    ),
+    "LIMIT of an aggregate": lambda m: (
+        select(func.count()).select_from(m.Ware).limit(0)
+    ),
+    "LIMIT of a literal": lambda m: (
+        select(m.Ware.id).order_by(m.Ware.id).limit(literal(3))
+    ),
+    "count of a subquery": lambda m: select(func.count()).select_from(
+        select(m.Ware).where(m.Ware.number > 0).subquery()
+    ),
+}
+
+
+#: What one database would answer otherwise than shards; each was once
+#: answered wrongly.
+_REFUSED: dict[str, tuple[str, _Made]] = {
+    "DISTINCT by another alias": (
+        "DISTINCT",
+        lambda m: _pairs(
+            m,
+            lambda a, b: (
+                select(a.number).select_from(a).distinct().order_by(b.number)
+            ),
+        ),
+    ),
+    "a label that is a column in GROUP BY": (
+        "GROUP BY",
+        lambda m: select(
+            (m.Ware.number % 2).label("number"), func.count()
+        ).group_by("number"),
+    ),
+    "a column's position": (
+        "ORDER BY",
+        lambda m: select(m.Ware.id, m.Ware.number).order_by(literal(2)),
+    ),
+    "a column's position in GROUP BY": (
+        "GROUP BY",
+        lambda m: select(m.Ware.number).group_by(literal(1)),
+    ),
+    "coalesce() of max() of texts": (
+        "ORDER BY",
+        lambda m: (
+            select(m.Ware.number)
+            .group_by(m.Ware.number)
+            .order_by(func.coalesce(func.max(m.Ware.uca), "x"))
+        ),
+    ),
+    "LIMIT below nothing": (
+        "LIMIT",
+        lambda m: select(m.Ware.id).order_by(m.Ware.id).limit(-1),
+    ),
+}
+
+#: Texts of which the types of the statement do not tell.
+_MISTAKEN: dict[str, _Made] = {
+    "type_coerce()": _by(lambda w: type_coerce(w.uca, Integer)),
+    "max() of type_coerce()": lambda m: select(
+        func.max(type_coerce(m.Ware.uca, Integer))
+    ),
+    "coalesce() in GROUP BY": lambda m: select(func.count(m.Ware.id)).group_by(
+        func.coalesce(m.Ware.number, m.Ware.general)
+    ),
+    "CASE": _by(lambda w: case((w.number > 1, w.number), else_=w.uca)),
+    "max() of CASE": lambda m: select(
+        func.max(case((m.Ware.number > 1, m.Ware.number), else_=m.Ware.uca))
+    ),
+}
+
+
+class MergedCorners:
+    """``compared`` comes from the test module."""
+
+    @pytest.mark.parametrize("name", _ANSWERED)
+    def test_one_answer(self, compared, name):
+        want = compared.plain.execute(_ANSWERED[name](PLAIN)).all()
+        made = _ANSWERED[name](SHARDED).options(scatter())
+        with compared.cluster.session() as session:
+            got = session.execute(made).all()
+        assert same_rows(got, want), (got, want)
+        assert len(got) or "LIMIT" in name
+
+    @pytest.mark.parametrize("name", _REFUSED)
+    def test_no_wrong_answer(self, compared, name):
+        construct, make = _REFUSED[name]
+        self._refused(compared, construct, make(SHARDED))
+
+    @pytest.mark.parametrize("name", _MISTAKEN)
+    def test_texts_are_not_compared_as_python_does(self, compared, name):
+        if compared.dialect == "sqlite":
+            pytest.skip("there texts compare as in Python")
+        self._refused(compared, "cast()", _MISTAKEN[name](SHARDED))
+
+    def _refused(self, compared, construct, made):
+        with (
+            compared.cluster.session() as session,
+            pytest.raises(ScatterUnsupportedError) as caught,
+        ):
+            session.execute(made.options(scatter())).all()
+        assert caught.value.construct == construct
+
+    def test_eager_loads_follow_the_order(self, compared):
+        def read(session, m, *options):
+            made = (
+                select(m.Shop)
+                .join(m.Shop.wares)
+                .order_by(m.Ware.number, m.Ware.id)
+                .options(
+                    contains_eager(m.Shop.wares).joinedload(m.Ware.shop),
+                    joinedload(m.Shop.wares, m.Ware.marks),
+                )
+            )
+            found = session.scalars(made.options(*options)).unique()
+            return [(s.id, [w.id for w in s.wares]) for s in found]
+
+        compared.plain.expunge_all()
+        want = read(compared.plain, PLAIN)
+        with compared.cluster.session() as session:
+            assert read(session, SHARDED, scatter()) == want
+
+    def test_functions_of_one_row(self, compared):
+        if compared.dialect == "sqlite":
+            pytest.skip("field() is of MySQL")
+
+        def made(m):
+            rank = func.field(m.Ware.number, 3, 1, 2)
+            return select(m.Ware.id, rank).order_by(rank, m.Ware.id)
+
+        want = compared.plain.execute(made(PLAIN)).all()
+        with compared.cluster.session() as session:
+            got = session.execute(made(SHARDED).options(scatter())).all()
+        assert got == want
+
+    def test_explain_takes_what_execute_does(self, compared):
+        cluster = compared.cluster
+        ware = SHARDED.Ware
+        with cluster.session() as session:
+            query = session.query(ware).options(scatter()).limit(3)
+            assert cluster.explain(query).refusal is None
+        found = cluster.explain(lambda_stmt(lambda: select(ware)))
+        assert isinstance(found.refusal, NoShardKeyError)
+        assert len(found.with_scatter.shards) == 32
