@@ -27,6 +27,7 @@ from sqla_shard.merging.elements import groupings
 from sqla_shard.merging.elements import has_aggregate
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
+from sqla_shard.merging.having import Having
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.cutting import distinct_of
 from sqla_shard.scattering.merge import Combine
@@ -92,12 +93,6 @@ class Combiner:
         :raises ScatterUnsupportedError: when they cannot be.
         """
         statement = self._statement
-        if statement._having_criteria:
-            raise ScatterUnsupportedError(
-                "HAVING over several shards would look at the groups of "
-                "each shard; read the groups and filter them in Python",
-                construct="HAVING",
-            )
         if statement._distinct:
             raise ScatterUnsupportedError(
                 "DISTINCT of counts or groups over several shards is not "
@@ -116,7 +111,13 @@ class Combiner:
             self._recipe(element, index - len(shown))
             for index, element in enumerate(shown)
         ]
-        return Combine(tuple(same), tuple(long), tuple(columns))
+        having = Having(self._groups, self._added, self._recipe)
+        return Combine(
+            tuple(same),
+            tuple(long),
+            tuple(columns),
+            having.condition(statement._having_criteria),
+        )
 
     def keys(self) -> list[Key]:
         """Return by what the rows are sorted.
@@ -228,4 +229,8 @@ class Combiner:
 
 
 def _expressions(statement: Any) -> list[Any]:
-    return [*statement._raw_columns, *statement._order_by_clauses]
+    return [
+        *statement._raw_columns,
+        *statement._order_by_clauses,
+        *statement._having_criteria,
+    ]

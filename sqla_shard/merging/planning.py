@@ -123,6 +123,11 @@ def _combined(
     statement = statement.order_by(None).limit(None)
     what = "groups" if statement._group_by_clauses else "aggregates"
     steps = [f"combine the {what} of the shards"]
+    if statement._having_criteria:
+        criteria = statement._having_criteria
+        steps.append(f"keep those with {' and '.join(map(str, criteria))}")
+        # Made a moment ago, so nobody else's.
+        statement._having_criteria = ()
     steps += _steps(ordered, limit, None)
     return _with_hidden(statement, added, keys, limit, combine, steps)
 

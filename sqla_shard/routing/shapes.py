@@ -186,7 +186,11 @@ def _spread(reader: Reader) -> Spread:
         counted_on_shard=tuple(
             reader.keyed([counted], block)
             for counted in counted_distinct(
-                [*select._raw_columns, *select._order_by_clauses]
+                [
+                    *select._raw_columns,
+                    *select._order_by_clauses,
+                    *select._having_criteria,
+                ]
             )
         ),
     )

@@ -185,11 +185,13 @@ class Combine:
     :ivar long: positions of texts too long to be told apart.
     :ivar columns: what the row consists of, for each column; None where
         the first row of a group is taken as it is, as for DISTINCT.
+    :ivar having: what is true for groups that are shown; None for all.
     """
 
     same: tuple[int, ...]
     long: tuple[int, ...] = ()
     columns: tuple[Recipe, ...] | None = None
+    having: Recipe | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,8 @@ def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
     else:
         groups = _groups(runs, combine)
         if combine.columns is not None:
+            if combine.having is not None:
+                groups = [group for group in groups if combine.having(group)]
             _sort(groups, merge.keys, _of_group)
             groups = groups[: merge.limit]
             return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import random
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -11,10 +13,13 @@ from sqlalchemy import and_
 from sqlalchemy import bindparam
 from sqlalchemy import case
 from sqlalchemy import cast
+from sqlalchemy import distinct
 from sqlalchemy import func
 from sqlalchemy import Integer
 from sqlalchemy import lambda_stmt
 from sqlalchemy import literal
+from sqlalchemy import not_
+from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import type_coerce
@@ -217,6 +222,58 @@ _MISTAKEN: dict[str, _Made] = {
 }
 
 
+#: Conditions that look at groups of all shards.
+_HAVING: dict[str, Callable[[Any], Any]] = {
+    "count": lambda w: func.count() > 3,
+    "a column": lambda w: w.number > 0,
+    "a comparison of two": lambda w: func.sum(w.number) >= func.count(),
+    "sum": lambda w: func.sum(w.price) > Decimal("1.25"),
+    "sum and float": lambda w: func.sum(w.price) > 0.5,
+    "max": lambda w: func.max(w.big) >= func.min(w.big),
+    "min": lambda w: func.min(w.price) == Decimal(0),
+    "BETWEEN": lambda w: func.count(w.shop_id).between(2, 4),
+    "NOT BETWEEN": lambda w: ~func.count(w.shop_id).between(2, 4),
+    "IS NULL": lambda w: func.sum(w.price).is_(None),
+    "IS NOT NULL": lambda w: func.max(w.big).is_not(None),
+    "no key": lambda w: w.number.is_(None),
+    "a parameter": lambda w: bindparam("n", 3) < func.count(),
+    "CASE": lambda w: func.sum(case((w.sold, 1), else_=0)) > 1,
+    "distinct ids": lambda w: func.count(distinct(w.id)) > 3,
+}
+
+#: What servers compare otherwise than they show it.
+_NO_HAVING: dict[str, Callable[[Any], Any]] = {
+    "an average": lambda w: func.avg(w.price) > 1,
+    "a quotient": lambda w: func.max(w.price / 3) > 1,
+    "a sum of floats": lambda w: func.sum(w.weight) > 1,
+    "a text": lambda w: func.max(w.uca) > "a",
+    "a date": lambda w: func.max(w.day) > dt.date(2020, 1, 1),
+    "arithmetic": lambda w: func.count() + 1 > 2,
+}
+
+
+def _having(m: Any, condition: Any) -> Any:
+    return (
+        select(m.Ware.number, func.count())
+        .group_by(m.Ware.number)
+        .having(condition)
+        .order_by(m.Ware.number)
+    )
+
+
+def _random_condition(rng: random.Random, depth: int) -> Any:
+    """Return a condition of a class, made of those above."""
+    how = rng.choice(["one", "not", "and", "or"]) if depth else "one"
+    if how == "one":
+        return rng.choice(list(_HAVING.values()))
+    first = _random_condition(rng, depth - 1)
+    if how == "not":
+        return lambda w: not_(first(w))
+    second = _random_condition(rng, depth - 1)
+    join = and_ if how == "and" else or_
+    return lambda w: join(first(w), second(w))
+
+
 class MergedCorners:
     """``compared`` comes from the test module."""
 
@@ -247,6 +304,40 @@ class MergedCorners:
         ):
             session.execute(made.options(scatter())).all()
         assert caught.value.construct == construct
+
+    @pytest.mark.parametrize("name", _HAVING)
+    def test_having(self, compared, name):
+        self._same_groups(compared, _HAVING[name])
+
+    def test_random_having(self, compared, rng):
+        shown = sum(
+            self._same_groups(compared, _random_condition(rng, 3))
+            for _ in range(100)
+        )
+        assert shown > 50
+
+    def _same_groups(self, compared, condition):
+        made = _having(PLAIN, condition(PLAIN.Ware))
+        want = compared.plain.execute(made).all()
+        made = _having(SHARDED, condition(SHARDED.Ware)).options(scatter())
+        with compared.cluster.session() as session:
+            got = session.execute(made).all()
+            limited = session.execute(made.limit(2)).all()
+        assert got == want, made
+        assert limited == want[:2]
+        return len(want)
+
+    @pytest.mark.parametrize("name", _NO_HAVING)
+    def test_having_that_is_not_exact(self, compared, name):
+        condition = _NO_HAVING[name](SHARDED.Ware)
+        self._refused(compared, "HAVING", _having(SHARDED, condition))
+
+    def test_having_is_explained(self, compared):
+        made = _having(SHARDED, func.count() > 3).options(scatter())
+        found = compared.cluster.explain(made)
+        assert any("keep those with count(*) >" in one for one in found.merge)
+        text, _ = found.sent[0].statements[0]
+        assert "HAVING" not in text
 
     def test_eager_loads_follow_the_order(self, compared):
         def read(session, m, *options):
