@@ -8,6 +8,7 @@ of shards, such as a median, is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import func
@@ -179,7 +180,7 @@ class Combiner:
                 if not isinstance(inner, Extreme):
                     return Otherwise(inner, at)
                 # In the type that coalesce() makes of both.
-                value = Extreme(at, inner.by, inner.greatest)
+                value = replace(inner, at=at)
                 return Otherwise(value, at, weighed=inner.at != inner.by)
         if name == "count":
             if distinct is None:
@@ -217,8 +218,10 @@ class Combiner:
                 "the server only; cast() them to a number, a time or a text",
             )
         choose = func.max if greatest else func.min
-        by = self._added.add(choose(SortKey(argument, kind)))
-        return Extreme(at, by, greatest)
+        key = SortKey(argument, kind)
+        by = self._added.add(choose(key))
+        length = key.length if kind == "text" else None
+        return Extreme(at, by, greatest, length)
 
     def _refused(self, function: Any, why: str) -> ScatterUnsupportedError:
         name = f"{getattr(function, 'name', 'a function')}()"

@@ -94,19 +94,39 @@ class Extreme:
 
     :ivar at: position of the value.
     :ivar by: position of what is compared.
+    :ivar length: of texts, how many of their characters that stands for.
     """
 
     at: int
     by: int
     greatest: bool
+    length: int | None = None
 
     def __call__(self, rows: Sequence[Row]) -> Any:
-        """Return it; None where there is none but NULL."""
+        """Return it; None where there is none but NULL.
+
+        :raises ScatterUnsupportedError: when texts are too long to tell.
+        """
         known = [row for row in rows if row[self.by] is not None]
         if not known:
             return None
         choose = max if self.greatest else min
-        return choose(known, key=lambda row: row[self.by])[self.at]
+        found = choose(known, key=lambda row: row[self.by])
+        if self.length is not None:
+            self._check_long(
+                [r for r in known if r[self.by] == found[self.by]]
+            )
+        return found[self.at]
+
+    def _check_long(self, rows: Sequence[Row]) -> None:
+        texts = {row[self.at] for row in rows}
+        if len(texts) > 1 and any(len(text) > self.length for text in texts):
+            raise ScatterUnsupportedError(
+                f"{max(texts)[:40]!r}... and another text agree in as much as "
+                f"is compared over shards, {self.length} characters; use "
+                "min() or max() of func.left() of the column",
+                construct="max()" if self.greatest else "min()",
+            )
 
 
 @dataclass(frozen=True)

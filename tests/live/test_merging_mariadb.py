@@ -55,6 +55,25 @@ def _on_one_server(session, expression, values):
     )
 
 
+class TestLongTexts:
+    @pytest.mark.parametrize("choose", [func.min, func.max])
+    def test_extremes_that_agree_in_what_is_compared(self, kept, choose):
+        alike = "x" * 400
+        chosen = _wares(kept, {"story": f"{alike}a"}, {"story": f"{alike}b"})
+        made = select(choose(Ware.story)).where(chosen)
+        with pytest.raises(ScatterUnsupportedError, match=r"func\.left"):
+            kept.scalar(made)
+        left = select(choose(func.left(Ware.story, 300))).where(chosen)
+        assert kept.scalar(left) == alike[:300]
+
+    def test_extremes_that_do_not(self, kept):
+        long = "x" * 400
+        chosen = _wares(
+            kept, {"story": f"{long}a"}, {"story": "y"}, {"story": f"{long}b"}
+        )
+        assert kept.scalar(select(func.max(Ware.story)).where(chosen)) == "y"
+
+
 class TestNumbers:
     def test_sums_of_more_than_28_digits(self, kept):
         price = Decimal("99999999999999999999999999.9999")
