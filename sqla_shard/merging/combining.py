@@ -7,6 +7,8 @@ of shards, such as a median, is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +31,9 @@ from sqla_shard.merging.elements import has_aggregate
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.merging.having import Having
+from sqla_shard.routing.clauses import children
+from sqla_shard.routing.clauses import is_select
+from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.cutting import distinct_of
 from sqla_shard.scattering.merge import Combine
@@ -42,6 +47,7 @@ from sqla_shard.scattering.merge import Total
 
 __all__ = ["Combiner", "is_combined"]
 
+_COMBINED = frozenset(["avg", "count", "max", "min", "sum"])
 _INSTEAD = (
     "count(), sum(), min(), max() and avg() are; read the rows and do the "
     "rest in Python, or name the ids of one shard"
@@ -163,9 +169,11 @@ class Combiner:
             return First(at)
         if isinstance(element, FunctionElement):
             return self._function(element, at)
+        unknown = sorted(set(_unknown(_expressions(self._statement))))
+        also = "".join(f"; {name}() may look at many rows" for name in unknown)
         raise ScatterUnsupportedError(
             f"{element} over several shards is neither grouped nor one of "
-            f"the functions that can be combined: {_INSTEAD}",
+            f"the functions that can be combined: {_INSTEAD}{also}",
             construct=str(element),
         )
 
@@ -229,6 +237,17 @@ class Combiner:
             f"{function} over several shards cannot be combined: {why}",
             construct=name,
         )
+
+
+def _unknown(elements: Iterable[Any]) -> Iterator[str]:
+    """Yield the functions that make rows of several into one, or may."""
+    for element in elements:
+        if is_select(element):
+            continue
+        name = str(getattr(element, "name", "")).lower()
+        if aggregates(element) and name not in _COMBINED:
+            yield name
+        yield from _unknown(children(element))
 
 
 def _expressions(statement: Any) -> list[Any]:

@@ -113,17 +113,16 @@ class Extreme:
         choose = max if self.greatest else min
         found = choose(known, key=lambda row: row[self.by])
         if self.length is not None:
-            self._check_long(
-                [r for r in known if r[self.by] == found[self.by]]
-            )
+            alike = [row for row in known if row[self.by] == found[self.by]]
+            self._check_long(alike, self.length)
         return found[self.at]
 
-    def _check_long(self, rows: Sequence[Row]) -> None:
+    def _check_long(self, rows: Sequence[Row], length: int) -> None:
         texts = {row[self.at] for row in rows}
-        if len(texts) > 1 and any(len(text) > self.length for text in texts):
+        if len(texts) > 1 and any(len(text) > length for text in texts):
             raise ScatterUnsupportedError(
                 f"{max(texts)[:40]!r}... and another text agree in as much as "
-                f"is compared over shards, {self.length} characters; use "
+                f"is compared over shards, {length} characters; use "
                 "min() or max() of func.left() of the column",
                 construct="max()" if self.greatest else "min()",
             )

@@ -339,6 +339,14 @@ class MergedCorners:
         text, _ = found.sent[0].statements[0]
         assert "HAVING" not in text
 
+    def test_functions_that_are_not_known_are_named(self, compared):
+        made = select(SHARDED.Ware.id).order_by(func.median(SHARDED.Ware.big))
+        with (
+            compared.cluster.session() as session,
+            pytest.raises(ScatterUnsupportedError, match=r"median\(\) may"),
+        ):
+            session.execute(made.options(scatter()))
+
     def test_eager_loads_follow_the_order(self, compared):
         def read(session, m, *options):
             made = (
