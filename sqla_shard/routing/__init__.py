@@ -10,6 +10,7 @@
 ``cutting``     what looks at more than one row
 ``reading``     all of a statement
 ``telling``     what its conditions say of the shards
+``shapes``      what the form of a statement says
 ``router``      the decision
 """
 
@@ -20,7 +21,7 @@ from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
 from sqla_shard.routing.router import locate
 from sqla_shard.routing.router import route
-from sqla_shard.routing.router import Spread
+from sqla_shard.routing.shapes import Spread
 from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import declare
 from sqla_shard.routing.specs import spec_of

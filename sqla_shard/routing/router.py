@@ -1,9 +1,8 @@
 """From a statement and its parameters to the shards it must visit.
 
 :func:`route` is pure: it reads the statement, asks nothing and sends
-nothing.  Reading is done once per form of statement and remembered under
-SQLAlchemy's own cache key; after that a decision costs about as much as
-looking at the values.
+nothing.  What the form of a statement says is remembered (:mod:`.shapes`);
+after that a decision costs about as much as looking at the values.
 """
 
 from __future__ import annotations
@@ -17,15 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy.orm.context import FromStatement
-from sqlalchemy.sql import visitors
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import TextClause
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import TableClause
-from sqlalchemy.sql.selectable import TextualSelect
-from sqlalchemy.util import LRUCache
-
 from sqla_shard.engines import Places
 from sqla_shard.exc import KeyspaceMismatchError
 from sqla_shard.exc import NoShardKeyError
@@ -33,21 +23,16 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
-from sqla_shard.routing.conditions import AllOf
-from sqla_shard.routing.conditions import AnyOf
-from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Values
-from sqla_shard.routing.conditions import Within
-from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.forms import form_of
 from sqla_shard.routing.forms import mixed
 from sqla_shard.routing.forms import Problem
-from sqla_shard.routing.reading import Reader
-from sqla_shard.routing.rows import groups_of
+from sqla_shard.routing.shapes import Group
+from sqla_shard.routing.shapes import Shape
+from sqla_shard.routing.shapes import shape_of
+from sqla_shard.routing.shapes import Spread
 from sqla_shard.routing.specs import spec_of
-from sqla_shard.routing.telling import Teller
 from sqla_shard.topology import Keyspace
-from sqla_shard.types import IdType
 from sqla_shard.types.binds import Slotted
 
 __all__ = [
@@ -60,19 +45,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Which rows of a SELECT are on one shard together for certain.
-
-    :ivar grouped_on_shard: those of each group of its GROUP BY.
-    :ivar distinct_on_shard: those that DISTINCT makes one.
-    :ivar counted_on_shard: for each ``count(distinct(x))``, from left to
-        right, those that are equal in ``x``.
-    """
-
-    grouped_on_shard: bool = False
-    distinct_on_shard: bool = False
-    counted_on_shard: tuple[bool, ...] = ()
+_NOTHING_KNOWN = Spread()
 
 
 def _no_reason(shard_id: int) -> str:
@@ -98,47 +71,8 @@ class Decision:
     why: str
     reasons: Callable[[int], str] = _no_reason
     parameters: Any = None
-    spread: Spread = Spread()
+    spread: Spread = _NOTHING_KNOWN
     scattered: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Group:
-    """Tables that are tied to one another, and what is known of them.
-
-    :ivar cut: what keeps conditions outside of a subquery from it.
-    """
-
-    names: tuple[str, ...]
-    condition: Condition | None
-    cut: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
-    """What a form of statement says, whatever its values.
-
-    :ivar tables: all of them, at any depth.
-    :ivar groups: those that tell the shards.
-    :ivar problems: what is refused on any number of shards.
-    :ivar single: what is right on one shard only.
-    :ivar assigned: what an UPDATE sets the row's shard to.
-    :ivar settable: the same, for values given when it is executed.
-    :ivar lists: lists of ids that may be given when it is executed.
-    :ivar spread: what a merge has to know.
-    """
-
-    tables: tuple[Any, ...] = ()
-    groups: tuple[_Group, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    single: tuple[str, ...] = ()
-    assigned: tuple[Condition, ...] = ()
-    settable: tuple[tuple[str, IdType], ...] = ()
-    lists: tuple[Within, ...] = ()
-    spread: Spread = Spread()
-
-
-_shapes: LRUCache[Any, _Shape] = LRUCache(1000)
 
 
 def route(
@@ -159,7 +93,7 @@ def route(
     :raises UnsupportedStatementError: when it would give a wrong answer.
     :raises InvalidIdError: when a value is not an object id.
     """
-    binds, shape = _shape_of(statement)
+    binds, shape = shape_of(statement)
     _raise(shape.problems)
     decision = _decide(binds, shape, parameters, places, scatter)
     if len(decision.shards) > 1:
@@ -176,12 +110,12 @@ def locate(
 
     :raises NoShardKeyError: when nothing tells the shards.
     """
-    binds, shape = _shape_of(statement)
+    binds, shape = shape_of(statement)
     return _decide(binds, shape, parameters, places, scatter)
 
 
 def _decide(
-    binds: Any, shape: _Shape, parameters: Any, places: Places, scatter: bool
+    binds: Any, shape: Shape, parameters: Any, places: Places, scatter: bool
 ) -> Decision:
     keyspace = keyspace_of(shape.tables, places)
     if keyspace.kind == "global":
@@ -223,10 +157,10 @@ def check(statement: Any) -> None:
     if getattr(statement, "is_insert", False):
         select = getattr(statement, "select", None)
         if select is not None:
-            _, shape = _shape_of(select)
+            _, shape = shape_of(select)
             _raise((*shape.problems, *_inserted(statement, select)))
         return
-    _, shape = _shape_of(statement)
+    _, shape = shape_of(statement)
     _raise(shape.problems)
 
 
@@ -251,9 +185,7 @@ def _raise(problems: Iterable[Problem]) -> None:
         )
 
 
-def _told(
-    shape: _Shape, value: Values, scatter: bool
-) -> frozenset[int] | None:
+def _told(shape: Shape, value: Values, scatter: bool) -> frozenset[int] | None:
     """Return the shards that conditions leave; None for all there are."""
     union: frozenset[int] = frozenset()
     for group in shape.groups:
@@ -269,7 +201,7 @@ def _told(
 
 
 def _reason(
-    shape: _Shape, value: Values, scattered: bool, shard_id: int
+    shape: Shape, value: Values, scattered: bool, shard_id: int
 ) -> str:
     """Return why a statement goes to one of its shards, with the values."""
     if scattered:
@@ -282,12 +214,12 @@ def _reason(
     return " and ".join(filter(None, told))
 
 
-def _why(shape: _Shape) -> str:
+def _why(shape: Shape) -> str:
     return " and ".join(str(group.condition) for group in shape.groups)
 
 
 def _check_assigned(
-    shape: _Shape,
+    shape: Shape,
     value: Values,
     given: Mapping[str, Any],
     shards: Iterable[int],
@@ -315,7 +247,7 @@ def _check_stays(what: str, target: Set[int] | None, shards: Set[int]) -> None:
         )
 
 
-def _no_shard_key(group: _Group, shape: _Shape) -> NoShardKeyError:
+def _no_shard_key(group: Group, shape: Shape) -> NoShardKeyError:
     names = ", ".join(map(repr, group.names))
     if group.cut is not None:
         return NoShardKeyError(
@@ -355,7 +287,7 @@ _INSTEAD = {
 }
 
 
-def _check_mergeable(shape: _Shape) -> None:
+def _check_mergeable(shape: Shape) -> None:
     limits = list(shape.single)
     if len(shape.groups) > 1:
         names = ", ".join(g.names[0] for g in shape.groups)
@@ -373,7 +305,7 @@ def _check_mergeable(shape: _Shape) -> None:
 
 
 def _with_slots(
-    shape: _Shape, binds: Any, given: Mapping[str, Any], parameters: Any
+    shape: Shape, binds: Any, given: Mapping[str, Any], parameters: Any
 ) -> Any:
     """Put lists of ids, given by name, behind one placeholder each.
 
@@ -418,131 +350,3 @@ def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
             "for one that is not sharded",
             tables=(),
         ) from error
-
-
-def _shape_of(statement: Any) -> tuple[Any, _Shape]:
-    shown: tuple[Any, ...] = ()
-    if isinstance(statement, FromStatement):
-        shown = tuple(statement._raw_columns)
-        statement = statement.element
-    if isinstance(statement, TextualSelect):
-        statement = statement.element
-    if isinstance(statement, TextClause):
-        return (), _textual(shown)
-    key = statement._generate_cache_key()
-    if key is None:
-        binds = _binds_of(statement)
-        return binds, _read(statement, binds)
-    shape = _shapes.get(key.key)
-    if shape is None:
-        shape = _shapes[key.key] = _read(statement, key.bindparams)
-    return key.bindparams, shape
-
-
-def _binds_of(statement: Any) -> list[Any]:
-    return [
-        element
-        for element in visitors.iterate(statement)
-        if isinstance(element, BindParameter)
-    ]
-
-
-def _textual(shown: tuple[Any, ...]) -> _Shape:
-    """Return the shape of SQL as text that is loaded as some classes."""
-    tables = [
-        table
-        for element in shown
-        for table in getattr(element, "_from_objects", ())
-        if isinstance(table, TableClause)
-    ]
-    groups = [
-        _Group(names=(table.name,), condition=None, cut=None)
-        for table in tables
-        if spec_of(table).kind != "global"
-    ]
-    # Who knows what it asks each shard for.
-    return _Shape(
-        tables=tuple(tables), groups=tuple(groups), single=("SQL as text",)
-    )
-
-
-def _read(statement: Any, binds: Any) -> _Shape:
-    if getattr(statement, "is_insert", False):
-        raise NoShardKeyError(
-            "an INSERT inside another statement does not tell its shard; "
-            'say bind_arguments={"shard_id": n}',
-            tables=(statement.table.name,),
-        )
-    bind_index = {bind.key: index for index, bind in enumerate(binds)}
-    reader = Reader(statement, bind_index)
-    groups = tuple(_groups(reader, bind_index))
-    single = list(reader.single)
-    if not reader.top:
-        # It shows one row whatever the subqueries find.
-        single.append("a SELECT without FROM")
-    return _Shape(
-        tables=tuple(leaf.table for leaf in reader.leaves),
-        groups=groups,
-        problems=tuple(reader.problems),
-        single=tuple(single),
-        assigned=tuple(reader.assigned),
-        settable=tuple(_settable(statement)),
-        lists=tuple(
-            within
-            for group in groups
-            if group.condition
-            for within in _lists(group.condition)
-        ),
-        spread=_spread(reader),
-    )
-
-
-def _spread(reader: Reader) -> Spread:
-    """Return what a merge of the rows has to know."""
-    if len(reader.shown) != 1:
-        return Spread()
-    (block,) = reader.shown
-    select = block.select
-    if not isinstance(select, Select):
-        return Spread()
-    groups = select._group_by_clauses
-    return Spread(
-        grouped_on_shard=bool(groups) and reader.keyed(groups, block),
-        distinct_on_shard=reader.keyed(select.selected_columns, block),
-        counted_on_shard=tuple(
-            reader.keyed([counted], block)
-            for counted in counted_distinct(
-                [*select._raw_columns, *select._order_by_clauses]
-            )
-        ),
-    )
-
-
-def _settable(statement: Any) -> Iterator[tuple[str, IdType]]:
-    """Yield the columns that say where a row is, of an UPDATE."""
-    if getattr(statement, "is_update", False):
-        for column in statement.table.c:
-            if isinstance(column.type, IdType) and column.type.routes:
-                yield column.key, column.type
-
-
-def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[_Group]:
-    """Yield the tables that tell the shards, with their conditions."""
-    teller = Teller(reader.blocks, bind_index)
-    sharded = [
-        leaf for leaf in reader.leaves if spec_of(leaf.table).kind != "global"
-    ]
-    for members in groups_of(sharded):
-        yield _Group(
-            names=tuple(dict.fromkeys(leaf.name for leaf in members)),
-            condition=teller.condition(members),
-            cut=next((m.level.cut for m in members if m.level.cut), None),
-        )
-
-
-def _lists(condition: Condition) -> list[Within]:
-    if isinstance(condition, Within):
-        return [condition] if condition.item is None else []
-    if isinstance(condition, (AllOf, AnyOf)):
-        return [found for part in condition.parts for found in _lists(part)]
-    return []

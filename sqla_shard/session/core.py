@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from typing import Literal
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -52,6 +51,8 @@ from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.statements import prepare
+from sqla_shard.session.transactions import checked
+from sqla_shard.session.transactions import CrossShard
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_objects
@@ -62,10 +63,6 @@ from sqla_shard.session.views import ShardView
 __all__ = ["CrossShard", "ShardSession"]
 
 T = TypeVar("T")
-
-#: How a transaction may write several shards: not at all, or with one COMMIT
-#: after another in no particular order.
-CrossShard = Literal["unordered"] | None
 
 
 class ShardSession(ShardedSession):
@@ -93,7 +90,7 @@ class ShardSession(ShardedSession):
         Session.__init__(self, bind, **kwargs)
         self.cluster = cluster
         self.root_shard_id = shard_id
-        self._cross_shard: CrossShard = _checked(cross_shard)
+        self._cross_shard: CrossShard = checked(cross_shard)
         self._process = os.getpid()
         self._reset_transaction()
         #: Set while SQLAlchemy's bulk INSERT and UPDATE run on one shard.
@@ -106,7 +103,6 @@ class ShardSession(ShardedSession):
         self._places: Places | None = None
         self._views: dict[Place, tuple[Connection, ShardView]] = {}
         self._log: TransactionLog | None = None
-        self._snapshots: list[tuple[SessionTransaction, Any]] = []
         self._begun: list[Connection] = []
         #: Shards of objects that are not flushed yet.
         self.placed: dict[Any, Place] = {}
@@ -142,7 +138,7 @@ class ShardSession(ShardedSession):
             several shards.
         """
         transaction = super().begin(nested)
-        self._begun_cross_shard = _checked(cross_shard)
+        self._begun_cross_shard = checked(cross_shard)
         return transaction
 
     def begun(self, connection: Connection) -> None:
@@ -457,14 +453,6 @@ class ShardSession(ShardedSession):
     bulk_update_mappings = _refuse_bulk
 
 
-def _checked(cross_shard: CrossShard) -> CrossShard:
-    if cross_shard not in (None, "unordered"):
-        raise ValueError(
-            f'cross_shard must be None or "unordered", not {cross_shard!r}'
-        )
-    return cross_shard
-
-
 def _before_flush(session: ShardSession, context: Any, objects: Any) -> None:
     session.check_process()
     place_objects(session)
@@ -482,17 +470,13 @@ def _after_create(
     session: ShardSession, transaction: SessionTransaction
 ) -> None:
     if transaction.nested:
-        session._snapshots.append((transaction, session.log.snapshot()))
+        session.log.savepoint(transaction)
 
 
 def _after_rollback(
     session: ShardSession, previous: SessionTransaction
 ) -> None:
-    for index, (transaction, snapshot) in enumerate(session._snapshots):
-        if transaction is previous:
-            session.log.restore(snapshot)
-            del session._snapshots[index:]
-            break
+    session.log.rolled_back(previous)
     session.placed.clear()
 
 

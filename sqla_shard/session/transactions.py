@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from typing import Literal
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
@@ -27,9 +28,32 @@ from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import Lanes
 
-__all__ = ["TransactionLog", "roll_back_together", "watch"]
+__all__ = [
+    "CrossShard",
+    "TransactionLog",
+    "checked",
+    "roll_back_together",
+    "watch",
+]
 
 _LOG = "sqla_shard.transaction"
+
+
+#: How a transaction may write several shards: not at all, or with one COMMIT
+#: after another in no particular order.
+CrossShard = Literal["unordered"] | None
+
+
+def checked(cross_shard: CrossShard) -> CrossShard:
+    """Return what a caller has said, if it makes sense.
+
+    :raises ValueError: when it does not.
+    """
+    if cross_shard not in (None, "unordered"):
+        raise ValueError(
+            f'cross_shard must be None or "unordered", not {cross_shard!r}'
+        )
+    return cross_shard
 
 
 class TransactionLog:
@@ -44,6 +68,7 @@ class TransactionLog:
         self._written: dict[Engine, str] = {}
         self._committed: list[Engine] = []
         self._committing: Engine | None = None
+        self._savepoints: list[tuple[Any, Any]] = []
 
     def wrote(self, place: Place, what: str) -> None:
         """Take note of a write before it is sent.
@@ -69,19 +94,32 @@ class TransactionLog:
         What was refused has not been sent, and must not keep later writes
         from another shard.
         """
-        before = self.snapshot()
+        before = self._snapshot()
         try:
             yield
         except ShardError:
-            self.restore(before)
+            self._restore(before)
             raise
 
-    def snapshot(self) -> tuple[Any, ...]:
-        """Return what :meth:`restore` needs after a savepoint."""
+    def savepoint(self, transaction: Any) -> None:
+        """Take note of a savepoint.
+
+        :param transaction: what tells it from others.
+        """
+        self._savepoints.append((transaction, self._snapshot()))
+
+    def rolled_back(self, transaction: Any) -> None:
+        """Forget what was written since a savepoint, if it was one."""
+        for index, (savepoint, snapshot) in enumerate(self._savepoints):
+            if savepoint is transaction:
+                self._restore(snapshot)
+                del self._savepoints[index:]
+                break
+
+    def _snapshot(self) -> tuple[Any, ...]:
         return self.first, dict(self._written)
 
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """Forget what was rolled back with a savepoint."""
+    def _restore(self, snapshot: tuple[Any, ...]) -> None:
         self.first, self._written = snapshot[0], dict(snapshot[1])
 
     def begun(self, connection: Connection) -> None:
