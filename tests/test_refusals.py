@@ -51,7 +51,7 @@ def _of_call(node: ast.Call) -> Iterator[str]:
     if name == "append" and ast.unparse(node.func).endswith("single.append"):
         given += node.args
     for value in given:
-        if isinstance(value, ast.Constant):
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
             yield value.value
 
 
