@@ -201,7 +201,9 @@ def roll_back_together(
 
     :raises SQLAlchemyError: what the first of them has raised.
     """
-    open_ = [c for c in connections if _is_open(c)]
+    # A savepoint begins on a connection that has begun before: no two
+    # lanes may use one and the same.
+    open_ = [c for c in dict.fromkeys(connections) if _is_open(c)]
     if len(open_) < 2:
         return
     servers = [str(c.engine.url) for c in open_]
