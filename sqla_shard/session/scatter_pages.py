@@ -34,7 +34,9 @@ from sqlalchemy.types import NullType
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import MOST_COMPARED
 from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.merging import is_combined
 from sqla_shard.merging import Ordering
 from sqla_shard.merging import orderings
@@ -72,8 +74,7 @@ def scatter_page(
     if after is not None:
         values = _unpacked(unseal(after, about), len(keys), after)
         made = made.where(_beyond(keys, values))
-    if not any(isinstance(o, Scatter) for o in statement._with_options):
-        made = made.options(Scatter())
+    made = made.options(_limits(statement, limit))
     found = execute(made, parameters).freeze()
     rows = found().all()
     if count == 1:
@@ -84,6 +85,29 @@ def scatter_page(
     if len(rows) > limit:
         following = seal(_packed(rows[limit - 1][count:], keys), about)
     return Page(items, following)
+
+
+def _limits(statement: Any, limit: int) -> Scatter:
+    """Return the ``scatter()`` of a page, which reads one row more.
+
+    :raises ScatterLimitError: when a page has more rows than it allows.
+    """
+    said = [o for o in statement._with_options if isinstance(o, Scatter)]
+    limits = said[-1] if said else Scatter()
+    if limits.on_error != "raise":
+        raise UnsupportedStatementError(
+            'scatter_page() does not take scatter(on_error="partial"): the '
+            "next page would go on after rows that are missing from this one",
+            construct="scatter(on_error=)",
+        )
+    most = limits.max_rows
+    if most is not None and most < limit:
+        raise ScatterLimitError(limit="max_rows", allowed=most, found=limit)
+    return Scatter(
+        max_shards=limits.max_shards,
+        max_rows=None if most is None else most + 1,
+        timeout=limits.timeout,
+    )
 
 
 @dataclass(frozen=True)

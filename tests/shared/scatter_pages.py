@@ -26,6 +26,7 @@ from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import UnsupportedStatementError
 
 __all__ = ["PagesBase", "ScatterPages", "things"]
 
@@ -150,6 +151,13 @@ class ScatterPages:
             few = made.options(scatter(max_shards=3))
             with pytest.raises(ScatterLimitError):
                 session.scatter_page(few, 5)
+            some = made.options(scatter(max_rows=5, timeout=30))
+            assert len(session.scatter_page(some, 5)) == 5
+            with pytest.raises(ScatterLimitError):
+                session.scatter_page(some, 6)
+            partly = made.options(scatter(on_error="partial"))
+            with pytest.raises(UnsupportedStatementError):
+                session.scatter_page(partly, 5)
             ids = [t.id for t in session.scatter_page(select(Thing), 3)]
             named = select(Thing.id).where(Thing.id.in_(ids))
             assert walk(session, named, lambda: 1) == sorted(ids)
