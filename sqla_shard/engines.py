@@ -49,6 +49,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
 from sqla_shard.scattering import execute_many
+from sqla_shard.scattering import get_ready
 from sqla_shard.scattering import Lanes
 from sqla_shard.scattering import render_event
 from sqla_shard.topology import fill
@@ -173,6 +174,7 @@ class Engines:
             partial(execute_everywhere, lanes=self.lanes),
         )
         event.listen(engine, "do_executemany", execute_many)
+        event.listen(engine, "do_execute_no_params", get_ready)
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:

@@ -27,6 +27,7 @@ class Failure(Enum):
     """What an error of the server says about the transaction."""
 
     CONFLICT = "lost against another transaction, rolled back; repeat it"
+    BUSY = "a lock was not freed in time; repeat it"
     LOST = "the connection is gone"
     TIMEOUT = "the statement took longer than it was allowed to"
     OTHER = "an error of the statement"

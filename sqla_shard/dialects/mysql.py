@@ -45,9 +45,7 @@ _LOCK_WAIT_TIMEOUT = 1205
 # A row that was locked is newer than the transaction's snapshot: MariaDB
 # with innodb_snapshot_isolation refuses that instead of showing it.
 _CHANGED_SINCE_SNAPSHOT = 1020
-_CONFLICTS = frozenset(
-    {_DEADLOCK, _LOCK_WAIT_TIMEOUT, _CHANGED_SINCE_SNAPSHOT}
-)
+_CONFLICTS = frozenset({_DEADLOCK, _CHANGED_SINCE_SNAPSHOT})
 # MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
 _TIMEOUTS = frozenset({1969, 3024})
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
@@ -166,6 +164,8 @@ class MySQL:
         number = error.args[0] if error.args else None
         if number in _CONFLICTS:
             return Failure.CONFLICT
+        if number == _LOCK_WAIT_TIMEOUT:
+            return Failure.BUSY
         if number in _TIMEOUTS:
             return Failure.TIMEOUT
         if number in _GONE:
