@@ -246,11 +246,11 @@ class Engines:
         if not cold:
             return {}
         futures = self.lanes.attempt(
-            [partial(_warm, engine, 1) for engine in cold], timeout
+            [partial(_warm, engine, 1) for engine in cold], timeout, cold
         )
         failed: dict[Engine, Exception | None] = {}
         for engine, future in zip(cold, futures, strict=True):
-            if not future.done():
+            if not future.done() or future.cancelled():
                 failed[engine] = None
             elif isinstance(error := future.exception(), Exception):
                 failed[engine] = error

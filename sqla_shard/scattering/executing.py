@@ -392,7 +392,7 @@ def _at_once(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
             cut.append(work[index].job.connection)
 
     try:
-        lanes.run(work, abort, [one.job.server for one in work])
+        lanes.run(work, abort, [one.job.connection.engine for one in work])
     finally:
         for connection in cut:
             # Its thread may have ended just before: told to roll back, it

@@ -228,8 +228,8 @@ def roll_back_together(
     open_ = [c for c in dict.fromkeys(connections) if _is_open(c)]
     if len(open_) < 2:
         return
-    servers = [str(c.engine.url) for c in open_]
-    lanes.run([partial(_roll_back, c) for c in open_], None, servers)
+    engines = [c.engine for c in open_]
+    lanes.run([partial(_roll_back, c) for c in open_], None, engines)
 
 
 def _is_open(connection: Connection) -> bool:
