@@ -299,10 +299,13 @@ class Engines:
             while self._busy and (left := deadline - monotonic()) > 0:
                 self._returned.wait(left)
             drained = not self._busy
+        # Those that wait for a connection get it, and are refused, before
+        # there is none to come any more.
+        ended = self.lanes.drain(max(deadline - monotonic(), 0))
         with self._lock:
             for engine in self._engines.values():
                 engine.dispose()
-        self.lanes.close(wait=drained)
+        self.lanes.close(wait=drained and ended)
         return drained
 
     def after_fork(self) -> None:

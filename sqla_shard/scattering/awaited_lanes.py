@@ -85,6 +85,10 @@ class AwaitedLanes:
     def after_fork(self) -> None:
         """Do nothing: there are no threads to forget."""
 
+    def drain(self, seconds: float) -> bool:
+        """Do nothing: what has begun has ended when :meth:`run` returns."""
+        return True
+
     def close(self, *, wait: bool = True) -> None:
         """Do nothing: there are no threads to end."""
 

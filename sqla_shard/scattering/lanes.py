@@ -266,6 +266,11 @@ class Lanes:
                 self._executor = ThreadPoolExecutor(self._threads, self._name)
             return self._executor
 
+    def drain(self, seconds: float) -> bool:
+        """Wait for what has begun to end; tell whether it has."""
+        with self._ended:
+            return self._ended.wait_for(lambda: not self._waiting, seconds)
+
     def close(self, *, wait: bool = True) -> None:
         """Let the threads end.
 
