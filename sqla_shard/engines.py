@@ -197,7 +197,7 @@ class Engines:
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "detach", detach)
-        _Reset(engine)
+        _Reset(engine, backend)
         event.listen(
             engine, "handle_error", partial(_unreachable, names, backend)
         )
@@ -347,8 +347,9 @@ class _Reset:
     inherited; and once more where the session has just sent one.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, backend: Backend) -> None:
         self._dialect = engine.dialect
+        self._backend = backend
         event.listen(engine, "before_cursor_execute", self._used)
         event.listen(engine, "rollback", self._ended)
         event.listen(engine, "commit", self._ended)
@@ -388,7 +389,10 @@ class _Reset:
     ) -> None:
         if state.transaction_was_reset or not state.asyncio_safe:
             return
-        if record.info.get(_ENDED):
+        if record.info.get(_ENDED) and not (
+            # Begun by a cursor of the driver, past SQLAlchemy.
+            self._backend.in_transaction(connection)
+        ):
             return
         if record.info.get(_PROCESS) == os.getpid():
             self._dialect.do_rollback(connection)

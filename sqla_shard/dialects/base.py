@@ -75,6 +75,10 @@ class Backend(Protocol):
         """
         ...
 
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Tell whether the driver knows of a transaction that is open."""
+        ...
+
     def abort(self, dbapi_connection: Any) -> None:
         """Make a call that waits in another thread fail, where possible."""
         ...

@@ -49,6 +49,8 @@ _CONFLICTS = frozenset({_DEADLOCK, _CHANGED_SINCE_SNAPSHOT})
 # MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
 _TIMEOUTS = frozenset({1969, 3024})
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
+#: The bit of it in the status of each answer.
+_IN_TRANSACTION = 1
 _KNOWN_DATABASE = "sqla_shard.database"
 
 
@@ -111,6 +113,12 @@ class MySQL:
     def give_up(self, dbapi_connection: Any) -> None:
         """Close the socket, by which the server ends the session."""
         close_socket(dbapi_connection)
+
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Read what the server's last answer has said."""
+        wire = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+        status = getattr(wire, "server_status", None)
+        return isinstance(status, int) and bool(status & _IN_TRANSACTION)
 
     def abort(self, dbapi_connection: Any) -> None:
         """Cut PyMySQL's or asyncmy's socket; other drivers are waited for."""

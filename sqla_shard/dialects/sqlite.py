@@ -77,6 +77,11 @@ class SQLite:
         """Let aiosqlite's thread close the file and end."""
         dbapi_connection.driver_connection.stop()
 
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Ask the file's library."""
+        wire = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+        return bool(wire.in_transaction)
+
     def abort(self, dbapi_connection: Any) -> None:
         """End the statement that runs; it may be called by any thread."""
         if self._asynchronous:
