@@ -267,7 +267,8 @@ def _no_shard_key(group: Group, shape: Shape) -> NoShardKeyError:
     return NoShardKeyError(
         f"the shards of {names} cannot be told from this statement, and "
         f"reading all of them is not done by accident: {remedy}. "
-        'bind_arguments={"shard_id": n} runs it on one shard',
+        ".options(scatter()) means all of them, "
+        'bind_arguments={"shard_id": n} one',
         tables=group.names,
     )
 

@@ -57,6 +57,12 @@ def _own_clauses(text: str) -> tuple[bool, bool]:
     return any(found), bool(found)
 
 
+@lru_cache(maxsize=1024)
+def _is_open(text: str) -> bool:
+    """Tell whether a LIMIT may be put at the end of a text."""
+    return _reads(text) and re.search(r"\bLIMIT\b", text) is None
+
+
 def _fits(text: str, merge: Merge | None, *, sorts_more: bool) -> bool:
     """Tell whether the answers of the branches can be put together."""
     if not _reads(text):
@@ -91,7 +97,12 @@ def statements_for(
     :param most_rows: of more rows than this, one more is read.
     """
     if len(places) == 1 or not _fits(text, merge, sorts_more=sorts_more):
-        return [render(text, parameters, p, placeholder) for p in places]
+        sent = [render(text, parameters, p, placeholder) for p in places]
+        whole = merge is not None and not merge.on_server
+        if most_rows is None or whole or not _is_open(text):
+            return sent
+        end = f"\nLIMIT {most_rows + 1}"
+        return [(one + end, values) for one, values in sent]
     form = _Form.of(text, merge, most_rows)
     return list(_unions(text, parameters, places, placeholder, form))
 

@@ -14,8 +14,8 @@ differs from it in what it costs and in what it refuses:
   written in one transaction.
 
 What is lost against a single database: no statement spans two keyspaces, no
-transaction two shards, and nothing is merged over shards beyond putting
-their rows one after another.
+transaction two shards, and of several shards only that is answered which can
+be merged correctly.
 """
 
 from __future__ import annotations

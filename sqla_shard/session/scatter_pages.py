@@ -143,7 +143,7 @@ def _key(ordering: Ordering) -> _Key:
     element = ordering.element
     if ordering.nulls_last is not None:
         raise _refused("NULLS FIRST or LAST", "MySQL does not have it")
-    kind = kind_of(element.type)
+    kind = kind_of(element)
     if kind in (None, "enum"):
         raise _refused(
             f"ORDER BY {element} of type {element.type!r}",

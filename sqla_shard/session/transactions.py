@@ -223,8 +223,8 @@ def roll_back_together(
 
     :raises SQLAlchemyError: what the first of them has raised.
     """
-    # A session names a connection again at each savepoint; two threads must
-    # not roll back one and the same.
+    # A savepoint begins on a connection that has begun before: no two
+    # lanes may use one and the same.
     open_ = [c for c in dict.fromkeys(connections) if _is_open(c)]
     if len(open_) < 2:
         return

@@ -183,6 +183,29 @@ def test_no_more_rows_are_read_than_allowed(cluster: Cluster) -> None:
     assert isinstance(reports[-1].error, ScatterLimitError)
 
 
+def test_no_more_rows_of_one_shard(fleet: MariaDBFleet) -> None:
+    """There is no UNION to put the limit around."""
+    reports: list[Any] = []
+    with opened(fleet) as cluster:
+        event.listen(
+            cluster, "after_statement", lambda c, r: reports.append(r)
+        )
+        with cluster.begin(shard_id=5) as session:
+            session.add_all([Pin(n=1000) for _ in range(50)])
+            session.flush()
+            ids = session.scalars(
+                select(Pin.id).where(Pin.n == 1000).options(scatter())
+            ).all()
+            for made in (select(Pin.n), select(Pin.n).order_by(Pin.n)):
+                named = made.where(Pin.id.in_(ids))
+                with pytest.raises(ScatterLimitError):
+                    session.execute(named.options(scatter(max_rows=4)))
+                assert [s.rows for s in reports[-1].servers] == [5]
+                few = named.limit(3).options(scatter(max_rows=4))
+                assert len(session.execute(few).all()) == 3
+            session.rollback()
+
+
 def test_the_switch(fleet: MariaDBFleet, ids: list[int]) -> None:
     with opened(fleet, scatters=False) as cluster:
         with cluster.session() as session:
@@ -455,3 +478,17 @@ def test_many_threads_with_timeouts(cluster: Cluster) -> None:
     assert wrong == []
     names = [t.name for t in threading.enumerate()]
     assert names.count("sqla-shard-deadlines") == 1
+
+
+def test_closing_with_savepoints(cluster: Cluster, ids: list[int]) -> None:
+    """Each connection is told once, whatever has begun on it."""
+    for _ in range(5):
+        with cluster.session() as session:
+            assert len(session.get_many(Pin, ids)) == SHARDS
+            with session.begin_nested():
+                session.scalars(PINS.options(scatter())).all()
+                nested = session.begin_nested()
+                session.scalars(PINS.options(scatter())).all()
+                assert nested.is_active
+        assert sum(stats.busy for stats in cluster.stats()) == 0
+    all_work(cluster)
