@@ -259,6 +259,10 @@ class Engines:
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._engines.values()))
 
+    def name_of(self, engine: Engine) -> str:
+        """Return the name of the server of an engine, or its names."""
+        return ", ".join(self._names[engine.url])
+
     def backends(self) -> set[Backend]:
         """Return the kinds of the servers in use."""
         return set(self._backends.values())

@@ -488,7 +488,7 @@ def _after_end(session: ShardSession, transaction: SessionTransaction) -> None:
 _LISTENERS: dict[str, Any] = {
     "do_orm_execute": prepare,
     "before_flush": _before_flush,
-    "before_commit": lambda session: refuse_lost(session._begun),
+    "before_commit": lambda own: refuse_lost(own._begun, own),
     "after_begin": _after_begin,
     "after_transaction_create": _after_create,
     "after_soft_rollback": _after_rollback,

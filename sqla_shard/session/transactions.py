@@ -200,17 +200,19 @@ def lost(server: str) -> ServerUnreachableError:
     return ServerUnreachableError(server=server, error=ConnectionError(reason))
 
 
-def refuse_lost(connections: Iterable[Connection]) -> None:
+def refuse_lost(connections: Iterable[Connection], session: Any) -> None:
     """Refuse COMMIT where the transaction is gone on one of its servers.
 
     SQLAlchemy finds that out when it comes to that server, and has committed
     on others by then.
 
+    :param connections: on which the transaction has begun.
+    :param session: it is asked for the name of the server, if need be.
     :raises ServerUnreachableError: before any server was told.
     """
     for connection in connections:
         if connection.invalidated and not connection.closed:
-            raise lost(connection.engine.url.render_as_string())
+            raise lost(session.places.engines.name_of(connection.engine))
 
 
 def roll_back_together(

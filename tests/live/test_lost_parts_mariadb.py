@@ -119,8 +119,11 @@ def test_no_commit_after_a_part_was_lost(
         assert len(session.execute(PARTIAL).all()) == SHARDS
         kill_all(fleet.servers[number])
         assert scatter_errors(session.execute(PARTIAL))
-        with pytest.raises(ServerUnreachableError, match="lost; roll back"):
+        with pytest.raises(
+            ServerUnreachableError, match="lost; roll back"
+        ) as e:
             session.commit()
+        assert e.value.server == f"server{number + 1}"
     assert bodies(cluster, [ids[at]]) == ["it"]
     attempts: list[int] = []
 
