@@ -49,6 +49,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
 from sqla_shard.scattering import execute_many
+from sqla_shard.scattering import get_ready
 from sqla_shard.scattering import Lanes
 from sqla_shard.scattering import render_event
 from sqla_shard.topology import fill
@@ -173,6 +174,7 @@ class Engines:
             partial(execute_everywhere, lanes=self.lanes),
         )
         event.listen(engine, "do_executemany", execute_many)
+        event.listen(engine, "do_execute_no_params", get_ready)
 
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
@@ -195,7 +197,7 @@ class Engines:
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "detach", detach)
-        _Reset(engine)
+        _Reset(engine, backend)
         event.listen(
             engine, "handle_error", partial(_unreachable, names, backend)
         )
@@ -244,11 +246,11 @@ class Engines:
         if not cold:
             return {}
         futures = self.lanes.attempt(
-            [partial(_warm, engine, 1) for engine in cold], timeout
+            [partial(_warm, engine, 1) for engine in cold], timeout, cold
         )
         failed: dict[Engine, Exception | None] = {}
         for engine, future in zip(cold, futures, strict=True):
-            if not future.done():
+            if not future.done() or future.cancelled():
                 failed[engine] = None
             elif isinstance(error := future.exception(), Exception):
                 failed[engine] = error
@@ -256,6 +258,10 @@ class Engines:
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._engines.values()))
+
+    def name_of(self, engine: Engine) -> str:
+        """Return the name of the server of an engine, or its names."""
+        return ", ".join(self._names[engine.url])
 
     def backends(self) -> set[Backend]:
         """Return the kinds of the servers in use."""
@@ -297,10 +303,13 @@ class Engines:
             while self._busy and (left := deadline - monotonic()) > 0:
                 self._returned.wait(left)
             drained = not self._busy
+        # Those that wait for a connection get it, and are refused, before
+        # there is none to come any more.
+        ended = self.lanes.drain(max(deadline - monotonic(), 0))
         with self._lock:
             for engine in self._engines.values():
                 engine.dispose()
-        self.lanes.close(wait=drained)
+        self.lanes.close(wait=drained and ended)
         return drained
 
     def after_fork(self) -> None:
@@ -342,8 +351,9 @@ class _Reset:
     inherited; and once more where the session has just sent one.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, backend: Backend) -> None:
         self._dialect = engine.dialect
+        self._backend = backend
         event.listen(engine, "before_cursor_execute", self._used)
         event.listen(engine, "rollback", self._ended)
         event.listen(engine, "commit", self._ended)
@@ -383,7 +393,10 @@ class _Reset:
     ) -> None:
         if state.transaction_was_reset or not state.asyncio_safe:
             return
-        if record.info.get(_ENDED):
+        if record.info.get(_ENDED) and not (
+            # Begun by a cursor of the driver, past SQLAlchemy.
+            self._backend.in_transaction(connection)
+        ):
             return
         if record.info.get(_PROCESS) == os.getpid():
             self._dialect.do_rollback(connection)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_REPEATABLE = (Failure.CONFLICT, Failure.LOST)
+_REPEATABLE = (Failure.CONFLICT, Failure.BUSY, Failure.LOST)
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 

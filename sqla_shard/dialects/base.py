@@ -27,6 +27,7 @@ class Failure(Enum):
     """What an error of the server says about the transaction."""
 
     CONFLICT = "lost against another transaction, rolled back; repeat it"
+    BUSY = "a lock was not freed in time; repeat it"
     LOST = "the connection is gone"
     TIMEOUT = "the statement took longer than it was allowed to"
     OTHER = "an error of the statement"
@@ -75,6 +76,10 @@ class Backend(Protocol):
 
         Nothing can be awaited any more, so it is done without a goodbye.
         """
+        ...
+
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Tell whether the driver knows of a transaction that is open."""
         ...
 
     def abort(self, dbapi_connection: Any) -> None:

@@ -45,12 +45,12 @@ _LOCK_WAIT_TIMEOUT = 1205
 # A row that was locked is newer than the transaction's snapshot: MariaDB
 # with innodb_snapshot_isolation refuses that instead of showing it.
 _CHANGED_SINCE_SNAPSHOT = 1020
-_CONFLICTS = frozenset(
-    {_DEADLOCK, _LOCK_WAIT_TIMEOUT, _CHANGED_SINCE_SNAPSHOT}
-)
+_CONFLICTS = frozenset({_DEADLOCK, _CHANGED_SINCE_SNAPSHOT})
 # MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
 _TIMEOUTS = frozenset({1969, 3024})
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
+#: The bit of it in the status of each answer.
+_IN_TRANSACTION = 1
 _KNOWN_DATABASE = "sqla_shard.database"
 
 
@@ -115,6 +115,12 @@ class MySQL:
         """Close the socket, by which the server ends the session."""
         close_socket(dbapi_connection)
 
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Read what the server's last answer has said."""
+        wire = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+        status = getattr(wire, "server_status", None)
+        return isinstance(status, int) and bool(status & _IN_TRANSACTION)
+
     def abort(self, dbapi_connection: Any) -> None:
         """Cut PyMySQL's or asyncmy's socket; other drivers are waited for."""
         if not self._asynchronous:
@@ -167,6 +173,8 @@ class MySQL:
         number = error.args[0] if error.args else None
         if number in _CONFLICTS:
             return Failure.CONFLICT
+        if number == _LOCK_WAIT_TIMEOUT:
+            return Failure.BUSY
         if number in _TIMEOUTS:
             return Failure.TIMEOUT
         if number in _GONE:

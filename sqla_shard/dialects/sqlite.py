@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import inspect
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
@@ -78,6 +79,11 @@ class SQLite:
         """Let aiosqlite's thread close the file and end."""
         dbapi_connection.driver_connection.stop()
 
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Ask the file's library."""
+        wire = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+        return bool(wire.in_transaction)
+
     def abort(self, dbapi_connection: Any) -> None:
         """End the statement that runs; it may be called by any thread."""
         if self._asynchronous:
@@ -121,7 +127,7 @@ class SQLite:
     def classify(self, error: BaseException) -> Failure:
         """Tell a lock that was not freed in time from other errors."""
         if str(error).startswith(_BUSY):
-            return Failure.CONFLICT
+            return Failure.BUSY
         return Failure.OTHER
 
 
@@ -142,4 +148,11 @@ def _prepare(dbapi_connection: Any, record: Any) -> None:
 def _begin_before_savepoint(connection: Connection, name: str) -> None:
     # The driver does not begin a transaction for SAVEPOINT; its RELEASE
     # would then be a COMMIT.
-    SQLite().lock(connection)
+    errors = connection.dialect.loaded_dbapi.Error
+    try:
+        SQLite().lock(connection)
+    except errors as error:
+        # SQLAlchemy takes what a listener raises for an error of its own.
+        raise DBAPIError.instance(
+            "BEGIN IMMEDIATE", (), error, errors, dialect=connection.dialect
+        ) from error

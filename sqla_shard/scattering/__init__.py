@@ -20,6 +20,7 @@ from __future__ import annotations
 from sqla_shard.scattering.awaited_lanes import AwaitedLanes
 from sqla_shard.scattering.executing import execute_everywhere
 from sqla_shard.scattering.executing import execute_many
+from sqla_shard.scattering.executing import get_ready
 from sqla_shard.scattering.lanes import Lanes
 from sqla_shard.scattering.merge import Combine
 from sqla_shard.scattering.merge import First
@@ -52,6 +53,7 @@ __all__ = [
     "Watch",
     "execute_everywhere",
     "execute_many",
+    "get_ready",
     "overlap",
     "render_event",
     "scatter",

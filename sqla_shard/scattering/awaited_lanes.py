@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from collections.abc import Coroutine
+from collections.abc import Hashable
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -34,7 +35,7 @@ class AwaitedLanes:
         self,
         jobs: Sequence[Callable[[], T]],
         abort: Callable[[int], None] | None = None,
-        servers: Sequence[str] = (),
+        servers: Sequence[Hashable] = (),
     ) -> list[T]:
         """Run jobs at the same time; return their results, in order.
 
@@ -54,13 +55,17 @@ class AwaitedLanes:
         return results
 
     def attempt(
-        self, jobs: Sequence[Callable[[], T]], timeout: float | None
+        self,
+        jobs: Sequence[Callable[[], T]],
+        timeout: float | None,
+        servers: Sequence[Hashable] = (),
     ) -> list[Future[T]]:
         """Begin jobs at the same time, and wait for them no longer than this.
 
         What has not ended by then is cancelled.
 
         :param timeout: seconds.
+        :param servers: not needed, as in :meth:`run`.
         :returns: their futures, in order, done or not.
         """
         futures: list[Future[T]] = [Future() for _ in jobs]
@@ -79,6 +84,10 @@ class AwaitedLanes:
 
     def after_fork(self) -> None:
         """Do nothing: there are no threads to forget."""
+
+    def drain(self, seconds: float) -> bool:
+        """Do nothing: what has begun has ended when :meth:`run` returns."""
+        return True
 
     def close(self, *, wait: bool = True) -> None:
         """Do nothing: there are no threads to end."""

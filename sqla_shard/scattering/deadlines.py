@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from time import monotonic
 
 __all__ = ["Deadlines"]
+
+_log = logging.getLogger(__name__)
 
 
 class Deadlines:
@@ -34,7 +37,8 @@ class Deadlines:
     ) -> Callable[[], None]:
         """Call a function after some time, unless that is taken back.
 
-        :param call: it must not raise, nor wait.
+        :param call: it must not wait.  What it raises is logged: the thread
+            goes on for the others.
         :returns: takes it back; when it returns, the function is not
             running and will not be called.
         """
@@ -66,7 +70,11 @@ class Deadlines:
                     self._changed.wait(left)
                     continue
                 # Called under the lock, so that cancel() waits for it.
-                heapq.heappop(self._due)[2]()
+                call = heapq.heappop(self._due)[2]
+                try:
+                    call()
+                except Exception:
+                    _log.exception("a statement could not be ended in time")
 
     def close(self) -> None:
         """Let the thread end."""

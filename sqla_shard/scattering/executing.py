@@ -35,7 +35,7 @@ from sqla_shard.scattering.plans import Plan
 from sqla_shard.scattering.reports import ServerReport
 from sqla_shard.scattering.reports import StatementReport
 
-__all__ = ["execute_everywhere", "execute_many"]
+__all__ = ["execute_everywhere", "execute_many", "get_ready"]
 
 #: Added to a timeout before a connection is cut: a server that was told
 #: should have answered by then, and its connection can be used again.
@@ -59,6 +59,7 @@ def execute_everywhere(
     plan: Plan | None = context.execution_options.get(OPTION)
     if plan is None:
         return None
+    plan.get_ready()
     if not plan.jobs:
         if plan.watch is None or plan.watch.report is None:
             return None
@@ -127,11 +128,21 @@ def execute_many(
 ) -> bool | None:
     """Handle ``do_executemany``: report it, if somebody wants to know."""
     plan: Plan | None = context.execution_options.get(OPTION)
-    if plan is None or plan.watch is None or plan.watch.report is None:
+    if plan is None:
+        return None
+    plan.get_ready()
+    if plan.watch is None or plan.watch.report is None:
         return None
     run = partial(_go_on, "do_executemany", execute_many)
     _watched(run, cursor, statement, parameters, context, plan)
     return True
+
+
+def get_ready(cursor: Any, statement: str, context: Any) -> None:
+    """Handle ``do_execute_no_params``, which only textual SQL comes to."""
+    plan: Plan | None = context.execution_options.get(OPTION)
+    if plan is not None:
+        plan.get_ready()
 
 
 def _watched(
@@ -255,7 +266,6 @@ class _Work:
         self.expired = False
 
     def __call__(self) -> None:
-        limits = self._plan.limits
         start = perf_counter()
         self.begun = True
         try:
@@ -264,7 +274,7 @@ class _Work:
             self.answer = self.how()
         except (DBAPIError, ShardError) as error:
             known = self._told(error)
-            if limits is None or limits.on_error == "raise":
+            if self._raises(getattr(error, "orig", None)):
                 self.job.error = known
                 if known is error:
                     raise
@@ -290,10 +300,7 @@ class _Work:
         try:
             return how()
         except dbapi.Error as error:
-            limits = self._plan.limits
-            if not self._timed_out(error) and (
-                limits is None or limits.on_error == "raise"
-            ):
+            if self._raises(error) and not self._timed_out(error):
                 raise
             connection = self.job.connection
             wire = connection.connection.dbapi_connection
@@ -306,6 +313,19 @@ class _Work:
             raise DBAPIError.instance(
                 None, None, error, dbapi.Error, hide_parameters=True
             ) from error
+
+    def _raises(self, original: Any) -> bool:
+        """Tell whether an error is raised, and not a part of the answer."""
+        limits = self._plan.limits
+        if limits is None or limits.on_error == "raise":
+            return True
+        # The server has rolled back what the transaction wrote there before:
+        # going on, it would commit the rest.
+        backend = self.job.places[0].backend
+        return (
+            original is not None
+            and backend.classify(original) is Failure.CONFLICT
+        )
 
     def _timed_out(self, original: Any) -> bool:
         backend = self.job.places[0].backend
@@ -376,7 +396,7 @@ def _at_once(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
             cut.append(work[index].job.connection)
 
     try:
-        lanes.run(work, abort, [one.job.server for one in work])
+        lanes.run(work, abort, [one.job.connection.engine for one in work])
     finally:
         for connection in cut:
             # Its thread may have ended just before: told to roll back, it

@@ -17,12 +17,14 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait
 from functools import partial
 from itertools import zip_longest
+from time import monotonic
 from typing import Any
 from typing import Generic
 from typing import TypeVar
@@ -46,13 +48,18 @@ class Task(Generic[T]):
         self.handed_over = False
 
     def __call__(self) -> None:
-        """Do the job, unless another thread does."""
+        """Do the job, unless another thread does.
+
+        :raises BaseException: Ctrl-C, which is meant for who has called it.
+        """
         if not self._claim.acquire(blocking=False):
             return
         try:
             result = self._context.run(self._job)
         except BaseException as error:
             self.future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
         else:
             self.future.set_result(result)
 
@@ -93,15 +100,16 @@ class Lanes:
     def after_fork(self) -> None:
         """Forget the threads, which a child process does not have."""
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._executor: ThreadPoolExecutor | None = None
         self._deadlines = Deadlines()
-        self._waiting: Counter[str] = Counter()
+        self._waiting: Counter[Hashable] = Counter()
 
     def run(
         self,
         jobs: Sequence[Callable[[], T]],
         abort: Callable[[int], None] | None = None,
-        servers: Sequence[str] = (),
+        servers: Sequence[Hashable] = (),
     ) -> list[T]:
         """Run jobs at the same time; return their results, in order.
 
@@ -151,21 +159,33 @@ class Lanes:
             task()
 
     def attempt(
-        self, jobs: Sequence[Callable[[], T]], timeout: float | None
+        self,
+        jobs: Sequence[Callable[[], T]],
+        timeout: float | None,
+        servers: Sequence[Hashable] = (),
     ) -> list[Future[T]]:
         """Begin jobs at the same time, and wait for them no longer than this.
 
-        :param jobs: what does not matter to anybody once the time is over.
+        :param jobs: what does not matter to anybody once the time is over;
+            what no thread has begun by then is cancelled.
         :param timeout: seconds.
+        :param servers: what each job waits for, as for :meth:`run`.
         :returns: their futures, in order, done or not.
         """
         tasks = [Task(job) for job in jobs]
-        self._submit(tasks)
-        for task in tasks:
-            if not task.handed_over:
+        futures = [task.future for task in tasks]
+        if timeout is None:
+            self._submit(tasks, servers)
+            for task in tasks:
                 task()
-        wait([task.future for task in tasks], timeout)
-        return [task.future for task in tasks]
+            wait(futures)
+        else:
+            end = monotonic() + timeout
+            self._submit_until(end, tasks, servers)
+            wait(futures, max(end - monotonic(), 0))
+            for task in tasks:
+                task.cancel()
+        return futures
 
     def call_later(
         self, seconds: float, call: Callable[[], None]
@@ -174,41 +194,82 @@ class Lanes:
         return self._deadlines.call_later(seconds, call)
 
     def _submit(
-        self, tasks: Sequence[Task[T]], servers: Sequence[str] = ()
+        self, tasks: Sequence[Task[T]], servers: Sequence[Hashable] = ()
     ) -> None:
         """Hand tasks over to the pool, as many as it takes."""
         for task, server in zip_longest(tasks, servers):
-            if server is not None and not self._enter(server):
+            if not self._enter(server):
                 continue
-            try:
-                self._pool().submit(task)
-            except RuntimeError:
-                # No thread can be started: the cluster is being closed, the
-                # main thread has ended, or the system has no more of them.
-                if server is not None:
-                    self._leave(server)
+            if not self._hand_over(task, server):
                 return
-            task.handed_over = True
-            if server is not None:
-                task.future.add_done_callback(partial(self._leave, server))
 
-    def _enter(self, server: str) -> bool:
+    def _submit_until(
+        self, end: float, tasks: Sequence[Task[T]], servers: Sequence[Hashable]
+    ) -> None:
+        """Hand tasks over as their servers have less to do.
+
+        This thread does none of them: it might not come back in time.
+        """
+        left = list(zip_longest(tasks, servers))
+        while left:
+            later = []
+            for task, server in left:
+                if not self._enter(server):
+                    later.append((task, server))
+                elif not self._hand_over(task, server):
+                    task()
+            left = later
+            with self._ended:
+                # Not where one has ended since: nobody would tell again.
+                if left and all(self._is_full(server) for _, server in left):
+                    self._ended.wait(max(end - monotonic(), 0))
+            if monotonic() >= end:
+                return
+
+    def _hand_over(self, task: Task[T], server: Hashable) -> bool:
+        """Let a thread do a task; tell whether there is one."""
+        # Not afterwards: an interrupt comes most likely while a thread starts,
+        # and the place would be lost for ever.
+        task.future.add_done_callback(partial(self._leave, server))
+        try:
+            self._pool().submit(task)
+        except RuntimeError:
+            # No thread can be started: the cluster is being closed, the
+            # main thread has ended, or the system has no more of them.
+            return False
+        task.handed_over = True
+        return True
+
+    def _is_full(self, server: Hashable) -> bool:
+        return server is not None and (
+            self._waiting[server] >= self._per_server
+        )
+
+    def _enter(self, server: Hashable) -> bool:
         """Take one of the threads that may wait for a server."""
         with self._lock:
-            if self._waiting[server] >= self._per_server:
+            if self._is_full(server):
                 return False
             self._waiting[server] += 1
             return True
 
-    def _leave(self, server: str, future: Any = None) -> None:
-        with self._lock:
+    def _leave(self, server: Hashable, future: Any = None) -> None:
+        with self._ended:
             self._waiting[server] -= 1
+            if not self._waiting[server]:
+                del self._waiting[server]
+            self._ended.notify_all()
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, self._name)
             return self._executor
+
+    def drain(self, seconds: float) -> bool:
+        """Wait for what has begun to end; tell whether it has."""
+        with self._ended:
+            return self._ended.wait_for(lambda: not self._waiting, seconds)
 
     def close(self, *, wait: bool = True) -> None:
         """Let the threads end.
@@ -227,12 +288,12 @@ def _stop(
     abort: Callable[[int], None] | None,
     error: BaseException,
 ) -> None:
-    """End what nobody would, and everything unless a server has failed."""
+    """Begin nothing more; end what runs unless a server has failed."""
     everything = abort is not None and not isinstance(error, Exception)
     for index, task in enumerate(tasks, 1):
-        if task.handed_over and not everything:
+        if task.cancel() or task.future.done() or abort is None:
             continue
-        if not task.cancel() and not task.future.done() and abort is not None:
+        if everything or not task.handed_over:
             abort(index)
 
 

@@ -90,7 +90,10 @@ def scatter(
     :param timeout: seconds for all servers together to answer; servers are
         told, so that they stop as well.
     :param on_error: ``"partial"`` takes the rows of the shards that answer;
-        :func:`scatter_errors` tells what the others raised.
+        :func:`scatter_errors` tells what the others raised.  A deadlock is
+        raised all the same, for the server has rolled back what was written
+        there; and after a lost connection the transaction cannot be
+        committed, for the same reason.
     :raises ValueError: when a limit makes no sense.
     """
     return Scatter(
@@ -163,6 +166,7 @@ class Plan:
     """
 
     __slots__ = (
+        "before",
         "connections",
         "errors",
         "jobs",
@@ -203,6 +207,14 @@ class Plan:
         self.limits = limits
         self.errors: dict[int, Exception] = {}
         self.jobs: list[Job] = []
+        #: What is to be done on its connections before it is sent.
+        self.before: Callable[[], None] | None = None
+
+    def get_ready(self) -> None:
+        """Do that, once."""
+        before, self.before = self.before, None
+        if before is not None:
+            before()
 
     def seconds_left(self) -> float | None:
         """Return how much of its time is left; None where there is no end.

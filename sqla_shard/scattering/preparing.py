@@ -10,6 +10,7 @@ stays small, and its log and its errors show the SQL that was sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -50,6 +51,8 @@ def render_event(
     place = plan.places[0]
     watch = plan.watch
     plan.text = statement
+    # Where a listener has ended a statement before, it is left over.
+    plan.before = None
     _before(plan, place, connection, cursor, statement, parameters, context)
     if not isinstance(parameters, (tuple, list)):
         return statement.replace(SCHEMA, place.schema), parameters
@@ -95,8 +98,7 @@ def _jobs(
     if plan.merge is not None:
         _check_wrapped(compiled)
     if _locks(context):
-        for other, there in zip(plan.connections, plan.places, strict=True):
-            there.backend.lock(other)
+        plan.before = partial(_lock_all, plan)
     limits = plan.limits
     left = plan.seconds_left()
     jobs = []
@@ -150,10 +152,19 @@ def _before(
         if context.isinsert:
             _check_addresses(parameters, place)
     elif getattr(context, "is_text", False) or context.compiled is None:
-        place.backend.use(connection, cursor, place.schema)
+        # Not yet: SQLAlchemy 2.0 would raise the driver's errors as they are,
+        # and take the connection for one that works.
+        plan.before = partial(
+            place.backend.use, connection, cursor, place.schema
+        )
         if plan.wrote is not None and not _only_reads(statement):
             plan.wrote(place, "textual SQL")
     elif not plan.connections and _locks(context):
+        plan.before = partial(place.backend.lock, connection)
+
+
+def _lock_all(plan: Plan) -> None:
+    for connection, place in zip(plan.connections, plan.places, strict=True):
         place.backend.lock(connection)
 
 

@@ -16,6 +16,7 @@ from sqla_shard.scattering import Merge
 from sqla_shard.scattering import Plan
 from sqla_shard.scattering import Scatter
 from sqla_shard.session.contract import Scope
+from sqla_shard.session.transactions import lost
 
 __all__ = ["connect"]
 
@@ -51,7 +52,8 @@ def connect(
             for engine, place in servers.items()
             if place.backend.waits and not scope.is_connected(place)
         ],
-        timeout,
+        # One that hangs would else leave no time to those that answer.
+        timeout / 2 if timeout is not None and partial else timeout,
     )
     for engine, place in reversed(servers.items()):
         try:
@@ -59,7 +61,11 @@ def connect(
                 raise late[engine] or ScatterTimeoutError(
                     servers=[place.server], timeout=timeout or 0.0
                 )
-            found[engine] = scope.root_connection(place)
+            connection = scope.root_connection(place)
+            if partial and connection.invalidated:
+                # Asked, it would raise an error that is not this server's.
+                raise lost(place.server)
+            found[engine] = connection
         except SQLAlchemyError as error:
             if not partial:
                 raise

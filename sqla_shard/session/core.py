@@ -53,6 +53,7 @@ from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.statements import prepare
 from sqla_shard.session.transactions import checked
 from sqla_shard.session.transactions import CrossShard
+from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_objects
@@ -251,7 +252,6 @@ class ShardSession(ShardedSession):
         """Return the place of an object, or of a shard of a class.
 
         :param keyspace: name of the keyspace, in place of a class.
-
         :raises NoShardKeyError: when nothing tells the shard.
         """
         places = self.places
@@ -488,6 +488,7 @@ def _after_end(session: ShardSession, transaction: SessionTransaction) -> None:
 _LISTENERS: dict[str, Any] = {
     "do_orm_execute": prepare,
     "before_flush": _before_flush,
+    "before_commit": lambda own: refuse_lost(own._begun, own),
     "after_begin": _after_begin,
     "after_transaction_create": _after_create,
     "after_soft_rollback": _after_rollback,

@@ -23,6 +23,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
@@ -32,6 +33,8 @@ __all__ = [
     "CrossShard",
     "TransactionLog",
     "checked",
+    "lost",
+    "refuse_lost",
     "roll_back_together",
     "watch",
 ]
@@ -191,6 +194,27 @@ def _forget(dbapi_connection: Any, record: Any) -> None:
     record.info.pop(_LOG, None)
 
 
+def lost(server: str) -> ServerUnreachableError:
+    """Return the error of a transaction whose part on a server is gone."""
+    reason = "its connection was lost; roll back, and repeat the transaction"
+    return ServerUnreachableError(server=server, error=ConnectionError(reason))
+
+
+def refuse_lost(connections: Iterable[Connection], session: Any) -> None:
+    """Refuse COMMIT where the transaction is gone on one of its servers.
+
+    SQLAlchemy finds that out when it comes to that server, and has committed
+    on others by then.
+
+    :param connections: on which the transaction has begun.
+    :param session: it is asked for the name of the server, if need be.
+    :raises ServerUnreachableError: before any server was told.
+    """
+    for connection in connections:
+        if connection.invalidated and not connection.closed:
+            raise lost(session.places.engines.name_of(connection.engine))
+
+
 def roll_back_together(
     connections: Iterable[Connection], lanes: Lanes | AwaitedLanes
 ) -> None:
@@ -206,8 +230,8 @@ def roll_back_together(
     open_ = [c for c in dict.fromkeys(connections) if _is_open(c)]
     if len(open_) < 2:
         return
-    servers = [str(c.engine.url) for c in open_]
-    lanes.run([partial(_roll_back, c) for c in open_], None, servers)
+    engines = [c.engine for c in open_]
+    lanes.run([partial(_roll_back, c) for c in open_], None, engines)
 
 
 def _is_open(connection: Connection) -> bool:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -57,15 +59,18 @@ def test_fewer_threads_than_jobs() -> None:
 def test_an_error_waits_for_the_others(
     failing: int, error: type[BaseException]
 ) -> None:
-    lanes = Lanes(4)
+    lanes = Lanes(4, per_server=4)
+    begun = threading.Barrier(4, timeout=TIMEOUT)
     raised = threading.Event()
     ended = []
 
     def fails() -> None:
+        begun.wait()
         raised.set()
         raise error("this one")
 
     def ends_later() -> None:
+        begun.wait()
         assert raised.wait(TIMEOUT)
         ended.append(1)
 
@@ -244,3 +249,155 @@ def test_an_interrupt_ends_what_is_running(where: str) -> None:
     lanes.close()
     # It had not begun: nothing touches its connection any more.
     assert not never
+
+
+@contextmanager
+def occupied(lanes: Lanes, count: int, server: str) -> Iterator[None]:
+    """Let some threads wait for a server that does not answer."""
+    go = threading.Event()
+    begun = threading.Barrier(count + 1, timeout=TIMEOUT)
+
+    def hangs() -> None:
+        begun.wait()
+        assert go.wait(TIMEOUT)
+
+    def first() -> None:
+        begun.wait()
+        assert go.wait(TIMEOUT)
+
+    jobs = [first, *[hangs] * (count - 1)]
+    session = threading.Thread(
+        target=lanes.run, args=([lambda: None, *jobs], None, [server] * 99)
+    )
+    session.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        go.set()
+        session.join(TIMEOUT)
+    assert not session.is_alive()
+
+
+def test_attempts_wait_for_their_own_server_alone() -> None:
+    """One that hangs takes a part of the threads, and no more time."""
+    lanes = Lanes(4, per_server=2)
+    ran: list[str] = []
+    with occupied(lanes, 3, "hangs"):
+        for _ in range(20):
+            hung, works = lanes.attempt(
+                [lambda: ran.append("hung"), lambda: ran.append("works")],
+                0.01,
+                ["hangs", "works"],
+            )
+            assert hung.cancelled()
+        assert works.done()
+        assert "hung" not in ran
+        # All of the second server's were begun, and some have ended in time.
+        assert ran
+    (found,) = lanes.attempt([lambda: 5], TIMEOUT, ["hangs"])
+    assert found.result() == 5
+    lanes.close()
+    assert "hung" not in ran
+
+
+def test_an_attempt_begins_when_another_has_ended() -> None:
+    lanes = Lanes(4, per_server=1)
+    threads: list[str] = []
+    jobs = [
+        lambda: threads.append(threading.current_thread().name)
+        for _ in range(20)
+    ]
+    futures = lanes.attempt(jobs, TIMEOUT, ["one"] * 20)
+    assert all(future.done() for future in futures)
+    assert len(threads) == 20
+    assert threading.current_thread().name not in threads
+    lanes.close()
+
+
+def test_an_error_does_not_wait_for_a_thread_to_be_free() -> None:
+    lanes = Lanes(1)
+    ran: list[int] = []
+
+    def fails() -> None:
+        raise ValueError("this one")
+
+    with (
+        occupied(lanes, 2, "hangs"),
+        pytest.raises(ValueError, match="this one"),
+    ):
+        lanes.run([fails, lambda: ran.append(1)])
+    lanes.close()
+    assert not ran
+
+
+def test_an_interrupt_in_what_the_own_thread_has_taken_over() -> None:
+    """Nothing is begun after it, and the others are ended."""
+    lanes = Lanes(2, per_server=1)
+    begun, aborted = threading.Event(), threading.Event()
+    never: list[int] = []
+    seen: list[int] = []
+
+    def hangs() -> None:
+        begun.set()
+        assert aborted.wait(TIMEOUT)
+
+    def interrupted() -> None:
+        assert begun.wait(TIMEOUT)
+        raise KeyboardInterrupt
+
+    def abort(index: int) -> None:
+        seen.append(index)
+        aborted.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run(
+            [
+                lambda: begun.wait(TIMEOUT),
+                hangs,
+                interrupted,
+                lambda: never.append(1),
+            ],
+            abort,
+            ["one", "one", "one", "one"],
+        )
+    assert seen == [1]
+    assert not never
+    lanes.close()
+
+
+def test_an_interrupt_while_a_thread_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The place that was taken for it is free again."""
+    lanes = Lanes(2, per_server=1)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lanes.run([lambda: 1, lambda: 2], None, ["one", "one"])
+    monkeypatch.setattr(threading.Thread, "start", start)
+    lanes.close()
+    barrier = threading.Barrier(2, timeout=TIMEOUT)
+    lanes.run([barrier.wait, barrier.wait], None, ["one", "one"])
+    lanes.close()
+
+
+def test_a_deadline_that_fails_does_not_stop_the_clock(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lanes = Lanes(1)
+    called = threading.Event()
+
+    def fails() -> None:
+        raise ValueError("this one")
+
+    lanes.call_later(0.0, fails)
+    lanes.call_later(0.01, called.set)
+    assert called.wait(TIMEOUT)
+    assert "this one" in caplog.text
+    lanes.close()
