@@ -1,13 +1,4 @@
-"""One engine and one pool for each physical server.
-
-An engine is opened on first use and serves every virtual shard of its
-server.  :class:`Engines` owns them all; :class:`Places` says, for one
-topology, which of them has a shard.
-
-Fork: a child process finds every pool empty and opens connections of its
-own.  Connections that were in use when the parent forked are given up in the
-child without a word to the server, since the parent goes on using them.
-"""
+"""The engines of a process, or of an event loop, by server."""
 
 from __future__ import annotations
 
@@ -27,25 +18,19 @@ from typing import Any
 from typing import ClassVar
 from typing import TypeVar
 
-from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
-from sqlalchemy import text
-from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import Pool
-from sqlalchemy.pool import PoolResetState
 from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects import Failure
+from sqla_shard.engines.connections import PROCESS
+from sqla_shard.engines.connections import Reset
+from sqla_shard.engines.connections import unreachable
 from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.ids import check_shard_id
-from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
 from sqla_shard.scattering import execute_many
@@ -53,17 +38,11 @@ from sqla_shard.scattering import get_ready
 from sqla_shard.scattering import Lanes
 from sqla_shard.scattering import render_event
 from sqla_shard.topology import fill
-from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
-from sqla_shard.topology import Topology
 
-__all__ = ["EngineStats", "Engines", "Places"]
+__all__ = ["EngineStats", "Engines", "warm"]
 
 T = TypeVar("T")
-
-_PROCESS = "sqla_shard.process"
-#: Whether the transaction of a connection has ended, with nothing after it.
-_ENDED = "sqla_shard.ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +158,7 @@ class Engines:
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
                 raise ClusterClosedError("the cluster is closed")
-            record.info[_PROCESS] = os.getpid()
+            record.info[PROCESS] = os.getpid()
             self._busy[id(record)] = engine, backend, connection
 
         def checkin(connection: Any, record: Any) -> None:
@@ -197,9 +176,9 @@ class Engines:
         event.listen(engine, "checkout", checkout)
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "detach", detach)
-        _Reset(engine, backend)
+        Reset(engine, backend)
         event.listen(
-            engine, "handle_error", partial(_unreachable, names, backend)
+            engine, "handle_error", partial(unreachable, names, backend)
         )
         self._on_open(engine)
 
@@ -246,7 +225,7 @@ class Engines:
         if not cold:
             return {}
         futures = self.lanes.attempt(
-            [partial(_warm, engine, 1) for engine in cold], timeout, cold
+            [partial(warm, engine, 1) for engine in cold], timeout, cold
         )
         failed: dict[Engine, Exception | None] = {}
         for engine, future in zip(cold, futures, strict=True):
@@ -277,7 +256,7 @@ class Engines:
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=_name(url),
+                    server=server_name(url),
                     idle=idle,
                     busy=busy.count(engine),
                     asynchronous=self.asynchronous,
@@ -323,185 +302,18 @@ class Engines:
             backend.abandon(connection)
 
     def __repr__(self) -> str:
-        servers = ", ".join(sorted(_name(url) for url in self._engines))
+        servers = ", ".join(sorted(server_name(url) for url in self._engines))
         return f"<Engines of {servers or 'no server yet'}>"
-
-
-def _unreachable(
-    names: Iterable[str], backend: Backend, context: ExceptionContext
-) -> Exception | None:
-    """Name the server that has gone away, or cannot be connected to."""
-    error = context.sqlalchemy_exception
-    if error is None or isinstance(error, ServerUnreachableError):
-        return None
-    original: Any = context.original_exception
-    gone = context.is_disconnect
-    if context.connection is None:
-        gone = backend.classify(original) is Failure.LOST
-    if not gone:
-        return None
-    return ServerUnreachableError(server=", ".join(names), error=error)
-
-
-class _Reset:
-    """Rolls back what comes back to the pool, but in its own process.
-
-    The pool's own reset would send ROLLBACK over a socket that the parent
-    process is using, from the finalizer of a session that a child
-    inherited; and once more where the session has just sent one.
-    """
-
-    def __init__(self, engine: Engine, backend: Backend) -> None:
-        self._dialect = engine.dialect
-        self._backend = backend
-        event.listen(engine, "before_cursor_execute", self._used)
-        event.listen(engine, "rollback", self._ended)
-        event.listen(engine, "commit", self._ended)
-        event.listen(engine, "handle_error", self._failed)
-        event.listen(engine, "checkout", self._taken)
-        event.listen(engine, "reset", self)
-
-    def _used(
-        self,
-        connection: Connection,
-        cursor: Any,
-        statement: str,
-        parameters: Any,
-        context: Any,
-        executemany: bool,
-    ) -> None:
-        connection.info[_ENDED] = False
-
-    def _failed(self, context: ExceptionContext) -> None:
-        connection = context.connection
-        # It may have been COMMIT or ROLLBACK itself.
-        if connection is not None and not (
-            connection.closed or connection.invalidated
-        ):
-            connection.info[_ENDED] = False
-
-    def _ended(self, connection: Connection) -> None:
-        if not connection.invalidated:
-            connection.info[_ENDED] = True
-
-    def _taken(self, connection: Any, record: Any, fairy: Any) -> None:
-        # Who takes it from the pool past SQLAlchemy is not seen above.
-        record.info[_ENDED] = False
-
-    def __call__(
-        self, connection: Any, record: Any, state: PoolResetState
-    ) -> None:
-        if state.transaction_was_reset or not state.asyncio_safe:
-            return
-        if record.info.get(_ENDED) and not (
-            # Begun by a cursor of the driver, past SQLAlchemy.
-            self._backend.in_transaction(connection)
-        ):
-            return
-        if record.info.get(_PROCESS) == os.getpid():
-            self._dialect.do_rollback(connection)
 
 
 def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
     return None if text is None else fill(text, environ)
 
 
-def _name(url: URL) -> str:
+def server_name(url: URL) -> str:
     if url.host is None:
         return str(url.database)
     return f"{url.host}:{url.port or 3306}"
-
-
-class Places:
-    """Where the virtual shards of one topology are.
-
-    Finding a place costs a dictionary lookup once it was used; nothing is
-    built for shards that are not.
-    """
-
-    def __init__(self, topology: Topology, engines: Engines) -> None:
-        self.topology = topology
-        self.engines = engines
-        self._places: dict[tuple[str, int], Place] = {}
-        self._keyspaces: dict[tuple[str | None, str], Keyspace] = {}
-
-    def keyspace(self, name: str | None, kind: str) -> Keyspace:
-        """Return a keyspace by name, or the only one of its kind.
-
-        :raises UnknownKeyspaceError: when there is none, or several.
-        """
-        found = self._keyspaces.get((name, kind))
-        if found is None:
-            if name is None:
-                found = self.topology.sole(kind)  # type: ignore[arg-type]  # checked there
-            else:
-                found = self.topology.keyspace(name)
-            self._keyspaces[name, kind] = found
-        return found
-
-    def place(self, keyspace: Keyspace, shard_id: int) -> Place:
-        """Return where a virtual shard is.
-
-        :raises UnknownShardError: when the shard is not open.
-        """
-        key = keyspace.name, shard_id
-        place = self._places.get(key)
-        if place is None:
-            server = keyspace.server_for(check_shard_id(shard_id))
-            engine, schema, backend = self.engines.locate(
-                server, keyspace.database_for(shard_id)
-            )
-            place = self._places[key] = Place(
-                keyspace=keyspace.name,
-                shard_id=shard_id,
-                server=server.name,
-                schema=engine.dialect.identifier_preparer.quote(schema),
-                engine=engine,
-                backend=backend,
-            )
-        return place
-
-    def all_places(self, keyspace: Keyspace) -> list[Place]:
-        """Return the places of every open shard, in order."""
-        return [self.place(keyspace, i) for i in range(keyspace.shards)]
-
-    def servers(self) -> Iterator[tuple[str, Place]]:
-        """Yield the servers by name, with the first shard of each."""
-        for keyspace in self.topology.keyspaces.values():
-            for server in keyspace.servers:
-                lowest = server.shards[0].first if server.shards else 0
-                yield server.name, self.place(keyspace, lowest)
-
-    def check(self) -> dict[str, Exception | None]:
-        """Ask every server for a sign of life, all at the same time.
-
-        :returns: by server name, None or what is wrong.
-        """
-        servers = dict(self.servers())
-        answers = self.engines.at_once(
-            [partial(_ask, place) for place in servers.values()], "check"
-        )
-        return dict(zip(servers, answers, strict=True))
-
-    def warm(self, connections: int) -> None:
-        """Open connections to every server of the topology, in parallel.
-
-        :param connections: how many to each.
-        """
-        engines = {place.engine for _, place in self.servers()}
-        self.engines.at_once(
-            [partial(_warm, engine, connections) for engine in engines], "warm"
-        )
-
-
-def _ask(place: Place) -> Exception | None:
-    try:
-        with place.engine.connect() as connection:
-            connection.execute(text("SELECT 1"))
-    except (SQLAlchemyError, OSError) as error:
-        # OSError where SQLite cannot make the directory of its files.
-        return error
-    return None
 
 
 def _is_cold(pool: Pool) -> bool:
@@ -513,7 +325,8 @@ def _is_cold(pool: Pool) -> bool:
     )
 
 
-def _warm(engine: Engine, count: int) -> None:
+def warm(engine: Engine, count: int) -> None:
+    """Open connections and leave them in the pool."""
     held = []
     try:
         for _ in range(count):

@@ -1,0 +1,22 @@
+"""One engine and one pool for each physical server.
+
+An engine is opened on first use and serves every virtual shard of its
+server.  :class:`Engines` owns them all; :class:`Places` says, for one
+topology, which of them has a shard.
+
+``connections``  what happens to connections, from taking to giving back
+``registry``     the engines, by server
+``places``       the virtual shards on them
+
+Fork: a child process finds every pool empty and opens connections of its
+own.  Connections that were in use when the parent forked are given up in the
+child without a word to the server, since the parent goes on using them.
+"""
+
+from __future__ import annotations
+
+from sqla_shard.engines.places import Places
+from sqla_shard.engines.registry import Engines
+from sqla_shard.engines.registry import EngineStats
+
+__all__ = ["EngineStats", "Engines", "Places"]

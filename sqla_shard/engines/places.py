@@ -1,0 +1,110 @@
+"""Where the virtual shards of a topology are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.engines.registry import Engines
+from sqla_shard.engines.registry import warm
+from sqla_shard.ids import check_shard_id
+from sqla_shard.rendering import Place
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Topology
+
+__all__ = ["Places"]
+
+
+class Places:
+    """Where the virtual shards of one topology are.
+
+    Finding a place costs a dictionary lookup once it was used; nothing is
+    built for shards that are not.
+    """
+
+    def __init__(self, topology: Topology, engines: Engines) -> None:
+        self.topology = topology
+        self.engines = engines
+        self._places: dict[tuple[str, int], Place] = {}
+        self._keyspaces: dict[tuple[str | None, str], Keyspace] = {}
+
+    def keyspace(self, name: str | None, kind: str) -> Keyspace:
+        """Return a keyspace by name, or the only one of its kind.
+
+        :raises UnknownKeyspaceError: when there is none, or several.
+        """
+        found = self._keyspaces.get((name, kind))
+        if found is None:
+            if name is None:
+                found = self.topology.sole(kind)  # type: ignore[arg-type]  # checked there
+            else:
+                found = self.topology.keyspace(name)
+            self._keyspaces[name, kind] = found
+        return found
+
+    def place(self, keyspace: Keyspace, shard_id: int) -> Place:
+        """Return where a virtual shard is.
+
+        :raises UnknownShardError: when the shard is not open.
+        """
+        key = keyspace.name, shard_id
+        place = self._places.get(key)
+        if place is None:
+            server = keyspace.server_for(check_shard_id(shard_id))
+            engine, schema, backend = self.engines.locate(
+                server, keyspace.database_for(shard_id)
+            )
+            place = self._places[key] = Place(
+                keyspace=keyspace.name,
+                shard_id=shard_id,
+                server=server.name,
+                schema=engine.dialect.identifier_preparer.quote(schema),
+                engine=engine,
+                backend=backend,
+            )
+        return place
+
+    def all_places(self, keyspace: Keyspace) -> list[Place]:
+        """Return the places of every open shard, in order."""
+        return [self.place(keyspace, i) for i in range(keyspace.shards)]
+
+    def servers(self) -> Iterator[tuple[str, Place]]:
+        """Yield the servers by name, with the first shard of each."""
+        for keyspace in self.topology.keyspaces.values():
+            for server in keyspace.servers:
+                lowest = server.shards[0].first if server.shards else 0
+                yield server.name, self.place(keyspace, lowest)
+
+    def check(self) -> dict[str, Exception | None]:
+        """Ask every server for a sign of life, all at the same time.
+
+        :returns: by server name, None or what is wrong.
+        """
+        servers = dict(self.servers())
+        answers = self.engines.at_once(
+            [partial(_ask, place) for place in servers.values()], "check"
+        )
+        return dict(zip(servers, answers, strict=True))
+
+    def warm(self, connections: int) -> None:
+        """Open connections to every server of the topology, in parallel.
+
+        :param connections: how many to each.
+        """
+        engines = {place.engine for _, place in self.servers()}
+        self.engines.at_once(
+            [partial(warm, engine, connections) for engine in engines], "warm"
+        )
+
+
+def _ask(place: Place) -> Exception | None:
+    try:
+        with place.engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+    except (SQLAlchemyError, OSError) as error:
+        # OSError where SQLite cannot make the directory of its files.
+        return error
+    return None
