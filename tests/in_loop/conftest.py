@@ -4,12 +4,18 @@ One implementation serves both; so each test function here is the one that
 is run elsewhere, in a greenlet of an event loop of its own, with sessions
 that an asynchronous driver connects.  A module calls its cluster
 ``sync_cluster``; fixtures prepare and look through it, without a loop.
+
+A run of all tests takes a random third of them, other ones each time; a run
+of this folder, or a long one, takes all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +24,9 @@ from sqlalchemy.util import greenlet_spawn
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 from sqla_shard.session.begun import Begun
+
+_HERE = Path(__file__).parent
+_SHARE = 1 / 3
 
 
 class InLoop(Cluster):
@@ -57,6 +66,21 @@ class InLoop(Cluster):
             stats = self._cluster.stats()
             assert not any(s.busy for s in stats if s.asynchronous)
             self.connections += sum(s.idle for s in stats if s.asynchronous)
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    named = any(_HERE.name in argument for argument in config.args)
+    if named or os.environ.get("SQLA_SHARD_SOAK") == "1":
+        return
+    # The run's seed, under which hypothesis has it.
+    seed = config.getoption("hypothesis_seed")
+    rng = random.Random(f"in a loop {seed}")
+    here = [item for item in items if _HERE in item.path.parents]
+    left_out = {item for item in here if rng.random() > _SHARE}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="module")
