@@ -223,13 +223,17 @@ class Runner:
                 program = sys.executable
             elif program != "ls":
                 pytest.fail(f"{block.where}: {program} is not run in tests")
+            environ = {**os.environ, "PYTHONWARNINGS": "error"}
+            # What a reader sees at his desk: where it is set, pytest says
+            # things twice.
+            environ.pop("CI", None)
             done = subprocess.run(
                 [program, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 check=False,
-                env={**os.environ, "PYTHONWARNINGS": "error"},
+                env=environ,
             )
             wanted, printed = "", done.stdout
         self._same(block, wanted, printed)

@@ -61,10 +61,11 @@ def shards(tmp_path: Any) -> Iterator[dict[Any, Any]]:
 
 @pytest.fixture
 def lanes() -> Iterator[Lanes]:
+    before = lane_threads()
     lanes = Lanes(8)
     yield lanes
     lanes.close()
-    assert lane_threads() == 0
+    assert lane_threads() <= before
 
 
 @pytest.fixture
