@@ -87,9 +87,9 @@ class Having:
     def _condition(self, clause: Any) -> Recipe:
         while isinstance(clause, (Grouping, Label)):
             clause = clause.element
-        if depends_only_on(clause, self._groups):
-            if not isinstance(clause.type, Boolean):
-                raise _refused(clause)
+        # SQLAlchemy gives no type to NOT of several conditions.
+        told = isinstance(clause.type, Boolean)
+        if told and depends_only_on(clause, self._groups):
             return First(self._added.comparable(clause, "HAVING"))
         if isinstance(clause, BooleanClauseList):
             parts = tuple(self._condition(part) for part in clause.clauses)

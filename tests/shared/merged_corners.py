@@ -236,6 +236,7 @@ _HAVING: dict[str, Callable[[Any], Any]] = {
     "IS NULL": lambda w: func.sum(w.price).is_(None),
     "IS NOT NULL": lambda w: func.max(w.big).is_not(None),
     "no key": lambda w: w.number.is_(None),
+    "NOT of columns": lambda w: not_(and_(w.number > 1, w.number < 3)),
     "a parameter": lambda w: bindparam("n", 3) < func.count(),
     "CASE": lambda w: func.sum(case((w.sold, 1), else_=0)) > 1,
     "distinct ids": lambda w: func.count(distinct(w.id)) > 3,
