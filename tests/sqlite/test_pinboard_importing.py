@@ -85,10 +85,14 @@ def upload(visitor: Visitor, text: str | bytes, path: str) -> TestResponse:
 
 def finished(visitor: Visitor, key: str) -> dict[str, Any]:
     end = monotonic() + 60
+    tick = threading.Event()
     while monotonic() < end:
         progress = visitor.api("GET", f"/imports/{key}")
         if progress["state"] != "running":
             return dict(progress)
+        # Asked without a pause, Python would hardly let the import's thread
+        # run: it has to wait for its turn after each call of SQLite.
+        tick.wait(0.02)
     raise AssertionError(progress)
 
 
