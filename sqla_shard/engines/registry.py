@@ -88,7 +88,7 @@ class Engines:
         #: What waits for several servers.
         self.lanes = lanes
         self._driver = driver
-        # See _Reset for what takes its place.
+        # See Reset for what takes its place.
         self._options = {"pool_reset_on_return": None, **options}
         self._on_open = on_open
         self._environ = environ
@@ -311,6 +311,7 @@ def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def server_name(url: URL) -> str:
+    """Return host and port, or the file; never a password."""
     if url.host is None:
         return str(url.database)
     return f"{url.host}:{url.port or 3306}"

@@ -82,10 +82,7 @@ class Added:
 
     def value(self, element: Any) -> int:
         """Add the value of an expression as it is shown."""
-        # The local part of an id says nothing beyond its shard.
-        if isinstance(element.type, ShardedId):
-            element = full_id(element)
-        return self.add(element)
+        return self.add(_whole(element))
 
     def comparable(self, element: Any, construct: str) -> int:
         """Add what compares in Python as an expression on the server.
@@ -93,8 +90,7 @@ class Added:
         :param construct: what compares it, for the message.
         :raises ScatterUnsupportedError: when nothing does.
         """
-        if isinstance(element.type, ShardedId):
-            element = full_id(element)
+        element = _whole(element)
         key = SortKey(element, _kind(element, construct))
         return self.add(self._of_group(element, key))
 
@@ -112,6 +108,12 @@ class Added:
         if self.grouped and not has_aggregate(element):
             return func.min(made)
         return made
+
+
+def _whole(element: Any) -> Any:
+    """Return an expression with the whole id in place of a local one."""
+    # The local part of an id says nothing beyond its shard.
+    return full_id(element) if isinstance(element.type, ShardedId) else element
 
 
 def _kind(element: Any, construct: str) -> str:

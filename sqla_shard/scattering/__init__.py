@@ -1,6 +1,7 @@
 """Running one statement on many shards: all servers at the same time.
 
 ``plans``      where an execution goes, and within what limits
+``listeners``  what comes after ours
 ``union``      one statement for the shards of a server
 ``merge``      one answer of the rows of several shards
 ``filtering``  which groups of them are shown: HAVING

@@ -26,6 +26,7 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.scattering.awaited_lanes import AwaitedLanes
 from sqla_shard.scattering.lanes import Lanes
+from sqla_shard.scattering.listeners import asked_after
 from sqla_shard.scattering.merge import check_weighed
 from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.merge import merge_rows
@@ -61,11 +62,8 @@ def execute_everywhere(
         return None
     plan.get_ready()
     if not plan.jobs:
-        if plan.watch is None or plan.watch.report is None:
-            return None
         run = partial(_go_on, "do_execute", execute_everywhere)
-        _watched(run, cursor, statement, parameters, context, plan)
-        return True
+        return _watched(run, cursor, statement, parameters, context, plan)
     jobs, plan.jobs = plan.jobs, []
     start = perf_counter()
     rows: list[Any] | None = None
@@ -78,12 +76,10 @@ def execute_everywhere(
         error = raised
         raise
     finally:
-        if plan.watch is not None and plan.watch.report is not None:
+        if plan.report is not None:
             seconds = perf_counter() - start
             found = None if rows is None else len(rows)
-            plan.watch.report(
-                _report(context, plan, jobs, found, seconds, error)
-            )
+            plan.report(_report(context, plan, jobs, found, seconds, error))
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
         cursor, alternate_description=description, initial_buffer=rows
     )
@@ -131,11 +127,8 @@ def execute_many(
     if plan is None:
         return None
     plan.get_ready()
-    if plan.watch is None or plan.watch.report is None:
-        return None
     run = partial(_go_on, "do_executemany", execute_many)
-    _watched(run, cursor, statement, parameters, context, plan)
-    return True
+    return _watched(run, cursor, statement, parameters, context, plan)
 
 
 def get_ready(cursor: Any, statement: str, context: Any) -> None:
@@ -152,13 +145,18 @@ def _watched(
     parameters: Any,
     context: Any,
     plan: Plan,
-) -> None:
+) -> bool | None:
     """Run a statement of one shard as SQLAlchemy would, and report it.
+
+    Where nobody wants to know, it is left to SQLAlchemy.
 
     :param run: does what SQLAlchemy would do next.  The context does not tell
         what: rows that are inserted with RETURNING are many to it, and sent
         as one statement.
     """
+    report = plan.report
+    if report is None:
+        return None
     job = Job(context.root_connection, plan.places, [(statement, parameters)])
     start = perf_counter()
     error: BaseException | None = None
@@ -172,14 +170,11 @@ def _watched(
             job.error = raised
         raise
     finally:
-        assert plan.watch is not None  # noqa: S101  # the caller has looked
-        assert plan.watch.report is not None  # noqa: S101  # as well
         job.seconds = perf_counter() - start
         job.rows = rows
         found = rows if rows >= 0 else None
-        plan.watch.report(
-            _report(context, plan, [job], found, job.seconds, error)
-        )
+        report(_report(context, plan, [job], found, job.seconds, error))
+    return True
 
 
 def _go_on(
@@ -192,18 +187,13 @@ def _go_on(
 ) -> None:
     """Ask the listeners after ours, then the driver.
 
-    After a listener that has run a statement SQLAlchemy asks no other, and
-    without those of :mod:`.overlapping` servers would wait for each other.
+    Without those of :mod:`.overlapping` servers would wait for each other.
 
     :param name: of the event.
     :param ours: our listener.
     """
     arguments = cursor, statement, parameters, context
-    listeners = iter(getattr(context.dialect.dispatch, name))
-    for each in listeners:
-        if getattr(each, "func", each) is ours:
-            break
-    if not any(each(*arguments) for each in listeners):
+    if not asked_after(name, ours, arguments):
         getattr(context.dialect, name)(*arguments)
 
 

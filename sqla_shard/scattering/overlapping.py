@@ -46,6 +46,7 @@ from sqla_shard.scattering.hub import before_invalidate
 from sqla_shard.scattering.hub import Hub
 from sqla_shard.scattering.hub import Lane
 from sqla_shard.scattering.lanes import Lanes
+from sqla_shard.scattering.listeners import asked_after
 
 __all__ = ["overlap", "watch_calls"]
 
@@ -113,34 +114,29 @@ def watch_calls(engine: Engine) -> None:
 def _do_execute(
     cursor: Any, statement: str, parameters: Any, context: Any
 ) -> bool | None:
-    lane = getcurrent()
-    if isinstance(lane, Lane) or current_turn() is not None:
-        arguments = cursor, statement, parameters, context
-        return _called("do_execute", _do_execute, lane, arguments)
-    return None
+    arguments = cursor, statement, parameters, context
+    return _called("do_execute", _do_execute, arguments)
 
 
 def _do_executemany(
     cursor: Any, statement: str, parameters: Any, context: Any
 ) -> bool | None:
-    lane = getcurrent()
-    if isinstance(lane, Lane) or current_turn() is not None:
-        arguments = cursor, statement, parameters, context
-        return _called("do_executemany", _do_executemany, lane, arguments)
-    return None
+    arguments = cursor, statement, parameters, context
+    return _called("do_executemany", _do_executemany, arguments)
 
 
 def _called(
-    name: str, ours: Any, lane: Any, arguments: tuple[Any, Any, Any, Any]
+    name: str, ours: Any, arguments: tuple[Any, Any, Any, Any]
 ) -> bool | None:
     """Do what SQLAlchemy would do next, where it may be done."""
     context = arguments[3]
+    lane = getcurrent()
     turn = current_turn()
     if not isinstance(lane, Lane) and (turn is None or turn.taken):
         if turn is not None:
             turn.end()
         return None
-    if _handled(name, ours, arguments):
+    if asked_after(name, ours, arguments):
         return True
     work = partial(getattr(context.dialect, name), *arguments)
     if isinstance(lane, Lane):
@@ -153,15 +149,6 @@ def _called(
         work()
         turn.take()
     return True
-
-
-def _handled(
-    name: str, ours: Any, arguments: tuple[Any, Any, Any, Any]
-) -> bool:
-    """Ask the listeners after ours, which SQLAlchemy now will not."""
-    listeners = list(getattr(arguments[3].dialect.dispatch, name))
-    after = listeners[listeners.index(ours) + 1 :]
-    return any(each is not ours and each(*arguments) for each in after)
 
 
 def _leaves(connection: Connection) -> bool:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import UserDefinedOption
 
 from sqla_shard.rendering import Place
 from sqla_shard.scattering.merge import Merge
+from sqla_shard.scattering.reports import StatementReport
 from sqla_shard.scattering.reports import Watch
 
 __all__ = [
@@ -209,6 +210,11 @@ class Plan:
         self.jobs: list[Job] = []
         #: What is to be done on its connections before it is sent.
         self.before: Callable[[], None] | None = None
+
+    @property
+    def report(self) -> Callable[[StatementReport], Any] | None:
+        """What is told what became of it; None for nobody."""
+        return None if self.watch is None else self.watch.report
 
     def get_ready(self) -> None:
         """Do that, once."""

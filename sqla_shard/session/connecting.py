@@ -42,8 +42,9 @@ def connect(
     partial = limits is not None and limits.on_error == "partial"
     # In the same order for all sessions: of two that wait for the last
     # connections of two pools, each could have what the other needs.
-    ordered = sorted(places, key=lambda place: id(place.engine))
-    servers = {place.engine: place for place in reversed(ordered)}
+    servers: dict[Engine, Place] = {}
+    for place in sorted(places, key=lambda place: id(place.engine)):
+        servers.setdefault(place.engine, place)
     found: dict[Engine, Connection] = {}
     errors: dict[Engine, Exception] = {}
     late = scope.places.engines.connect_together(
@@ -55,7 +56,7 @@ def connect(
         # One that hangs would else leave no time to those that answer.
         timeout / 2 if timeout is not None and partial else timeout,
     )
-    for engine, place in reversed(servers.items()):
+    for engine, place in servers.items():
         try:
             if engine in late:
                 raise late[engine] or ScatterTimeoutError(

@@ -30,12 +30,15 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.testing import MariaDBFleet
+from tests.shared.faults import busy
+from tests.shared.faults import locked
+from tests.shared.faults import own_fleet
+from tests.shared.faults import SERVERS
+from tests.shared.faults import SHARDS
+from tests.shared.faults import TIMEOUT
+from tests.shared.faults import until_waiting
 
 pytestmark = pytest.mark.live
-
-SERVERS = 3
-SHARDS = 12
-TIMEOUT = 30
 
 
 class Base(DeclarativeBase):
@@ -52,10 +55,7 @@ class Pin(ObjectMixin, Base, type_id=1):
 PINS = select(Pin).order_by(Pin.n.desc())
 
 
-@pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet()
 
 
 @pytest.fixture(scope="module")
@@ -90,27 +90,9 @@ def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
     before = set(threading.enumerate())
     with opened(fleet) as cluster:
         yield cluster
-        assert sum(stats.busy for stats in cluster.stats()) == 0
+        assert busy(cluster) == 0
         assert cluster.close()
     assert set(threading.enumerate()) <= before
-
-
-@contextmanager
-def locked(server: Any) -> Iterator[None]:
-    """Let nobody read the pins of a server."""
-    connection = server.root_connect()
-    cursor = connection.cursor()
-    cursor.execute("SHOW DATABASES")
-    tables = ", ".join(
-        f"`{name}`.pins WRITE"
-        for (name,) in cursor.fetchall()
-        if name.startswith("db0")
-    )
-    cursor.execute(f"LOCK TABLES {tables}")
-    try:
-        yield
-    finally:
-        connection.close()
 
 
 @contextmanager
@@ -410,18 +392,6 @@ def test_killed_in_mid_scatter(cluster: Cluster, fleet: MariaDBFleet) -> None:
     all_work(cluster)
 
 
-def until_waiting(server: Any) -> None:
-    done = threading.Event()
-    for _ in range(TIMEOUT * 100):
-        if server.root_execute(
-            "SELECT 1 FROM information_schema.processlist "
-            "WHERE state LIKE 'Waiting for table%'"
-        ):
-            return
-        done.wait(0.01)
-    pytest.fail(f"nothing waits on {server.name}")
-
-
 def test_a_transaction_goes_on_after_a_partial_answer(
     cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
 ) -> None:
@@ -490,5 +460,5 @@ def test_closing_with_savepoints(cluster: Cluster, ids: list[int]) -> None:
                 nested = session.begin_nested()
                 session.scalars(PINS.options(scatter())).all()
                 assert nested.is_active
-        assert sum(stats.busy for stats in cluster.stats()) == 0
+        assert busy(cluster) == 0
     all_work(cluster)
