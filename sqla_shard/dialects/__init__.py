@@ -3,6 +3,8 @@
 ``base``          what is asked of a kind of server
 ``mysql``         connections, errors and databases of MySQL and MariaDB
 ``sqlite``        the same for SQLite files
+``catalogue``     what is asked of a server about its tables
+``mysql_catalogue``, ``sqlite_catalogue``  the answers
 ``sql``           constructs that the three spell differently
 ``interrupting``  ending a driver's call from another thread
 """
@@ -11,11 +13,12 @@ from __future__ import annotations
 
 from sqla_shard.dialects.base import Backend
 from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.interrupting import interrupt
 from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.dialects.sqlite import SQLite
 
-__all__ = ["Backend", "Failure", "backend_for", "interrupt"]
+__all__ = ["Backend", "Catalogue", "Failure", "backend_for", "interrupt"]
 
 
 def backend_for(

@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.exc import MissingDriverError
 
 __all__ = ["Backend", "Failure", "new_engine"]
@@ -40,10 +41,12 @@ class Backend(Protocol):
         others can run meanwhile.
     :ivar collates: whether the order of texts is one that only the server
         knows.
+    :ivar catalogue: reads which databases and tables there are.
     """
 
     waits: bool
     collates: bool
+    catalogue: Catalogue
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Return the URL of the engine of a database, and its schema.

@@ -28,7 +28,9 @@ from sqla_shard.dialects.asyncmy import close_socket
 from sqla_shard.dialects.asyncmy import transport_of
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
+from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.interrupting import interrupt
+from sqla_shard.dialects.mysql_catalogue import MySQLCatalogue
 
 __all__ = ["MySQL"]
 
@@ -64,6 +66,7 @@ class MySQL:
 
     waits = True
     collates = True
+    catalogue: Catalogue = MySQLCatalogue()
 
     def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
         self._driver = driver

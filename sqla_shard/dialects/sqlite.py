@@ -23,6 +23,8 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
+from sqla_shard.dialects.catalogue import Catalogue
+from sqla_shard.dialects.sqlite_catalogue import SQLiteCatalogue
 
 __all__ = ["SQLite"]
 
@@ -41,6 +43,7 @@ class SQLite:
     """
 
     collates = False
+    catalogue: Catalogue = SQLiteCatalogue()
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self._asynchronous = self.waits = asynchronous
