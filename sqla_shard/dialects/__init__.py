@@ -5,6 +5,8 @@
 ``sqlite``        the same for SQLite files
 ``catalogue``     what is asked of a server about its tables
 ``mysql_catalogue``, ``sqlite_catalogue``  the answers
+``ddl``           what is needed to change tables of many databases
+``mysql_ddl``, ``sqlite_ddl``  how it is done
 ``sql``           constructs that the three spell differently
 ``interrupting``  ending a driver's call from another thread
 """
@@ -14,11 +16,19 @@ from __future__ import annotations
 from sqla_shard.dialects.base import Backend
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.catalogue import Catalogue
+from sqla_shard.dialects.ddl import DDL
 from sqla_shard.dialects.interrupting import interrupt
 from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.dialects.sqlite import SQLite
 
-__all__ = ["Backend", "Catalogue", "Failure", "backend_for", "interrupt"]
+__all__ = [
+    "DDL",
+    "Backend",
+    "Catalogue",
+    "Failure",
+    "backend_for",
+    "interrupt",
+]
 
 
 def backend_for(

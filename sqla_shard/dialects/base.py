@@ -19,6 +19,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqla_shard.dialects.catalogue import Catalogue
+from sqla_shard.dialects.ddl import DDL
 from sqla_shard.exc import MissingDriverError
 
 __all__ = ["Backend", "Failure", "new_engine"]
@@ -42,11 +43,13 @@ class Backend(Protocol):
     :ivar collates: whether the order of texts is one that only the server
         knows.
     :ivar catalogue: reads which databases and tables there are.
+    :ivar ddl: changes tables in many databases.
     """
 
     waits: bool
     collates: bool
     catalogue: Catalogue
+    ddl: DDL
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Return the URL of the engine of a database, and its schema.

@@ -29,8 +29,10 @@ from sqla_shard.dialects.asyncmy import transport_of
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.catalogue import Catalogue
+from sqla_shard.dialects.ddl import DDL
 from sqla_shard.dialects.interrupting import interrupt
 from sqla_shard.dialects.mysql_catalogue import MySQLCatalogue
+from sqla_shard.dialects.mysql_ddl import MySQLDDL
 
 __all__ = ["MySQL"]
 
@@ -67,6 +69,7 @@ class MySQL:
     waits = True
     collates = True
     catalogue: Catalogue = MySQLCatalogue()
+    ddl: DDL = MySQLDDL()
 
     def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
         self._driver = driver

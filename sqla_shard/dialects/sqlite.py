@@ -24,7 +24,9 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.catalogue import Catalogue
+from sqla_shard.dialects.ddl import DDL
 from sqla_shard.dialects.sqlite_catalogue import SQLiteCatalogue
+from sqla_shard.dialects.sqlite_ddl import SQLiteDDL
 
 __all__ = ["SQLite"]
 
@@ -44,6 +46,7 @@ class SQLite:
 
     collates = False
     catalogue: Catalogue = SQLiteCatalogue()
+    ddl: DDL = SQLiteDDL()
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self._asynchronous = self.waits = asynchronous

@@ -203,6 +203,14 @@ class Engines:
         ) as executor:
             return list(executor.map(lambda job: job(), jobs))
 
+    def apart(self, engine: Engine) -> Engine:
+        """Return a new engine for the server of another, for the caller.
+
+        Nothing of what sessions need listens to it, and it is not closed
+        with the others.
+        """
+        return self._backends[engine.url].open(engine.url, self._options)
+
     def connect_together(
         self, engines: Iterable[Engine], timeout: float | None
     ) -> dict[Engine, Exception | None]:

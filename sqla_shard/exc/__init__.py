@@ -38,6 +38,11 @@ of the instance.  All can be pickled, and none is wrapped into a
     │       ├── MissingTargetError        not in the list
     │       └── StaleNeighbourError       neighbours gone or reversed
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
+    ├── SchemaError
+    │   ├── SchemaOptionError (ValueError)  an option that cannot be used
+    │   ├── DivergedRevisionsError        +1 of shards at several revisions
+    │   ├── MigrationFailedError          some shards could not be changed
+    │   └── InDoubtError                  what was done cannot be told
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its answer lost
     ├── PartialCommitError                some servers committed, some not
@@ -92,6 +97,11 @@ from sqla_shard.exc.scattering import ScatterFailedError
 from sqla_shard.exc.scattering import ScatterLimitError
 from sqla_shard.exc.scattering import ScatterTimeoutError
 from sqla_shard.exc.scattering import ServerUnreachableError
+from sqla_shard.exc.schema import DivergedRevisionsError
+from sqla_shard.exc.schema import InDoubtError
+from sqla_shard.exc.schema import MigrationFailedError
+from sqla_shard.exc.schema import SchemaError
+from sqla_shard.exc.schema import SchemaOptionError
 from sqla_shard.exc.statements import KeyspaceMismatchError
 from sqla_shard.exc.statements import NoShardKeyError
 from sqla_shard.exc.statements import RoutingError
@@ -107,15 +117,18 @@ __all__ = [
     "ColocationError",
     "CommitUnknownError",
     "CrossShardWriteError",
+    "DivergedRevisionsError",
     "DuplicateTypeError",
     "ExtensionSetupError",
     "ForkedSessionError",
+    "InDoubtError",
     "InvalidBookmarkError",
     "InvalidIdError",
     "InvalidMoveError",
     "InvalidSequenceError",
     "KeyspaceMismatchError",
     "MappingError",
+    "MigrationFailedError",
     "MissingDriverError",
     "MissingExtraError",
     "MissingTargetError",
@@ -131,6 +144,8 @@ __all__ = [
     "ScatterLimitError",
     "ScatterTimeoutError",
     "ScatterUnsupportedError",
+    "SchemaError",
+    "SchemaOptionError",
     "SequenceExhaustedError",
     "ServerProcessError",
     "ServerUnreachableError",

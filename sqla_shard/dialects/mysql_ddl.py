@@ -1,0 +1,151 @@
+"""Changing tables on MySQL and MariaDB.
+
+A statement that changes a table commits what was written before it, and
+cannot be rolled back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from hashlib import sha256
+from math import ceil
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+__all__ = ["MySQLDDL"]
+
+_NO_SUCH_TABLE = 1146
+# More tables in one statement take longer than a second statement.
+_CHUNK = 256
+# MySQL 8 refuses longer names of locks.
+_LOCK_NAME = 64
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+_HAVING = text(
+    "SELECT table_schema FROM information_schema.tables "
+    "WHERE table_name = :name"
+)
+_NAMES = text(
+    "SELECT table_name FROM information_schema.tables "
+    "WHERE table_schema = DATABASE()"
+)
+_NOT_TRANSACTIONAL = text(
+    "SELECT COUNT(*) FROM information_schema.tables t "
+    "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+    "WHERE t.table_schema = DATABASE() AND t.table_type = 'BASE TABLE' "
+    "AND COALESCE(e.transactions, 'NO') <> 'YES'"
+)
+
+
+class MySQLDDL:
+    """Sends ``USE``, takes ``GET_LOCK`` and reads ``SHOW CREATE TABLE``."""
+
+    undoes = False
+
+    def enter(self, connection: Connection, schema: str) -> None:
+        """Send ``USE``, and tell SQLAlchemy, which asked at connect only."""
+        quoted = connection.dialect.identifier_preparer.quote(schema)
+        connection.exec_driver_sql(f"USE {quoted}")
+        # inspect() and has_table() would look at the database before.
+        connection.dialect.default_schema_name = schema
+
+    def patience(self, connection: Connection, seconds: float) -> None:
+        """Limit the wait for tables and for rows, in whole seconds."""
+        connection.exec_driver_sql(
+            f"SET SESSION lock_wait_timeout = {max(ceil(seconds), 1)}, "
+            f"innodb_lock_wait_timeout = {max(ceil(seconds), 1)}"
+        )
+
+    def hold(
+        self, connection: Connection, schema: str, seconds: float
+    ) -> str | None:
+        """Take it with ``GET_LOCK``, which survives a client's death."""
+        name = {"name": _lock_name(schema), "seconds": seconds}
+        if connection.scalar(text("SELECT GET_LOCK(:name, :seconds)"), name):
+            return None
+        holder = connection.scalar(text("SELECT IS_USED_LOCK(:name)"), name)
+        return f"connection {holder} of the server"
+
+    def release(self, connection: Connection, schema: str) -> None:
+        """Give it back with ``RELEASE_LOCK``."""
+        name = {"name": _lock_name(schema)}
+        connection.execute(text("DO RELEASE_LOCK(:name)"), name)
+
+    def names(self, connection: Connection) -> set[str]:
+        """Read the names alone, which opens no table."""
+        return set(connection.scalars(_NAMES))
+
+    def definitions(
+        self, connection: Connection, tables: Iterable[str]
+    ) -> dict[str, str | None]:
+        """Hash ``SHOW CREATE TABLE``, without the counter."""
+        return {table: _definition(connection, table) for table in tables}
+
+    def rolls_back(self, connection: Connection) -> bool:
+        """Ask for tables of other engines than InnoDB."""
+        return not connection.scalar(_NOT_TRANSACTIONAL)
+
+    def rows(
+        self,
+        engine: Engine,
+        schemas: Sequence[str],
+        table: str,
+        columns: Sequence[str],
+        where: str = "",
+    ) -> dict[str, list[tuple[Any, ...]]]:
+        """Read 256 databases with each UNION ALL."""
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        with engine.connect() as connection:
+            have = set(connection.scalars(_HAVING, {"name": table}))
+            there = [schema for schema in schemas if schema in have]
+            for chunk in _chunks(there):
+                found.update((schema, []) for schema in chunk)
+                sql = " UNION ALL ".join(
+                    _select(connection, schema, table, columns, where)
+                    for schema in chunk
+                )
+                for schema, *row in connection.exec_driver_sql(sql):
+                    found[schema].append(tuple(row))
+        return found
+
+
+def _lock_name(schema: str) -> str:
+    name = f"sqla_shard.{schema}"
+    if len(name) <= _LOCK_NAME:
+        return name
+    return f"sqla_shard.{sha256(schema.encode()).hexdigest()[:48]}"
+
+
+def _definition(connection: Connection, table: str) -> str | None:
+    try:
+        row = connection.exec_driver_sql(f"SHOW CREATE TABLE {table}").one()
+    except DBAPIError as error:
+        if error.orig is not None and error.orig.args[:1] == (_NO_SUCH_TABLE,):
+            return None
+        raise
+    return sha256(_COUNTER.sub("", row[1]).encode()).hexdigest()
+
+
+def _chunks(schemas: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(schemas), _CHUNK):
+        yield schemas[first : first + _CHUNK]
+
+
+def _select(
+    connection: Connection,
+    schema: str,
+    table: str,
+    columns: Sequence[str],
+    where: str,
+) -> str:
+    quoted = connection.dialect.identifier_preparer.quote(schema)
+    wanted = "".join(f", {column}" for column in columns)
+    condition = where and f" WHERE {where}"
+    # The topology lets letters, digits and '_' stand in names only.
+    return f"SELECT '{schema}'{wanted} FROM {quoted}.{table}{condition}"  # noqa: S608 - see above

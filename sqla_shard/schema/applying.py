@@ -1,0 +1,262 @@
+"""One process that changes virtual shards of a server, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from alembic.runtime.migration import MigrationStep
+from alembic.runtime.migration import RevisionStep
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.dialects import Failure
+from sqla_shard.engines import Places
+from sqla_shard.exc import InDoubtError
+from sqla_shard.schema import internal
+from sqla_shard.schema.journal import Entry
+from sqla_shard.schema.journal import Interrupted
+from sqla_shard.schema.journal import Journal
+from sqla_shard.schema.journal import said
+from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.selecting import Shard
+from sqla_shard.schema.versions import Version
+
+__all__ = ["Applier"]
+
+#: Commands whose steps depend on nothing but where a shard is.
+_CACHED = frozenset({"upgrade", "downgrade"})
+
+
+class Applier:
+    """Runs alembic's command on a shard, and keeps its journal.
+
+    It holds one connection, to the server of the shard before.
+
+    :param context: alembic's environment; the process is forked with it.
+    :param fn: what alembic's command gives as the steps of a database.
+    :param settings: for ``context.configure()``.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        fn: Callable[..., Iterable[MigrationStep]],
+        places: Places,
+        options: RunOptions,
+        settings: dict[str, Any],
+    ) -> None:
+        self._context = context
+        self._fn = fn
+        self._places = places
+        self._options = options
+        self._settings = settings
+        self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._journal: Journal | None = None
+        self._steps: list[str] = []
+        self._is_stopped = False
+
+    def stop(self, *details: object) -> None:
+        """Stop after the statement that runs; a signal handler."""
+        self._is_stopped = True
+        if self._journal is not None:
+            self._journal.stop = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        self._connection = self._engine = self._journal = None
+
+    def __call__(self, version: Version) -> Outcome:
+        """Do the work on one shard, and tell what became of it."""
+        shard, began = version.shard, monotonic()
+        self._steps.clear()
+        count = 0
+        found: dict[str, Any]
+        try:
+            connection, journal = self._connected(shard)
+        except (DBAPIError, OSError) as error:
+            self.close()
+            found = {"state": State.UNREACHABLE, "error": _shown(error)}
+        else:
+            found = self._attempt(version, connection, journal)
+            count = journal.count
+        return Outcome(
+            shard_id=shard.shard_id,
+            server=shard.server,
+            database=shard.database,
+            steps=tuple(self._steps),
+            statements=count,
+            seconds=monotonic() - began,
+            **found,
+        )
+
+    def _connected(self, shard: Shard) -> tuple[Connection, Journal]:
+        engine, ddl = shard.place.engine, shard.place.backend.ddl
+        if self._engine is None or self._engine.url != engine.url:
+            self.close()
+            self._engine = self._places.engines.apart(engine)
+        if self._connection is None or self._journal is None:
+            self._connection = self._engine.connect()
+            ddl.patience(self._connection, self._options.lock_wait)
+            self._journal = Journal(self._connection, ddl)
+            self._journal.stop = self._is_stopped
+        return self._connection, self._journal
+
+    def _attempt(
+        self, version: Version, connection: Connection, journal: Journal
+    ) -> dict[str, Any]:
+        shard, ddl = version.shard, version.shard.place.backend.ddl
+        try:
+            ddl.enter(connection, shard.schema)
+            holder = ddl.hold(
+                connection, shard.database, self._options.runner_wait
+            )
+            if holder is not None:
+                connection.rollback()
+                return {
+                    "state": State.HELD,
+                    "error": f"{shard.database} is held by {holder}: another "
+                    "runner, or a statement that outlived one",
+                }
+            self._migrate(version, connection, journal)
+            ddl.release(connection, shard.database)
+            connection.commit()
+        except Interrupted as stopped:
+            return self._failed(shard, journal, State.INTERRUPTED, stopped)
+        except InDoubtError as error:
+            return self._failed(shard, journal, State.IN_DOUBT, error)
+        # Whatever it is that a revision raises, it is told of in the report
+        # and other shards go on.
+        except Exception as error:
+            return self._failed(shard, journal, State.FAILED, error)
+        return {"state": State.CHANGED if self._steps else State.CURRENT}
+
+    def _migrate(
+        self, version: Version, connection: Connection, journal: Journal
+    ) -> None:
+        # Another runner may have been here since the version was read.
+        if version.internal != internal.head():
+            internal.upgrade(connection)
+        journal.enter()
+        self._context.configure(
+            **{
+                **self._settings,
+                "connection": connection,
+                "fn": self._stepping,
+                "sqla_shard": version.shard,
+                "on_version_apply": [
+                    self._applied,
+                    *self._settings.get("on_version_apply", ()),
+                ],
+            }
+        )
+        with self._context.begin_transaction():
+            self._context.run_migrations()
+
+    def _stepping(self, heads: Any, context: Any) -> Iterable[MigrationStep]:
+        """Give alembic its steps, with the journal around each."""
+        key = tuple(sorted(heads))
+        steps = self._cache.get(key)
+        if steps is None:
+            steps = [
+                self._journalled(step) for step in self._fn(heads, context)
+            ]
+            if self._fn.__name__ in _CACHED:
+                self._cache[key] = steps
+        return steps
+
+    def _journalled(self, step: MigrationStep) -> MigrationStep:
+        if isinstance(step, RevisionStep):
+            direction = "upgrade" if step.is_upgrade else "downgrade"
+            revision, run = step.revision.revision, step.migration_fn
+
+            def journalled(**kwargs: Any) -> None:
+                journal = self._journal
+                assert journal is not None  # noqa: S101 - of _connected()
+                journal.begin(direction, revision)
+                run(**kwargs)
+                journal.end()
+
+            step.migration_fn = journalled
+        return step
+
+    def _applied(self, *, step: Any, **kwargs: Any) -> None:
+        assert self._journal is not None  # noqa: S101 - of _connected()
+        self._journal.close()
+        verb = "stamp"
+        if not step.is_stamp:
+            verb = "upgrade" if step.is_upgrade else "downgrade"
+        revisions = (
+            step.up_revision_ids
+            if step.is_upgrade
+            else (step.down_revision_ids or ("base",))
+        )
+        self._steps.append(f"{verb} of {', '.join(revisions)}")
+
+    def _failed(
+        self, shard: Shard, journal: Journal, state: State, error: Exception
+    ) -> dict[str, Any]:
+        step = journal.step
+        done: Sequence[Entry] = ()
+        text = "" if state is State.INTERRUPTED else _shown(error)
+        try:
+            if not self._is_lost(shard, error):
+                done = self._recorded(shard, journal, state, text)
+            else:
+                self.close()
+                text += (
+                    "\nThe connection is lost: the next run looks at what "
+                    "the statement in flight has done"
+                )
+        except DBAPIError as second:
+            self.close()
+            text += f"\nand nothing could be written down: {_shown(second)}"
+        return {
+            "state": state,
+            "error": text or None,
+            "step": step,
+            "done": tuple(said(entry.statement) for entry in done),
+        }
+
+    def _is_lost(self, shard: Shard, error: Exception) -> bool:
+        if not isinstance(error, DBAPIError) or error.orig is None:
+            return False
+        backend = shard.place.backend
+        return (
+            error.connection_invalidated
+            or backend.classify(error.orig) is Failure.LOST
+        )
+
+    def _recorded(
+        self, shard: Shard, journal: Journal, state: State, text: str
+    ) -> Sequence[Entry]:
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - of _connected()
+        connection.rollback()
+        done: Sequence[Entry] = ()
+        if state is State.FAILED and journal.step is not None:
+            done = journal.fail(text)
+        elif state is State.IN_DOUBT:
+            journal.note(text)
+        shard.place.backend.ddl.release(connection, shard.database)
+        connection.commit()
+        return done
+
+
+def _shown(error: BaseException) -> str:
+    if isinstance(error, DBAPIError):
+        statement = said(error.statement or "")
+        return f"{error.orig}" + (f"\nin: {statement}" if statement else "")
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,359 @@
+"""What ``env.py`` of a sharded application calls: :func:`run_env`.
+
+Alembic runs ``env.py`` for each command and expects it to run migrations on
+one database.  Here they run on every virtual shard of a keyspace, for
+``upgrade``, ``downgrade`` and ``stamp``; ``current`` tells of all shards;
+``revision --autogenerate`` and ``check`` compare the models with one of
+them; ``--sql`` prints the statements once, for they are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from alembic.util import CommandError
+from sqlalchemy import MetaData
+
+from sqla_shard.cluster import Cluster
+from sqla_shard.exc import MigrationFailedError
+from sqla_shard.exc import SchemaError
+from sqla_shard.exc import SchemaOptionError
+from sqla_shard.exc import ShardError
+from sqla_shard.schema.applying import Applier
+from sqla_shard.schema.autogenerate import comparing
+from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.progress import Progress
+from sqla_shard.schema.progress import progress_on
+from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.running import check_target
+from sqla_shard.schema.running import run
+from sqla_shard.schema.selecting import as_ranges
+from sqla_shard.schema.selecting import Shard
+from sqla_shard.schema.selecting import shards_of
+from sqla_shard.schema.versions import read_versions
+from sqla_shard.schema.versions import Version
+from sqla_shard.topology import Keyspace
+
+__all__ = ["ATTRIBUTE", "Environment", "current_shard", "run_env"]
+
+#: Where commands of this package leave what they need in alembic's
+#: ``Config.attributes``.
+ATTRIBUTE = "sqla_shard"
+_EVERYWHERE = frozenset(
+    {"upgrade", "downgrade", "do_stamp", "do_ensure_version"}
+)
+_ON_REFERENCE = frozenset({"retrieve_migrations", "edit_current"})
+
+
+def run_env(
+    context: Any,
+    metadata: MetaData,
+    *,
+    cluster: Cluster | None = None,
+    **settings: Any,
+) -> None:
+    """Run alembic's command on every virtual shard of a keyspace.
+
+    All that ``env.py`` has to do::
+
+        from alembic import context
+        from myapp.models import Base
+        from sqla_shard.schema import run_env
+
+        run_env(context, Base.metadata)
+
+    The topology is the file that ``topology`` in ``alembic.ini`` names, and
+    the keyspace that of ``keyspace``.
+
+    :param context: ``alembic.context``.
+    :param metadata: the tables of the models.
+    :param cluster: the cluster, where the application makes its own.
+    :param settings: more for alembic's ``context.configure()``, such as
+        ``include_object``.
+    :raises MigrationFailedError: when not every shard could be changed;
+        alembic's own command line exits with 1 instead, having printed the
+        report.
+    :raises SchemaError: when the command cannot be run at all.
+    """
+    by_command_line = context.config.cmd_opts is not None
+    try:
+        Environment(context, metadata, cluster, settings).run()
+    except MigrationFailedError as error:
+        if by_command_line:
+            # A traceback through alembic would bury the report.
+            raise SystemExit(1) from error
+        raise
+    except ShardError as error:
+        if by_command_line:
+            raise CommandError(str(error)) from error
+        raise
+
+
+def current_shard() -> Shard:
+    """Return the virtual shard that a revision is running on.
+
+    For revisions that must do something else on one of them; all shards
+    must be the same afterwards, or queries will fail on some.
+
+    :raises SchemaError: when none is, as with ``--sql``.
+    """
+    from alembic import op
+
+    with suppress(NameError):
+        found = op.get_context().opts.get("sqla_shard")
+        if isinstance(found, Shard):
+            return found
+    raise SchemaError(
+        "no revision is running on a virtual shard: current_shard() is for "
+        "upgrade() and downgrade(), and has no answer for --sql, which is "
+        "printed once for all shards"
+    )
+
+
+class Environment:
+    """One command of alembic, on the shards of a keyspace.
+
+    :ivar places: where the shards are.
+    :ivar keyspace: whose shards they are.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        metadata: MetaData,
+        cluster: Cluster | None,
+        settings: dict[str, Any],
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        given = self._config.attributes.get(ATTRIBUTE, {})
+        self._given: dict[str, Any] = given
+        self.options: RunOptions = given.get("options") or RunOptions.parse(
+            context.get_x_argument(as_dictionary=True)
+        )
+        self._cluster = cluster or given.get("cluster") or self._from_file()
+        self._closes = cluster is None and "cluster" not in given
+        self.places = self._cluster.places
+        self.keyspace = self._keyspace()
+        self.version_table = settings.get("version_table", "alembic_version")
+        self.settings = {
+            **comparing(
+                metadata,
+                keyspace=self.keyspace.name,
+                topology=self.places.topology,
+            ),
+            **settings,
+        }
+
+    def _from_file(self) -> Cluster:
+        path = self._config.get_section_option(
+            self._config.config_ini_section, "topology"
+        )
+        if path is None:
+            raise SchemaOptionError(
+                "alembic.ini names no topology; write topology = "
+                "%(here)s/topology.toml below "
+                f"[{self._config.config_ini_section}], or give run_env() a "
+                "cluster",
+                option="topology",
+                value="",
+            )
+        return Cluster.from_file(path)
+
+    def _keyspace(self) -> Keyspace:
+        name = self._config.get_section_option(
+            self._config.config_ini_section, "keyspace"
+        )
+        topology = self.places.topology
+        if name is None and len(topology.keyspaces) == 1:
+            return next(iter(topology.keyspaces.values()))
+        if name is None:
+            raise SchemaOptionError(
+                "the topology has several keyspaces; write keyspace = NAME "
+                f"below [{self._config.config_ini_section}] of alembic.ini, "
+                f"one of {', '.join(topology.keyspaces)}",
+                option="keyspace",
+                value="",
+            )
+        return topology.keyspace(name)
+
+    # -- what is asked for
+
+    def shards(self) -> list[Shard]:
+        """Return the shards that the command is for."""
+        return shards_of(
+            self.places,
+            self.keyspace,
+            self.options.shards,
+            self.options.servers,
+        )
+
+    def reference(self) -> Shard:
+        """Return the shard that models are compared with."""
+        number = self.options.reference or 0
+        return shards_of(self.places, self.keyspace, [number])[0]
+
+    def versions(self, shards: list[Shard] | None = None) -> list[Version]:
+        """Return where shards are, by default all that it is for."""
+        return read_versions(
+            self.places,
+            self.shards() if shards is None else shards,
+            self.version_table,
+        )
+
+    def run(self) -> None:
+        """Do what the command does."""
+        try:
+            if self._context.is_offline_mode():
+                self._print_sql()
+                return
+            # Without a connection: only to learn the command.
+            self._configure(dialect_name=self._dialect())
+            opts = self._context.get_context().opts
+            fn = opts["fn"]
+            own = self._given.get("command")
+            if own is not None:
+                own(self, fn)
+            elif fn.__name__ in _EVERYWHERE:
+                self.everywhere(fn, str(opts.get("destination_rev", "head")))
+            elif fn.__name__ == "display_version":
+                self._current(fn)
+            elif fn.__name__ in _ON_REFERENCE:
+                self._on_reference()
+            else:
+                raise SchemaError(
+                    f"{fn.__name__!r} is no command that is known to work on "
+                    "many databases; use upgrade, downgrade, stamp, current, "
+                    "check or revision"
+                )
+        finally:
+            if self._closes:
+                self._cluster.close()
+
+    def _configure(self, **more: Any) -> None:
+        self._context.configure(**{**self.settings, **more})
+
+    def _dialect(self) -> str:
+        engine = self.reference().place.engine
+        return engine.url.get_backend_name()
+
+    # -- on every shard
+
+    def everywhere(self, fn: Callable[..., Any], target: str) -> RunReport:
+        """Change every shard that needs it.
+
+        :raises MigrationFailedError: when one could not be changed.
+        """
+        versions = self.versions()
+        check_target(target, versions)
+        context = self._context.get_context()
+        command = fn.__name__.removeprefix("do_")
+        report = run(
+            versions,
+            command=command,
+            target=target,
+            steps=lambda heads: fn(heads, context),
+            applier=partial(
+                Applier,
+                self._context,
+                fn,
+                self.places,
+                self.options,
+                self.settings,
+            ),
+            options=self.options,
+            progress=self._progress(),
+        )
+        self._tell(report)
+        return report
+
+    def _progress(self) -> Progress:
+        given: Progress | None = self._given.get("progress")
+        return given or progress_on(sys.stderr)
+
+    def _tell(self, report: RunReport) -> None:
+        if self.options.report is not None:
+            text = json.dumps(report.to_mapping(), indent=2)
+            Path(self.options.report).write_text(f"{text}\n", "utf-8")
+        self._given["report"] = report
+        if "progress" not in self._given:
+            self._config.print_stdout("%s", report)
+        if not report.ok:
+            bad = [o for o in report.outcomes if not o.state.is_good]
+            raise MigrationFailedError(
+                str(report),
+                report=report.to_mapping(),
+                shards=[one.shard_id for one in bad],
+            )
+
+    # -- on one, or none
+
+    def _on_reference(self) -> None:
+        version = self.versions([self.reference()])[0]
+        shard = version.shard
+        if not version.is_known:
+            raise SchemaError(
+                f"the models are compared with {shard}, which "
+                f"{version.error or 'is missing'}; choose another with -x "
+                "reference=N, or make the databases with: sqla-shard schema "
+                "provision"
+            )
+        engine = self.places.engines.apart(shard.place.engine)
+        with engine.connect() as connection:
+            shard.place.backend.ddl.enter(connection, shard.schema)
+            self._configure(connection=connection, sqla_shard=shard)
+            with self._context.begin_transaction():
+                self._context.run_migrations()
+        engine.dispose()
+
+    def _current(self, fn: Callable[..., Any]) -> None:
+        groups: dict[tuple[str, ...], list[Version]] = {}
+        lost = []
+        for version in self.versions():
+            if version.is_known:
+                groups.setdefault(version.heads, []).append(version)
+            else:
+                lost.append(version)
+        for heads, versions in groups.items():
+            ids = as_ranges(version.shard.shard_id for version in versions)
+            self._config.print_stdout(
+                "%s",
+                f"{len(versions)} of {self.keyspace.name}"
+                f"{'' if heads else ', at no revision'}: {ids}",
+            )
+            # Alembic itself prints the revision, as its options want it.
+            shard = versions[0].shard
+            engine = self.places.engines.apart(shard.place.engine)
+            with engine.connect() as connection:
+                shard.place.backend.ddl.enter(connection, shard.schema)
+                self._configure(connection=connection)
+                self._context.run_migrations()
+            engine.dispose()
+        if lost:
+            raise SchemaError(
+                "; ".join(
+                    f"{v.shard}: {v.error or 'no such database'}" for v in lost
+                )
+            )
+
+    def _print_sql(self) -> None:
+        shards = self.shards()
+        url = shards[0].place.engine.url
+        self._configure(
+            dialect_name=url.get_backend_name(),
+            literal_binds=True,
+            dialect_opts={"paramstyle": "named"},
+        )
+        names = f"{shards[0].database} to {shards[-1].database}"
+        context = self._context.get_context()
+        context.impl.static_output(
+            f"-- The same for each of {len(shards)} databases: {names}"
+        )
+        with self._context.begin_transaction():
+            self._context.run_migrations()

@@ -1,0 +1,441 @@
+"""What a revision has done on a virtual shard, statement by statement.
+
+Before a statement runs, an entry for it is inserted into the ledger, over
+the same connection and in the same transaction:
+
+- a change of tables commits it before it begins, so an entry that has no
+  successor is of a statement in flight: looking at the tables it names tells
+  whether it took effect, for they are as they were or they are not;
+- rows that a statement writes are committed, or rolled back, together with
+  its entry: it is in the ledger exactly when it took effect;
+- what is neither is committed before and after, so that its entry is there
+  in any case; when it has no successor, nothing tells what became of it.
+
+An entry with a successor has taken effect.  With the last COMMIT of the
+revision, which also writes alembic's version, the entries are closed.
+
+When a revision is run again after an interruption, statements that have
+taken effect are skipped, if they are the same as then.  A revision that
+reads the database before that is not run: its answers could be others now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timezone
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy import delete
+from sqlalchemy import event
+from sqlalchemy import insert
+from sqlalchemy import select
+from sqlalchemy import update
+
+from sqla_shard.dialects import DDL
+from sqla_shard.exc import InDoubtError
+from sqla_shard.schema.internal import LEDGER
+from sqla_shard.schema.statements import Effect
+from sqla_shard.schema.statements import read
+from sqla_shard.schema.statements import Reading
+
+__all__ = [
+    "Entry",
+    "Interrupted",
+    "Journal",
+    "open_entries",
+    "said",
+    "settled",
+]
+
+STARTED = "started"
+FAILED = "failed"
+FINISHED = "finished"
+#: What an operator has said of a statement in doubt.
+DONE = "done"
+UNDONE = "undone"
+
+_SHOWN = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One statement in the ledger, of a revision that has not ended.
+
+    :ivar direction: ``"upgrade"`` or ``"downgrade"``.
+    :ivar number: position of the statement in its revision, from 0.
+    :ivar tables_before: what the tables it names were like before it; None
+        where that tells nothing.
+    """
+
+    id: int
+    direction: str
+    revision: str
+    number: int
+    state: str
+    statement: str
+    digest: str
+    tables_before: str | None
+    error: str | None
+
+    @property
+    def step(self) -> str:
+        """The revision, as messages name it."""
+        return f"{self.direction} of {self.revision}"
+
+
+_COLUMNS = [LEDGER.c[name] for name in Entry.__dataclass_fields__]
+_OPEN = (
+    select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
+)
+
+
+def open_entries(connection: Connection) -> list[Entry]:
+    """Return the entries of the revision that has not ended, in order."""
+    return [Entry(**row._mapping) for row in connection.execute(_OPEN)]
+
+
+def said(statement: str) -> str:
+    """Return a statement on one line, cut to what a message can show."""
+    line = " ".join(statement.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+
+
+def settled(connection: Connection, ddl: DDL, last: Entry) -> bool:
+    """Tell whether the last entry of a revision has taken effect.
+
+    :param last: the entry that has no successor.
+    :raises InDoubtError: when that cannot be told.
+    """
+    if last.state in (DONE, UNDONE):
+        return last.state == DONE
+    if not last.statement:
+        return False  # The revision failed between two statements.
+    if last.tables_before is None:
+        if last.state == FAILED and read(last.statement).effect is Effect.ROWS:
+            return False
+        raise InDoubtError(
+            f"{last.step} was interrupted in its statement "
+            f"{last.number + 1}, and no look at the tables tells whether it "
+            f"took effect: {said(last.statement)}",
+            statement=last.statement,
+        )
+    before = json.loads(last.tables_before)
+    now = ddl.definitions(connection, before)
+    changed = {table for table in before if before[table] != now[table]}
+    if not changed:
+        return False
+    if last.state == FAILED or len(changed) < len(before):
+        raise InDoubtError(
+            f"{last.step} was interrupted in its statement "
+            f"{last.number + 1}, and of the tables that it names only "
+            f"{', '.join(sorted(changed))} changed: {said(last.statement)}",
+            statement=last.statement,
+        )
+    return True
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: it was asked for
+    """Raised before a statement, once the run was told to stop."""
+
+
+class Journal:
+    """Writes the ledger of the shard that a connection is on.
+
+    :param connection: what revisions run on; its engine is listened to.
+    :ivar stop: whether to run no further statement.
+    :ivar count: how many statements ran on the shard.
+    """
+
+    stop = False
+
+    def __init__(self, connection: Connection, ddl: DDL) -> None:
+        self._connection = connection
+        self._ddl = ddl
+        self._runner = f"{socket.gethostname()} {os.getpid()}"[:255]
+        self._listening = False
+        self.entries: list[Entry] = []
+        self.count = 0
+        self._forget()
+        engine = connection.engine
+        event.listen(engine, "do_execute", self._execute)
+        event.listen(engine, "do_executemany", self._execute_many)
+        event.listen(engine, "do_execute_no_params", self._execute_bare)
+
+    def _forget(self) -> None:
+        self._direction = self._revision = ""
+        self._digest = ""
+        self._number = 0
+        self._runs = self._has_read = False
+        self._skipped: list[Entry] = []
+        self._names: set[str] | None = None
+        self._rolls_back: bool | None = None
+
+    def enter(self) -> None:
+        """Begin with a shard: read what was left open there."""
+        self._listening = False
+        self._forget()
+        self.count = 0
+        self.entries = open_entries(self._connection)
+
+    # -- one revision
+
+    def begin(self, direction: str, revision: str) -> None:
+        """Begin with a revision, or go on with it.
+
+        :raises InDoubtError: when another one was interrupted here, or what
+            this one has done cannot be told.
+        """
+        self._forget()
+        self._direction, self._revision = direction, revision
+        if self.entries:
+            self._go_on(self.entries[-1])
+        self._listening = True
+
+    def _go_on(self, last: Entry) -> None:
+        if (last.direction, last.revision) != (
+            self._direction,
+            self._revision,
+        ):
+            raise InDoubtError(
+                f"{last.step} was interrupted here; finish it before "
+                f"{self._direction} of {self._revision}",
+                statement=last.statement,
+            )
+        if settled(self._connection, self._ddl, last):
+            self._skipped = self.entries
+            return
+        self._skipped = self.entries[:-1]
+        with self._silently():
+            self._connection.execute(
+                delete(LEDGER).where(LEDGER.c.id == last.id)
+            )
+
+    def end(self) -> None:
+        """End with the statements of a revision; its version comes next.
+
+        :raises InDoubtError: when it is not the one that was interrupted.
+        """
+        self._listening = False
+        if self._number < len(self._skipped):
+            raise self._changed(self._skipped[self._number])
+
+    def close(self) -> None:
+        """Close the entries of a revision, to be committed with it."""
+        if self._number or self.entries:
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.is_open.is_(True))
+                .values(is_open=False, state=FINISHED, ended_at=_now())
+            )
+        self.entries = []
+
+    @property
+    def step(self) -> str | None:
+        """The revision that has begun, as messages name it."""
+        if not self._revision:
+            return None
+        return f"{self._direction} of {self._revision}"
+
+    def note(self, error: str) -> None:
+        """Write down why it cannot be told what a revision has done."""
+        self._listening = False
+        self.entries = open_entries(self._connection)
+        if self.entries:
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.id == self.entries[-1].id)
+                .values(error=error)
+            )
+
+    def fail(self, error: str) -> list[Entry]:
+        """Write down that the revision failed; its transaction is over.
+
+        :returns: the entries of statements that have taken effect.
+        """
+        self._listening = False
+        self.entries = open_entries(self._connection)
+        last = self.entries[-1] if self.entries else None
+        done = self.entries
+        if self._runs and last is not None and last.number == self._number - 1:
+            done = self.entries[:-1]
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.id == last.id)
+                .values(state=FAILED, error=error, ended_at=_now())
+            )
+        elif self._revision:
+            self._insert(len(done), "", None, state=FAILED, error=error)
+        return done
+
+    # -- one statement
+
+    def _execute(
+        self, cursor: Any, statement: str, parameters: Any, context: Any
+    ) -> bool | None:
+        dialect = context.dialect
+        return self._on(
+            statement,
+            parameters,
+            lambda: dialect.do_execute(cursor, statement, parameters, context),
+        )
+
+    def _execute_many(
+        self, cursor: Any, statement: str, parameters: Any, context: Any
+    ) -> bool | None:
+        dialect = context.dialect
+        return self._on(
+            statement,
+            parameters,
+            lambda: dialect.do_executemany(
+                cursor, statement, parameters, context
+            ),
+        )
+
+    def _execute_bare(
+        self, cursor: Any, statement: str, context: Any
+    ) -> bool | None:
+        dialect = context.dialect
+        return self._on(
+            statement,
+            None,
+            lambda: dialect.do_execute_no_params(cursor, statement, context),
+        )
+
+    def _on(
+        self, statement: str, parameters: Any, run: Callable[[], None]
+    ) -> bool | None:
+        if not self._listening:
+            return None
+        reading = read(statement)
+        if reading.effect is Effect.READS:
+            self._check_reading(statement)
+            self._has_read = True
+        if reading.effect in (Effect.READS, Effect.SESSION):
+            return None
+        number = self._number
+        self._number += 1
+        shown = f"{self._digest}\n{statement}\n{parameters!r}"
+        self._digest = sha256(shown.encode()).hexdigest()
+        if number < len(self._skipped):
+            if self._skipped[number].digest != self._digest:
+                raise self._changed(self._skipped[number])
+            return True
+        # One that has read could not be gone on with after statements that
+        # have taken effect: it goes on to its end instead.
+        if self.stop and not self._has_read:
+            raise Interrupted
+        with self._silently():
+            apart = self._write(number, statement, reading)
+        self._runs = True
+        run()
+        self._runs = False
+        self.count += 1
+        if apart:
+            self._commit()
+        return True
+
+    def _write(self, number: int, statement: str, reading: Reading) -> bool:
+        """Insert the entry of a statement.
+
+        :returns: whether the statement is to be committed by itself.
+        """
+        if self._ddl.undoes:
+            self._insert(number, statement, None)
+            return False
+        if reading.effect is Effect.TABLES:
+            before = json.dumps(self._before(statement, reading))
+            # Committed by the statement itself, before it begins.
+            self._insert(number, statement, before)
+            return False
+        self._insert(number, statement, None)
+        if reading.effect is Effect.ROWS and self._is_rolled_back():
+            return False
+        self._commit()
+        return True
+
+    def _before(self, statement: str, reading: Reading) -> dict[str, Any]:
+        tables = reading.tables
+        if self._names is None:
+            self._names = self._ddl.names(self._connection)
+        name = tables[0].strip("`")
+        if len(tables) == 1 and "." not in name and name not in self._names:
+            # To ask for each table that is yet to be created would be a
+            # round trip more for nothing.
+            self._names.add(name)
+            return {tables[0]: None}
+        self._names = None if len(tables) > 1 else self._names
+        return dict(self._ddl.definitions(self._connection, tables))
+
+    def _insert(
+        self,
+        number: int,
+        statement: str,
+        before: str | None,
+        *,
+        state: str = STARTED,
+        error: str | None = None,
+    ) -> None:
+        self._connection.execute(
+            insert(LEDGER).values(
+                direction=self._direction,
+                revision=self._revision,
+                number=number,
+                state=state,
+                statement=statement,
+                digest=self._digest,
+                tables_before=before,
+                error=error,
+                runner=self._runner,
+                started_at=_now(),
+                is_open=True,
+            )
+        )
+
+    def _is_rolled_back(self) -> bool:
+        if self._rolls_back is None:
+            self._rolls_back = self._ddl.rolls_back(self._connection)
+        return self._rolls_back
+
+    def _commit(self) -> None:
+        # Past SQLAlchemy, whose transaction is that of the whole revision.
+        self._connection.connection.commit()
+
+    def _check_reading(self, statement: str) -> None:
+        if self._number < len(self._skipped):
+            first = self._skipped[0]
+            raise InDoubtError(
+                f"{first.step} was interrupted after "
+                f"{len(self._skipped)} statement(s), and it reads the "
+                "database before that, which may have answered otherwise "
+                f"then: {said(statement)}",
+                statement=statement,
+            )
+
+    def _changed(self, entry: Entry) -> InDoubtError:
+        return InDoubtError(
+            f"{entry.step} is not the same as when it was interrupted: its "
+            f"statement {entry.number + 1} was {said(entry.statement)}",
+            statement=entry.statement,
+        )
+
+    @contextmanager
+    def _silently(self) -> Iterator[None]:
+        """Let statements of this journal itself pass."""
+        self._listening, listened = False, self._listening
+        try:
+            yield
+        finally:
+            self._listening = listened
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc).replace(tzinfo=None)

@@ -1,0 +1,162 @@
+"""What became of every virtual shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import asdict
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sqla_shard.schema.selecting import as_ranges
+
+__all__ = ["Outcome", "RunReport", "State"]
+
+
+class State(Enum):
+    """What became of a virtual shard."""
+
+    CHANGED = "changed"
+    CURRENT = "nothing to do"
+    FAILED = "failed"
+    IN_DOUBT = "in doubt"
+    INTERRUPTED = "interrupted, the next run goes on"
+    HELD = "another runner is at work"
+    MISSING = "no such database"
+    UNREACHABLE = "server not reached"
+    SKIPPED = "not attempted"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the shard is as the command wants it."""
+        return self in (State.CHANGED, State.CURRENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one virtual shard.
+
+    :ivar steps: the revisions that were applied, such as ``"upgrade of
+        1975ea83b712"``, in order.
+    :ivar statements: how many statements ran.
+    :ivar seconds: how long it took.
+    :ivar error: what went wrong, or None.
+    :ivar step: the revision that failed, or None.
+    :ivar done: the statements of that revision which have taken effect all
+        the same, because the server cannot roll them back.
+    """
+
+    shard_id: int
+    server: str
+    database: str
+    state: State
+    steps: tuple[str, ...] = ()
+    statements: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    step: str | None = None
+    done: tuple[str, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {**asdict(self), "state": self.state.value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """What became of every virtual shard that a command was for.
+
+    ``str()`` has a line for each kind of outcome and some for each failure.
+
+    :ivar command: such as ``"upgrade"``.
+    :ivar target: the revision asked for.
+    :ivar keyspace: whose shards they are.
+    :ivar outcomes: one for each shard, in order.
+    :ivar seconds: how long it took in all.
+    :ivar interrupted: whether it was told to stop.
+    """
+
+    command: str
+    target: str
+    keyspace: str
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every shard is as the command wants it."""
+        return all(outcome.state.is_good for outcome in self.outcomes)
+
+    def of(self, state: State) -> list[Outcome]:
+        """Return the outcomes of one kind."""
+        return [one for one in self.outcomes if one.state is state]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {
+            "command": self.command,
+            "target": self.target,
+            "keyspace": self.keyspace,
+            "ok": self.ok,
+            "interrupted": self.interrupted,
+            "seconds": round(self.seconds, 3),
+            "counts": {state.value: len(self.of(state)) for state in State},
+            "shards": [outcome.to_mapping() for outcome in self.outcomes],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        total = len(self.outcomes)
+        yield (
+            f"{self.command} to {self.target}: {total} virtual shard"
+            f"{'' if total == 1 else 's'} of {self.keyspace} in "
+            f"{self.seconds:.1f} s{' (interrupted)' * self.interrupted}"
+        )
+        for state in State:
+            found = self.of(state)
+            if found:
+                ids = as_ranges(one.shard_id for one in found)
+                yield f"  {len(found)} {state.value}: {ids}"
+        yield from _failures(self.outcomes)
+
+
+_SHOWN = 10
+
+
+def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """Show each error once, with the shards that had it."""
+    alike: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        if one.error is not None:
+            error = one.error.replace(one.database, "<database>")
+            alike.setdefault(error, []).append(one)
+    for error, found in list(alike.items())[:_SHOWN]:
+        first = found[0]
+        names = ", ".join(
+            f"{one.database} on {one.server}" for one in found[:3]
+        )
+        if len(found) > 3:
+            names += f" and {len(found) - 3} more"
+        yield f"{first.state.value}: {names}"
+        for line in (first.error or error).splitlines():
+            yield f"    {line}"
+        if first.step is not None:
+            yield from _already(first)
+    if len(alike) > _SHOWN:
+        yield f"and {len(alike) - _SHOWN} other errors; see the JSON report"
+
+
+def _already(outcome: Outcome) -> Iterator[str]:
+    if not outcome.done:
+        yield f"    nothing of the {outcome.step} has taken effect"
+        return
+    yield (
+        f"    of the {outcome.step} {len(outcome.done)} statement(s) have "
+        "taken effect already; the next run goes on after them:"
+    )
+    for number, statement in enumerate(outcome.done, 1):
+        yield f"      {number}. {statement}"

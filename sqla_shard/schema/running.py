@@ -1,0 +1,204 @@
+"""Changing many shards: one first, then a wave, then all others.
+
+Shards that are where the command wants them are left alone.  Of the others
+the first is changed by itself: most mistakes of a revision show there.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from sqla_shard.exc import DivergedRevisionsError
+from sqla_shard.schema.applying import Applier
+from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.progress import Progress
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.selecting import as_ranges
+from sqla_shard.schema.versions import Version
+from sqla_shard.schema.workers import Workers
+
+__all__ = ["check_target", "run"]
+
+_RELATIVE = re.compile(r"(?:[^@]+@)?[+-]\d+")
+#: Commands of alembic that have something to do on every shard.
+_ALWAYS = frozenset({"do_ensure_version"})
+
+
+def check_target(target: str, versions: Iterable[Version]) -> None:
+    """Refuse a relative target where shards are at several revisions.
+
+    :raises DivergedRevisionsError: in that case.
+    """
+    if not _RELATIVE.fullmatch(target):
+        return
+    at: dict[str, list[int]] = {}
+    for version in versions:
+        if version.is_known:
+            heads = ", ".join(version.heads) or "no revision"
+            at.setdefault(heads, []).append(version.shard.shard_id)
+    if len(at) > 1:
+        raise DivergedRevisionsError(
+            target=target,
+            heads={
+                heads: f"shards {as_ranges(ids, 4)}"
+                for heads, ids in at.items()
+            },
+        )
+
+
+def run(
+    versions: Sequence[Version],
+    *,
+    command: str,
+    target: str,
+    steps: Callable[[tuple[str, ...]], Iterable[Any]],
+    applier: Callable[[], Applier],
+    options: RunOptions,
+    progress: Progress,
+) -> RunReport:
+    """Do what a command does, on every shard that needs it.
+
+    :param versions: where each shard is.
+    :param steps: what there is to do for a shard at some revisions.
+    :param applier: makes what does it, in each process.
+    """
+    began = monotonic()
+    keyspace = versions[0].shard.keyspace
+    outcomes = dict(_known(versions))
+    needs: dict[tuple[str, ...], bool] = {}
+    for version in versions:
+        if version.is_known and version.heads not in needs:
+            needs[version.heads] = command in _ALWAYS or bool(
+                list(steps(version.heads))
+            )
+    todo = []
+    for index, version in enumerate(versions):
+        if index in outcomes:
+            continue
+        if needs[version.heads] or version.open is not None:
+            todo.append(index)
+        else:
+            outcomes[index] = _outcome(version, State.CURRENT)
+    stopped = False
+    if any(not one.state.is_good for one in outcomes.values()) and not (
+        options.continue_on_error
+    ):
+        # A database that is missing, say: nothing is begun before somebody
+        # has looked.
+        todo, skipped = [], todo
+        for index in skipped:
+            outcomes[index] = _outcome(versions[index], State.SKIPPED)
+    progress.begin(command, target, len(versions), outcomes.values())
+    if todo:
+        workers = Workers(
+            versions=[versions[i] for i in todo],
+            jobs=options.jobs,
+            applier=applier,
+        )
+        with _signals(workers):
+            try:
+                for position, outcome in _in_waves(
+                    workers, todo, versions, options
+                ):
+                    outcomes[todo[position]] = outcome
+                    progress.advance(outcome)
+            finally:
+                workers.close()
+        stopped = workers.is_told
+    report = RunReport(
+        command=command,
+        target=target,
+        keyspace=keyspace,
+        outcomes=tuple(outcomes[i] for i in range(len(versions))),
+        seconds=monotonic() - began,
+        interrupted=stopped,
+    )
+    progress.end(report)
+    return report
+
+
+def _known(versions: Sequence[Version]) -> Iterator[tuple[int, Outcome]]:
+    for index, version in enumerate(versions):
+        if version.is_missing:
+            yield (
+                index,
+                _outcome(
+                    version,
+                    State.MISSING,
+                    f"there is no database {version.shard.database} on "
+                    f"{version.shard.server}. Is it lost, or elsewhere? "
+                    "New databases are made by: sqla-shard schema provision",
+                ),
+            )
+        elif version.error is not None:
+            yield index, _outcome(version, State.UNREACHABLE, version.error)
+
+
+def _outcome(
+    version: Version, state: State, error: str | None = None
+) -> Outcome:
+    shard = version.shard
+    return Outcome(
+        shard_id=shard.shard_id,
+        server=shard.server,
+        database=shard.database,
+        state=state,
+        error=error,
+    )
+
+
+def _in_waves(
+    workers: Workers,
+    todo: Sequence[int],
+    versions: Sequence[Version],
+    options: RunOptions,
+) -> Iterator[tuple[int, Outcome]]:
+    servers = {versions[index].shard.server for index in todo}
+    size = options.wave or options.jobs * len(servers)
+    waves = [range(1), *_rest(len(todo), size, again=options.wave is not None)]
+    for number, wave in enumerate(waves):
+        if number and options.pause:
+            workers.pause(options.pause)
+        yield from workers.run(wave, goes_on=options.continue_on_error)
+
+
+def _rest(count: int, size: int, *, again: bool) -> Iterator[range]:
+    """Yield the waves after the first shard, by position.
+
+    :param again: whether all waves are of that size, or the last has all.
+    """
+    first = 1
+    while first < count:
+        last = min(first + size, count)
+        yield range(first, last)
+        first = last
+        if not again:
+            size = count
+
+
+@contextmanager
+def _signals(workers: Workers) -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the run after what is in flight."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, workers.stop)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

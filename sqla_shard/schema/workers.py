@@ -1,0 +1,198 @@
+"""Processes that change shards, a few for each server.
+
+Alembic keeps its environment in global variables, so shards are changed at
+the same time by processes, not by threads.  They are forked, with the
+revisions loaded; each has one connection.  Shards are sent to them one at a
+time, and so none that is not needed any more is begun.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+from sqla_shard.schema.applying import Applier
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.versions import Version
+
+__all__ = ["Workers"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Workers:
+    """The processes of one run.
+
+    :param versions: the shards that there is something to do for.
+    :param jobs: how many processes for each server, at most.
+    :param applier: makes what each process does.
+    """
+
+    def __init__(
+        self,
+        versions: Sequence[Version],
+        jobs: int,
+        applier: Callable[[], Applier],
+    ) -> None:
+        self._versions = versions
+        self._applier = applier
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._server: dict[Connection, str] = {}
+        self._busy: dict[Connection, int] = {}
+        self._down: dict[str, str] = {}
+        self._reader, self._writer = os.pipe()
+        #: Whether no other shard is to be begun.
+        self.is_stopped = False
+        #: Whether that is because somebody has said so.
+        self.is_told = False
+        counts: dict[str, int] = {}
+        for version in versions:
+            counts[version.shard.server] = (
+                counts.get(version.shard.server, 0) + 1
+            )
+        # What is buffered would be printed by every child.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for server, count in counts.items():
+            for _ in range(min(jobs, count)):
+                self._start(server)
+
+    def _start(self, server: str) -> None:
+        ours, theirs = get_context("fork").Pipe()
+        process = get_context("fork").Process(
+            target=self._work, args=(theirs, ours), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._processes[ours], self._server[ours] = process, server
+
+    def _work(self, pipe: Connection, parents_end: Connection) -> None:
+        # While a process has the other end of a pipe it would never learn
+        # that its parent is gone.
+        for connection in [*self._processes, parents_end]:
+            connection.close()
+        applier = self._applier()
+        for number in _SIGNALS:
+            signal.signal(number, applier.stop)
+        try:
+            while (index := pipe.recv()) is not None:
+                pipe.send(applier(self._versions[index]))
+        except (EOFError, BrokenPipeError):
+            pass  # The parent was killed; the shard has been finished.
+        finally:
+            applier.close()
+
+    # -- in the parent
+
+    def run(
+        self, indexes: Iterable[int], *, goes_on: bool
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield what became of shards, as they are done.
+
+        :param indexes: of :attr:`versions`.
+        :param goes_on: whether to begin others after one has failed.
+        """
+        queues: dict[str, deque[int]] = {}
+        for index in indexes:
+            server = self._versions[index].shard.server
+            queues.setdefault(server, deque()).append(index)
+        while True:
+            self._dispatch(queues)
+            if not self._busy:
+                break
+            for index, outcome in self._received():
+                if not outcome.state.is_good and not goes_on:
+                    self.is_stopped = True
+                yield index, outcome
+        for server, queue in queues.items():
+            for index in queue:
+                yield index, self._not_done(index, self._down.get(server))
+
+    def _dispatch(self, queues: dict[str, deque[int]]) -> None:
+        for pipe, server in self._server.items():
+            if self.is_stopped or server in self._down:
+                continue
+            queue = queues.get(server)
+            if queue and pipe not in self._busy and pipe in self._processes:
+                index = queue.popleft()
+                pipe.send(index)
+                self._busy[pipe] = index
+
+    def _received(self) -> Iterator[tuple[int, Outcome]]:
+        for ready in wait([*self._busy, self._reader]):
+            if ready == self._reader:
+                os.read(self._reader, 64)
+                continue
+            assert isinstance(ready, Connection)  # noqa: S101 - one or the other
+            index = self._busy.pop(ready)
+            try:
+                outcome: Outcome = ready.recv()
+            except (EOFError, ConnectionResetError):
+                outcome = self._lost(ready, index)
+            if outcome.state is State.UNREACHABLE:
+                self._down[outcome.server] = outcome.error or ""
+            yield index, outcome
+
+    def _lost(self, pipe: Connection, index: int) -> Outcome:
+        process = self._processes.pop(pipe)
+        process.join()
+        server = self._server[pipe]
+        if not any(self._server[other] == server for other in self._processes):
+            self._down[server] = "no process is left that works on it"
+        return self._made(
+            index,
+            State.FAILED,
+            f"the process that worked on it ended with status "
+            f"{process.exitcode}; the next run looks at what it has done",
+        )
+
+    def _not_done(self, index: int, reason: str | None) -> Outcome:
+        if reason is None:
+            return self._made(index, State.SKIPPED, None)
+        return self._made(index, State.UNREACHABLE, reason)
+
+    def _made(self, index: int, state: State, error: str | None) -> Outcome:
+        shard = self._versions[index].shard
+        return Outcome(
+            shard_id=shard.shard_id,
+            server=shard.server,
+            database=shard.database,
+            state=state,
+            error=error,
+        )
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless and until told to stop."""
+        if not self.is_stopped and wait([self._reader], seconds):
+            os.read(self._reader, 64)
+
+    def stop(self, *details: object) -> None:
+        """Let statements in flight end and begin no other; a handler."""
+        self.is_stopped = self.is_told = True
+        os.write(self._writer, b".")
+        for process in self._processes.values():
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for pipe, process in self._processes.items():
+            # One that has died is told of when it is waited for.
+            with suppress(BrokenPipeError):
+                pipe.send(None)
+            pipe.close()
+            process.join()
+        os.close(self._reader)
+        os.close(self._writer)
