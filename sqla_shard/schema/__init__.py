@@ -1,8 +1,51 @@
-"""One schema on every virtual shard, by alembic."""
+"""One schema on every virtual shard, by alembic.
+
+``env.py`` of an application is one call, :func:`run_env`; from then on the
+commands of alembic work on all virtual shards of a keyspace.
+
+``selecting``, ``options``   which shards, and how many at a time
+``reports``, ``progress``    what became of them
+``internal``                 the tables of this package itself
+``versions``                 at which revision shards are
+``statements``, ``journal``  what a revision has done, by statement
+``applying``, ``workers``    one shard; processes for many
+``running``                  waves of shards
+``env``                      what ``env.py`` calls
+``status``, ``resolving``, ``commands``  commands beside alembic's
+"""
 
 from __future__ import annotations
 
+from sqla_shard.schema.commands import downgrade
+from sqla_shard.schema.commands import resolve
+from sqla_shard.schema.commands import status
+from sqla_shard.schema.commands import upgrade
 from sqla_shard.schema.env import current_shard
 from sqla_shard.schema.env import run_env
+from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.resolving import Answer
+from sqla_shard.schema.resolving import Resolution
+from sqla_shard.schema.selecting import Shard
+from sqla_shard.schema.status import ShardStatus
+from sqla_shard.schema.status import StatusReport
 
-__all__ = ["current_shard", "run_env"]
+__all__ = [
+    "Answer",
+    "Outcome",
+    "Resolution",
+    "RunOptions",
+    "RunReport",
+    "Shard",
+    "ShardStatus",
+    "State",
+    "StatusReport",
+    "current_shard",
+    "downgrade",
+    "resolve",
+    "run_env",
+    "status",
+    "upgrade",
+]

@@ -17,7 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alembic import op
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
+from sqlalchemy import Connection
 from sqlalchemy import MetaData
 
 from sqla_shard.cluster import Cluster
@@ -103,8 +106,6 @@ def current_shard() -> Shard:
 
     :raises SchemaError: when none is, as with ``--sql``.
     """
-    from alembic import op
-
     with suppress(NameError):
         found = op.get_context().opts.get("sqla_shard")
         if isinstance(found, Shard):
@@ -137,7 +138,7 @@ class Environment:
         self.options: RunOptions = given.get("options") or RunOptions.parse(
             context.get_x_argument(as_dictionary=True)
         )
-        self._cluster = cluster or given.get("cluster") or self._from_file()
+        self._cluster = given.get("cluster") or cluster or self._from_file()
         self._closes = cluster is None and "cluster" not in given
         self.places = self._cluster.places
         self.keyspace = self._keyspace()
@@ -182,6 +183,12 @@ class Environment:
                 value="",
             )
         return topology.keyspace(name)
+
+    @property
+    def script(self) -> ScriptDirectory:
+        """The revisions of the application."""
+        found: ScriptDirectory = self._context.script
+        return found
 
     # -- what is asked for
 
@@ -294,6 +301,28 @@ class Environment:
 
     # -- on one, or none
 
+    def stamp(
+        self, connection: Connection, shard: Shard, direction: str, to: str
+    ) -> None:
+        """Write down that a revision was applied to a shard, or undone.
+
+        :param connection: on the shard; it is left to be committed.
+        :param direction: ``"upgrade"`` or ``"downgrade"``.
+        :param to: the revision that was applied, or undone.
+        """
+
+        def steps(heads: Any, context: Any) -> Any:
+            if direction == "upgrade":
+                found = self.script._upgrade_revs(to, heads)
+            else:
+                found = self.script._downgrade_revs(f"{to}-1", heads)
+            for step in found:
+                step.migration_fn = _nothing
+            return found
+
+        self._configure(connection=connection, fn=steps, sqla_shard=shard)
+        self._context.get_context().run_migrations()
+
     def _on_reference(self) -> None:
         version = self.versions([self.reference()])[0]
         shard = version.shard
@@ -357,3 +386,7 @@ class Environment:
         )
         with self._context.begin_transaction():
             self._context.run_migrations()
+
+
+def _nothing(**kwargs: Any) -> None:
+    """Stand for a revision whose work is done."""

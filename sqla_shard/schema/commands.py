@@ -1,0 +1,184 @@
+"""The commands of this package, beside those of alembic.
+
+Each takes alembic's ``Config``, as the functions of ``alembic.command`` do,
+and runs the ``env.py`` of the application to learn its cluster::
+
+    from alembic.config import Config
+    from sqla_shard import schema
+
+    report = schema.upgrade(Config("alembic.ini"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from typing import TypeVar
+
+from alembic import command as alembic_command
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+
+from sqla_shard.cluster import Cluster
+from sqla_shard.schema.env import ATTRIBUTE
+from sqla_shard.schema.env import Environment
+from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.progress import Progress
+from sqla_shard.schema.progress import SilentProgress
+from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.resolving import Answer
+from sqla_shard.schema.resolving import Resolution
+from sqla_shard.schema.resolving import resolve_shard
+from sqla_shard.schema.status import status_of
+from sqla_shard.schema.status import StatusReport
+
+__all__ = ["downgrade", "in_environment", "resolve", "status", "upgrade"]
+
+T = TypeVar("T")
+
+
+def in_environment(
+    config: Config,
+    command: Callable[[Environment, Callable[..., Any]], T],
+    *,
+    fn: Callable[..., Any] | None = None,
+    options: RunOptions | None = None,
+    cluster: Cluster | None = None,
+    progress: Progress | None = None,
+) -> T:
+    """Run the application's ``env.py``, and a command in its place.
+
+    :param command: is called with the environment, and with ``fn``.
+    :param fn: the steps of a database, as alembic's own commands give them;
+        by default an upgrade to the newest revision.
+    """
+    script = ScriptDirectory.from_config(config)
+    results: list[T] = []
+
+    def upgrade(heads: Any, context: Any) -> Any:
+        return script._upgrade_revs("heads", heads)
+
+    def run(environment: Environment, steps: Callable[..., Any]) -> None:
+        results.append(command(environment, steps))
+
+    given = _given(options, cluster, progress)
+    config.attributes[ATTRIBUTE] = {**given, "command": run}
+    try:
+        with EnvironmentContext(
+            config, script, fn=fn or upgrade, destination_rev="heads"
+        ):
+            script.run_env()
+    finally:
+        del config.attributes[ATTRIBUTE]
+    return results[0]
+
+
+def _given(
+    options: RunOptions | None,
+    cluster: Cluster | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "options": options or RunOptions(),
+        "progress": progress or SilentProgress(),
+    }
+    if cluster is not None:
+        given["cluster"] = cluster
+    return given
+
+
+def upgrade(
+    config: Config,
+    revision: str = "head",
+    *,
+    options: RunOptions | None = None,
+    cluster: Cluster | None = None,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Upgrade every virtual shard, as ``alembic upgrade`` does.
+
+    :param revision: the target.
+    :param options: which shards, and how many at a time.
+    :param cluster: where the shards are; by default ``env.py`` says it.
+    :param progress: told of each shard as it is done.
+    :raises MigrationFailedError: when not every shard could be upgraded.
+    """
+    return _changed(
+        config, alembic_command.upgrade, revision, options, cluster, progress
+    )
+
+
+def downgrade(
+    config: Config,
+    revision: str,
+    *,
+    options: RunOptions | None = None,
+    cluster: Cluster | None = None,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Downgrade every virtual shard, as ``alembic downgrade`` does.
+
+    :param revision: the target.
+    :param options: which shards, and how many at a time.
+    :param cluster: where the shards are; by default ``env.py`` says it.
+    :param progress: told of each shard as it is done.
+    :raises MigrationFailedError: when not every shard could be downgraded.
+    """
+    return _changed(
+        config, alembic_command.downgrade, revision, options, cluster, progress
+    )
+
+
+def _changed(
+    config: Config,
+    command: Callable[[Config, str], None],
+    revision: str,
+    options: RunOptions | None,
+    cluster: Cluster | None,
+    progress: Progress | None,
+) -> RunReport:
+    given = _given(options, cluster, progress)
+    config.attributes[ATTRIBUTE] = given
+    try:
+        command(config, revision)
+    finally:
+        del config.attributes[ATTRIBUTE]
+    report: RunReport = given["report"]
+    return report
+
+
+def status(
+    config: Config,
+    *,
+    options: RunOptions | None = None,
+    cluster: Cluster | None = None,
+) -> StatusReport:
+    """Tell at which revision every virtual shard is; changes nothing.
+
+    :param options: which shards.
+    :param cluster: where the shards are; by default ``env.py`` says it.
+    """
+    return in_environment(config, status_of, options=options, cluster=cluster)
+
+
+def resolve(
+    config: Config,
+    shard_id: int,
+    answer: Answer,
+    *,
+    options: RunOptions | None = None,
+    cluster: Cluster | None = None,
+) -> Resolution:
+    """Say what is true of a shard whose revision is in doubt.
+
+    :param shard_id: the shard; somebody has looked at its database.
+    :param answer: what was found there.
+    :param cluster: where the shards are; by default ``env.py`` says it.
+    :raises SchemaError: when nothing is in doubt there.
+    """
+
+    def run(environment: Environment, steps: Any) -> Resolution:
+        return resolve_shard(environment, shard_id, answer)
+
+    return in_environment(config, run, options=options, cluster=cluster)
