@@ -26,6 +26,7 @@ from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selecting import Shard
+from sqla_shard.schema.static import is_static
 from sqla_shard.schema.versions import Version
 
 __all__ = ["Applier"]
@@ -58,6 +59,8 @@ class Applier:
         self._options = options
         self._settings = settings
         self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
+        #: The statements of static revisions, by direction and revision.
+        self._sent: dict[tuple[str, str], list[str]] = {}
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._journal: Journal | None = None
@@ -148,7 +151,7 @@ class Applier:
     ) -> None:
         # Another runner may have been here since the version was read.
         if version.internal != internal.head():
-            internal.upgrade(connection)
+            internal.upgrade(connection, version.internal)
         journal.enter()
         self._context.configure(
             **{
@@ -181,16 +184,31 @@ class Applier:
         if isinstance(step, RevisionStep):
             direction = "upgrade" if step.is_upgrade else "downgrade"
             revision, run = step.revision.revision, step.migration_fn
+            repeats = self._options.replay and is_static(
+                step.revision.path, direction
+            )
 
             def journalled(**kwargs: Any) -> None:
                 journal = self._journal
                 assert journal is not None  # noqa: S101 - of _connected()
                 journal.begin(direction, revision)
-                run(**kwargs)
+                sent = self._sent.get((direction, revision))
+                if sent is None:
+                    run(**kwargs)
+                else:
+                    self._repeat(sent)
                 journal.end()
+                if repeats and journal.is_repeatable:
+                    self._sent[direction, revision] = journal.sent
 
             step.migration_fn = journalled
         return step
+
+    def _repeat(self, statements: Iterable[str]) -> None:
+        """Send what a revision has sent to the shard before."""
+        assert self._connection is not None  # noqa: S101 - of _connected()
+        for statement in statements:
+            self._connection.exec_driver_sql(statement)
 
     def _applied(self, *, step: Any, **kwargs: Any) -> None:
         assert self._journal is not None  # noqa: S101 - of _connected()

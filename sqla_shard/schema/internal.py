@@ -7,6 +7,7 @@ that changes a shard brings them up to date first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ from sqlalchemy import Boolean
 from sqlalchemy import Column
 from sqlalchemy import Connection
 from sqlalchemy import DateTime
+from sqlalchemy import event
 from sqlalchemy import Integer
 from sqlalchemy import MetaData
 from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy import Text
 from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.schema.statements import Effect
+from sqla_shard.schema.statements import read
 
 __all__ = [
     "LEDGER",
@@ -84,12 +91,57 @@ def head() -> str:
     return found
 
 
-def upgrade(connection: Connection) -> None:
+#: What a database without these tables is sent, once it was sent to one.
+_sent: dict[type[Dialect], list[str]] = {}
+
+
+def upgrade(connection: Connection, version: str | None) -> None:
     """Bring these tables of the connection's database up to date.
 
     Each revision is one statement that does no harm when it is repeated,
     since there is no ledger to write it down in before the first.
+
+    :param version: the revision that they are at, None without tables.
     """
+    kind = type(connection.dialect)
+    sent = _sent.get(kind) if version is None else None
+    if sent is not None and _repeat(connection, sent):
+        return
+    sent = []
+
+    def record(
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        *details: object,
+    ) -> None:
+        if read(statement).effect is not Effect.READS:
+            sent.append(statement)
+
+    event.listen(connection, "before_cursor_execute", record)
+    try:
+        _run(connection)
+    finally:
+        event.remove(connection, "before_cursor_execute", record)
+    if version is None:
+        _sent[kind] = sent
+
+
+def _repeat(connection: Connection, statements: Iterable[str]) -> bool:
+    """Send statements, unless somebody has done part of it before."""
+    try:
+        for statement in statements:
+            connection.exec_driver_sql(statement).close()
+    except DBAPIError:
+        # A runner that was killed, or another one since the version was
+        # read: alembic looks at what is there.
+        connection.rollback()
+        return False
+    connection.commit()
+    return True
+
+
+def _run(connection: Connection) -> None:
 
     def steps(heads: Any, _: MigrationContext) -> Any:
         return _scripts()._upgrade_revs("head", heads)

@@ -33,6 +33,7 @@ from datetime import timezone
 from hashlib import sha256
 from typing import Any
 
+from sqlalchemy import bindparam
 from sqlalchemy import Connection
 from sqlalchemy import delete
 from sqlalchemy import event
@@ -92,6 +93,12 @@ class Entry:
         return f"{self.direction} of {self.revision}"
 
 
+_INSERT = insert(LEDGER).inline()
+_CLOSE = (
+    update(LEDGER)
+    .where(LEDGER.c.is_open.is_(True))
+    .values(is_open=False, state=FINISHED, ended_at=bindparam("moment"))
+)
 _COLUMNS = [LEDGER.c[name] for name in Entry.__dataclass_fields__]
 _OPEN = (
     select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
@@ -153,6 +160,8 @@ class Journal:
     :param connection: what revisions run on; its engine is listened to.
     :ivar stop: whether to run no further statement.
     :ivar count: how many statements ran on the shard.
+    :ivar sent: the statements of the revision.
+    :ivar is_repeatable: whether sending them once more does the same.
     """
 
     stop = False
@@ -175,6 +184,8 @@ class Journal:
         self._digest = ""
         self._number = 0
         self._runs = self._has_read = False
+        self.sent: list[str] = []
+        self.is_repeatable = True
         self._skipped: list[Entry] = []
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None
@@ -231,11 +242,7 @@ class Journal:
     def close(self) -> None:
         """Close the entries of a revision, to be committed with it."""
         if self._number or self.entries:
-            self._connection.execute(
-                update(LEDGER)
-                .where(LEDGER.c.is_open.is_(True))
-                .values(is_open=False, state=FINISHED, ended_at=_now())
-            )
+            self._connection.execute(_CLOSE, {"moment": _now()})
         self.entries = []
 
     @property
@@ -319,11 +326,15 @@ class Journal:
         if reading.effect is Effect.READS:
             self._check_reading(statement)
             self._has_read = True
+        if reading.effect is Effect.TABLES and not parameters:
+            self.sent.append(statement)
+        else:
+            self.is_repeatable = False
         if reading.effect in (Effect.READS, Effect.SESSION):
             return None
         number = self._number
         self._number += 1
-        shown = f"{self._digest}\n{statement}\n{parameters!r}"
+        shown = f"{self._digest}\n{statement}\n{parameters or ()!r}"
         self._digest = sha256(shown.encode()).hexdigest()
         if number < len(self._skipped):
             if self._skipped[number].digest != self._digest:
@@ -385,19 +396,20 @@ class Journal:
         error: str | None = None,
     ) -> None:
         self._connection.execute(
-            insert(LEDGER).values(
-                direction=self._direction,
-                revision=self._revision,
-                number=number,
-                state=state,
-                statement=statement,
-                digest=self._digest,
-                tables_before=before,
-                error=error,
-                runner=self._runner,
-                started_at=_now(),
-                is_open=True,
-            )
+            _INSERT,
+            {
+                "direction": self._direction,
+                "revision": self._revision,
+                "number": number,
+                "state": state,
+                "statement": statement,
+                "digest": self._digest,
+                "tables_before": before,
+                "error": error,
+                "runner": self._runner,
+                "started_at": _now(),
+                "is_open": True,
+            },
         )
 
     def _is_rolled_back(self) -> bool:

@@ -32,6 +32,9 @@ class RunOptions:
         somebody else uses.
     :ivar runner_wait: seconds to wait for a shard that another runner has.
     :ivar continue_on_error: go on with other shards when one fails.
+    :ivar replay: send the statements of a revision that is proven to be
+        static (see :mod:`sqla_shard.schema.static`) to further shards as
+        they were sent to the first, instead of running it on each.
     :ivar reference: the shard that models are compared with; the lowest by
         default.
     :ivar report: a file to write the report to, as JSON.
@@ -45,6 +48,7 @@ class RunOptions:
     lock_wait: float = 5.0
     runner_wait: float = 10.0
     continue_on_error: bool = False
+    replay: bool = True
     reference: int | None = None
     report: str | None = None
 
@@ -96,7 +100,7 @@ def _parsed(name: str, text: str) -> object:
             return float(text)
         except ValueError:
             raise _wrong(name, text, "it is not a number") from None
-    if name == "continue_on_error":
+    if name in ("continue_on_error", "replay"):
         if text.lower() not in _YES | _NO:
             raise _wrong(name, text, "write true or false")
         return text.lower() in _YES
