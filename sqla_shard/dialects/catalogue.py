@@ -6,13 +6,19 @@ row of a table is read.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from typing import Final
 from typing import Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 
-__all__ = ["Catalogue"]
+__all__ = ["DATABASE", "Catalogue", "hashed"]
+
+DATABASE: Final = ""
+"""In place of a table's name: the defaults of the database itself.  No
+table can have it."""
 
 
 class Catalogue(Protocol):
@@ -35,8 +41,9 @@ class Catalogue(Protocol):
         """Return a digest of the definition of every table, by database.
 
         Two tables of equal definitions have equal digests, whichever the
-        database and the server, as long as the server is of one kind and
-        version.
+        database and the server, as long as the servers are of one version
+        and the accounts may see the same.  :data:`DATABASE` stands for the
+        defaults of the database.
 
         :param schemas: names of databases, not quoted; a database that is
             not there is left out of the result.
@@ -50,5 +57,13 @@ class Catalogue(Protocol):
 
         :param schema: name of its database, not quoted.
         :param table: its name, as :meth:`digests` gives it.
+        :returns: lines in an order that depends on nothing else; empty where
+            there is no such table.
         """
         ...
+
+
+def hashed(parts: Iterable[str]) -> str:
+    """Return one digest for several, whatever their order."""
+    text = "\n".join(sorted(parts))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -107,13 +107,17 @@ class Engines:
         self._returned = threading.Condition(threading.Lock())
 
     def locate(
-        self, server: Server, database: str
+        self, server: Server, database: str, *, standby: bool = False
     ) -> tuple[Engine, str, Backend]:
         """Return the engine of a server, its schema of a database, its kind.
 
+        :param standby: whether that of its standby, which it must have.
         :raises ClusterClosedError: after :meth:`close`.
         """
-        url = make_url(server.primary)
+        name, text = server.name, server.primary
+        if standby and server.standby is not None:
+            name, text = f"{name} (standby)", server.standby
+        url = make_url(text)
         url = url.set(
             username=_filled(url.username, self._environ),
             password=_filled(url.password, self._environ),
@@ -138,7 +142,7 @@ class Engines:
                 self._engines[url] = engine
                 self._backends[url] = backend
             # Servers of two keyspaces may be one and the same.
-            self._names[url][server.name] = None
+            self._names[url][name] = None
         return engine, schema, self._backends[url]
 
     def _listen(
