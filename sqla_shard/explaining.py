@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = ["Explanation", "Target", "explain"]
 #: Shards, and characters of a statement, that str() shows.
 _SHARDS_SHOWN = 12
 _SQL_SHOWN = 1200
+#: Integers from here on are rounded where JSON becomes JavaScript.
+_EXACT = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,59 @@ class Explanation:
         """How often the session waits; for all servers at the same time."""
         return max((len(sent.statements) for sent in self.sent), default=0)
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what JSON can hold.
+
+        Ids are texts, and so are parameters that JSON has no type for, or
+        that JavaScript would round.
+        """
+        told = self.with_scatter
+        parts = self.object_id
+        return {
+            "id": None if parts is None else str(int(parts)),
+            "keyspace": self.keyspace,
+            "why": self.why,
+            "refusal": None if self.refusal is None else str(self.refusal),
+            "shards": [
+                {
+                    "shard": target.shard_id,
+                    "server": target.server,
+                    "database": target.database,
+                    "why": target.why,
+                }
+                for target in self.targets
+            ],
+            "round_trips": self.round_trips,
+            "merge": list(self.merge),
+            "sent": [
+                {
+                    "server": sent.server,
+                    "shards": list(sent.shards),
+                    "statements": [
+                        {"sql": sql, "parameters": _document(parameters)}
+                        for sql, parameters in sent.statements
+                    ],
+                }
+                for sent in self.sent
+            ],
+            "with_scatter": None if told is None else told.to_mapping(),
+        }
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+def _document(value: Any) -> Any:
+    """Return a parameter, or all of them, as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _document(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_document(item) for item in value]
+    if value is None or isinstance(value, (bool, float, str)):
+        return value
+    if isinstance(value, int) and abs(value) < _EXACT:
+        return value
+    return str(value)
 
 
 def _lines(shown: Explanation) -> Iterator[str]:

@@ -54,9 +54,10 @@ LAYERS = [
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
     ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
-    ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),
+    ("cli", "*", "sqlalchemy click rich"),
+    ("testing", "* -ext -cli", "sqlalchemy greenlet pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.
-    ("__init__", "* -ext -testing", ""),
+    ("__init__", "* -ext -cli -testing", ""),
 ]
 
 # Loaded by those who use them, never by `import sqla_shard`.
@@ -64,6 +65,7 @@ OPTIONAL = (
     "aiosqlite",
     "alembic",
     "asyncmy",
+    "click",
     "dogpile",
     "flask",
     "kazoo",
@@ -71,6 +73,8 @@ OPTIONAL = (
     "pymemcache",
     "pymysql",
     "pytest",
+    "rich",
+    "sqla_shard.cli",
     "sqla_shard.ext",
     "sqla_shard.testing",
 )
