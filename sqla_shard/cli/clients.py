@@ -7,9 +7,9 @@ that prompts and pagers stay; where it names a server, an account or a
 certificate, what the URL says wins.
 
 Of a URL's settings the client gets those of TLS, ``charset`` and
-``connect_timeout``; others concern the driver.  With ``ssl_ca`` the
-certificate is always checked.  The clients of MariaDB cannot leave out the
-host name, so with ``ssl_check_hostname=0`` they are stricter than the driver.
+``connect_timeout``; others concern the driver.  The clients of MariaDB check
+all of a certificate or none of it, so where the URL asks for a part of that
+they are stricter than the driver.
 """
 
 from __future__ import annotations
@@ -208,21 +208,21 @@ def _tls(given: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     for name in _TLS_FILES:
         if name in given:
             yield name.replace("_", "-"), given[name]
+    authority = "ssl_ca" in given or "ssl_capath" in given
     checks = [
         given[name].lower() not in _FALSE
         for name in _TLS_CHECKS
         if name in given
     ]
-    if "ssl_ca" in given or "ssl_capath" in given:
-        everything = given.get("ssl_check_hostname", "1") not in _FALSE
-        yield "loose-ssl-verify-server-cert", None
-        yield (
-            "loose-ssl-mode",
-            "VERIFY_IDENTITY" if everything else "VERIFY_CA",
-        )
-    elif any(checks):
-        yield "loose-ssl", None
-        yield "loose-ssl-mode", "REQUIRED"
+    if not authority and not any(checks):
+        return
+    # Whatever of it is to be checked: without it the clients of MariaDB
+    # would go on in the clear where a server offers no TLS.
+    yield "loose-ssl-verify-server-cert", None
+    mode = "REQUIRED"
+    if authority:
+        mode = "VERIFY_IDENTITY" if all(checks) else "VERIFY_CA"
+    yield "loose-ssl-mode", mode
 
 
 def _quoted(name: str, value: str) -> str:

@@ -29,7 +29,9 @@ __all__ = ["id_command", "where_command"]
     ),
 )
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=number)
-@click.option("--shard", metavar="N", type=number, help="The shard, to compose an id.")
+@click.option(
+    "--shard", metavar="N", type=number, help="The shard, to compose an id."
+)
 @click.option("--type", "type_", metavar="N", type=number, help="The type.")
 @click.option("--local", metavar="N", type=number, help="The local id.")
 @json_option
