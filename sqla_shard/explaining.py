@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from sqlalchemy.orm import Query
@@ -14,6 +15,7 @@ from sqla_shard.engines import Places
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ShardError
 from sqla_shard.ids import ObjectId
+from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
 from sqla_shard.rehearsing import rehearse
 from sqla_shard.rehearsing import Sent
@@ -28,8 +30,8 @@ __all__ = ["Explanation", "Target", "explain"]
 #: Shards, and characters of a statement, that str() shows.
 _SHARDS_SHOWN = 12
 _SQL_SHOWN = 1200
-#: Integers from here on are rounded where JSON becomes JavaScript.
-_EXACT = 2**53
+#: The lowest id that an object can have, for types begin at 1.
+_LOWEST_ID = pack(0, 1, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,8 @@ class Explanation:
     def to_mapping(self) -> dict[str, Any]:
         """Return what JSON can hold.
 
-        Ids are texts, and so are parameters that JSON has no type for, or
-        that JavaScript would round.
+        Ids are texts, since JavaScript rounds such numbers; and so are
+        parameters that may be ids, or that JSON has no type for.
         """
         told = self.with_scatter
         parts = self.object_id
@@ -138,9 +140,11 @@ def _document(value: Any) -> Any:
         return {str(key): _document(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_document(item) for item in value]
-    if value is None or isinstance(value, (bool, float, str)):
-        return value
-    if isinstance(value, int) and abs(value) < _EXACT:
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, int) and abs(value) >= _LOWEST_ID:
+        return str(value)
+    if value is None or isinstance(value, (int, str)):
         return value
     return str(value)
 

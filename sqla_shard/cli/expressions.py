@@ -58,7 +58,7 @@ def _public(module: ModuleType) -> dict[str, Any]:
 def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except (ImportError, ValueError) as error:
+    except (ImportError, TypeError, ValueError) as error:
         raise click.BadParameter(
             f"the module {name!r} cannot be imported: {error}",
             param_hint="--models",
