@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from sqlalchemy.orm import Query
@@ -13,6 +15,7 @@ from sqla_shard.engines import Places
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ShardError
 from sqla_shard.ids import ObjectId
+from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
 from sqla_shard.rehearsing import rehearse
 from sqla_shard.rehearsing import Sent
@@ -27,6 +30,8 @@ __all__ = ["Explanation", "Target", "explain"]
 #: Shards, and characters of a statement, that str() shows.
 _SHARDS_SHOWN = 12
 _SQL_SHOWN = 1200
+#: The lowest id that an object can have, for types begin at 1.
+_LOWEST_ID = pack(0, 1, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +92,61 @@ class Explanation:
         """How often the session waits; for all servers at the same time."""
         return max((len(sent.statements) for sent in self.sent), default=0)
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what JSON can hold.
+
+        Ids are texts, since JavaScript rounds such numbers; and so are
+        parameters that may be ids, or that JSON has no type for.
+        """
+        told = self.with_scatter
+        parts = self.object_id
+        return {
+            "id": None if parts is None else str(int(parts)),
+            "keyspace": self.keyspace,
+            "why": self.why,
+            "refusal": None if self.refusal is None else str(self.refusal),
+            "shards": [
+                {
+                    "shard": target.shard_id,
+                    "server": target.server,
+                    "database": target.database,
+                    "why": target.why,
+                }
+                for target in self.targets
+            ],
+            "round_trips": self.round_trips,
+            "merge": list(self.merge),
+            "sent": [
+                {
+                    "server": sent.server,
+                    "shards": list(sent.shards),
+                    "statements": [
+                        {"sql": sql, "parameters": _document(parameters)}
+                        for sql, parameters in sent.statements
+                    ],
+                }
+                for sent in self.sent
+            ],
+            "with_scatter": None if told is None else told.to_mapping(),
+        }
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+def _document(value: Any) -> Any:
+    """Return a parameter, or all of them, as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _document(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_document(item) for item in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, int) and abs(value) >= _LOWEST_ID:
+        return str(value)
+    if value is None or isinstance(value, (int, str)):
+        return value
+    return str(value)
 
 
 def _lines(shown: Explanation) -> Iterator[str]:

@@ -221,6 +221,9 @@ class Runner:
             program, *arguments = shlex.split(line[2:])
             if program == "python":
                 program = sys.executable
+            elif program == "sqla-shard":
+                program = sys.executable
+                arguments = ["-m", "sqla_shard.cli", *arguments]
             elif program != "ls":
                 pytest.fail(f"{block.where}: {program} is not run in tests")
             environ = {**os.environ, "PYTHONWARNINGS": "error"}

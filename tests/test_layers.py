@@ -55,9 +55,10 @@ LAYERS = [
     ("mappings", "* -cluster", "sqlalchemy"),
     ("schema", "* -orm -mappings", "sqlalchemy alembic rich"),
     ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
-    ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),
+    ("cli", "*", "sqlalchemy alembic click rich"),
+    ("testing", "* -ext -cli", "sqlalchemy greenlet pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.
-    ("__init__", "* -schema -ext -testing", ""),
+    ("__init__", "* -schema -ext -cli -testing", ""),
 ]
 
 # Loaded by those who use them, never by `import sqla_shard`.
@@ -65,6 +66,7 @@ OPTIONAL = (
     "aiosqlite",
     "alembic",
     "asyncmy",
+    "click",
     "dogpile",
     "flask",
     "kazoo",
@@ -73,6 +75,7 @@ OPTIONAL = (
     "pymysql",
     "pytest",
     "rich",
+    "sqla_shard.cli",
     "sqla_shard.ext",
     "sqla_shard.schema",
     "sqla_shard.testing",

@@ -14,7 +14,6 @@ never shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from typing import Protocol
 
@@ -25,10 +24,7 @@ from sqlalchemy import MetaData
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster import Cluster
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import redact
-from sqla_shard.topology import Server
-from sqla_shard.topology import Topology
+from sqla_shard.topology import describe
 
 __all__ = ["EXTENSION", "Installed", "shard_commands"]
 
@@ -75,8 +71,7 @@ def _explain(object_id: int) -> None:
 @shard_commands.command("topology")
 def _topology() -> None:
     """Show keyspaces, servers and the shards on them."""
-    for line in _lines(_installed().cluster.topology):
-        click.echo(line)
+    click.echo(describe(_installed().cluster.topology))
 
 
 @shard_commands.command("health")
@@ -110,31 +105,3 @@ def _create_all(keyspace: str | None) -> None:
     cluster = installed.cluster
     cluster.create_all(installed.metadata, keyspace=keyspace)
     click.echo(f"every table is there now: {cluster!r}")
-
-
-def _lines(topology: Topology) -> Iterator[str]:
-    yield f"epoch {topology.epoch}"
-    for keyspace in topology.keyspaces.values():
-        yield _described(keyspace)
-        for server in keyspace.servers:
-            yield f"  {_placed(server, keyspace)}"
-
-
-def _described(keyspace: Keyspace) -> str:
-    if keyspace.kind == "global":
-        return f"{keyspace.name}: kind global, database {keyspace.database}"
-    return (
-        f"{keyspace.name}: kind {keyspace.kind}, {keyspace.shards} shards, "
-        f"databases {keyspace.database}"
-    )
-
-
-def _placed(server: Server, keyspace: Keyspace) -> str:
-    parts = [redact(server.primary)]
-    if server.standby is not None:
-        parts.append(f"standby {redact(server.standby)}")
-    if keyspace.kind != "global":
-        parts += map(str, server.shards)
-    if server.weight != 1.0:
-        parts.append(f"weight {server.weight:g}")
-    return f"{server.name}: {', '.join(parts)}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 #   tables, parse, validate, shorthand       from a document, noting problems
 #   load, model                              Topology
 #   source, changes                          files; what two versions differ in
+#   describing, locating                     for reading; where something is
 from sqla_shard.topology.changes import CountChange
 from sqla_shard.topology.changes import DatabaseChange
 from sqla_shard.topology.changes import diff
@@ -22,9 +23,13 @@ from sqla_shard.topology.changes import ServerChange
 from sqla_shard.topology.changes import TopologyDiff
 from sqla_shard.topology.changes import UrlChange
 from sqla_shard.topology.changes import WeightChange
+from sqla_shard.topology.describing import describe
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
+from sqla_shard.topology.locating import find_object
+from sqla_shard.topology.locating import find_shard
+from sqla_shard.topology.locating import Location
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.placeholders import fill
@@ -45,6 +50,7 @@ __all__ = [
     "Keyspace",
     "Kind",
     "KindChange",
+    "Location",
     "MovedRange",
     "Server",
     "ServerChange",
@@ -54,7 +60,10 @@ __all__ = [
     "TopologySource",
     "UrlChange",
     "WeightChange",
+    "describe",
     "diff",
     "fill",
+    "find_object",
+    "find_shard",
     "redact",
 ]

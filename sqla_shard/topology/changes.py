@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import is_dataclass
+from typing import Any
 from typing import Literal
 
 from sqla_shard.topology.keyspaces import Keyspace
@@ -197,6 +200,18 @@ class TopologyDiff:
         """Whether nothing but, at most, the epoch is different."""
         return next(self._changes(), None) is None
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the attributes as JSON can hold them.
+
+        A change is an object with its attributes, a range of shards a pair;
+        passwords are left out, so that of two URLs that are equal the
+        password is what has changed.
+        """
+        return {
+            item.name: _document(getattr(self, item.name))
+            for item in fields(self)
+        }
+
     def __str__(self) -> str:
         lines = list(self._changes()) or ["nothing else changed"]
         return "\n".join(
@@ -337,3 +352,19 @@ def _weights(old: Keyspace, new: Keyspace) -> Iterator[WeightChange]:
 
 def _redacted(url: str | None) -> str | None:
     return None if url is None else redact(url)
+
+
+def _document(value: Any) -> Any:
+    if isinstance(value, ShardRange):
+        return [value.first, value.last]
+    if isinstance(value, tuple):
+        return [_document(item) for item in value]
+    if is_dataclass(value):
+        return {
+            item.name: _document(getattr(value, item.name))
+            for item in fields(value)
+        }
+    # Only URLs have that; names and templates cannot.
+    if isinstance(value, str) and "://" in value:
+        return redact(value)
+    return value

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -49,6 +50,7 @@ from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.placeholders import Policy
 from sqla_shard.topology.ranges import ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
+from sqla_shard.topology.urls import redact
 
 __all__ = ["Topology"]
 
@@ -140,6 +142,21 @@ class Topology:
             },
         }
 
+    def redacted(self) -> Topology:
+        """Return this topology with ``***`` for every typed password.
+
+        Placeholders stay.  It is for showing: nothing can connect with it.
+        """
+        return Topology(
+            epoch=self.epoch,
+            keyspaces={
+                name: replace(
+                    keyspace, servers=tuple(map(_redacted, keyspace.servers))
+                )
+                for name, keyspace in self.keyspaces.items()
+            },
+        )
+
     def keyspace(self, name: str) -> Keyspace:
         """Return a keyspace.
 
@@ -207,6 +224,15 @@ class Topology:
                 )
         if problems:
             raise TopologyError(problems, source="Topology")
+
+
+def _redacted(server: Server) -> Server:
+    standby = server.standby
+    return replace(
+        server,
+        primary=redact(server.primary),
+        standby=None if standby is None else redact(standby),
+    )
 
 
 def _keyspace(keyspace: Keyspace) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""The command line: ``sqla-shard``, with the extra ``cli``.
+
+It looks at a cluster and opens shells on its shards.  It creates no table,
+moves no shard, and knows of a server what the topology says.  ::
+
+    sqla-shard id N ...                decode ids, or compose one
+    sqla-shard where ID ...            the server and the database of an id
+    sqla-shard explain WHAT            where an id or a statement goes, and why
+    sqla-shard topology show           keyspaces, servers, ranges
+    sqla-shard topology validate       every problem of a topology file
+    sqla-shard topology diff OLD NEW   what is different between two files
+    sqla-shard shell ID                a client or Python on a virtual shard
+    sqla-shard completion SHELL        completion for bash, zsh or fish
+
+All but ``shell`` connect to nothing and need no password.  The topology is
+the file of ``--topology``, or of the environment variable
+``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.
+
+The status is 0 when it has done what it was asked, 1 when that failed, 2
+when it was asked wrongly, and 130 after Ctrl-C.  Errors are one line on the
+standard error.  A password is never shown.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sqla_shard.exc import MissingExtraError
+
+__all__ = ["main"]
+
+# In the order of reading, each may import those above it:
+#   printing, settings           JSON and tables; options of all commands
+#   ids, topologies, completion  commands
+#   expressions, explaining      Python from the command line; `explain`
+#   clients, sessions, shell     programs, and sessions of one shard; `shell`
+#   program                      all of them in one
+
+
+def main() -> None:
+    """Run ``sqla-shard`` with the arguments of this process; never returns.
+
+    The status is 1 where the packages of the extra ``cli`` are missing.
+    """
+    try:
+        import click  # noqa: F401  # only whether it is there
+        import rich  # noqa: F401  # likewise
+    except ImportError as error:
+        missing = MissingExtraError(
+            package=error.name or "click", extra="cli", reason=str(error)
+        )
+        print(f"sqla-shard: error: {missing}", file=sys.stderr)  # noqa: T201  # click is not there to do it
+        sys.exit(1)
+    from sqla_shard.cli.program import program
+
+    program(prog_name="sqla-shard")

@@ -1,0 +1,116 @@
+"""The program: its own options, its commands, and how it ends.
+
+A command, or a group of them, is a click command in a module of this folder
+and stands in ``_COMMANDS``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from typing import IO
+
+import click
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cli.completion import completion_command
+from sqla_shard.cli.explaining import explain_command
+from sqla_shard.cli.ids import id_command
+from sqla_shard.cli.ids import where_command
+from sqla_shard.cli.printing import examples
+from sqla_shard.cli.printing import one_line
+from sqla_shard.cli.settings import Settings
+from sqla_shard.cli.settings import VARIABLE
+from sqla_shard.cli.shell import shell_command
+from sqla_shard.cli.topologies import topology_group
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+
+__all__ = ["program"]
+
+_INTERRUPTED = 130
+_COMMANDS = (
+    id_command,
+    where_command,
+    explain_command,
+    topology_group,
+    shell_command,
+    completion_command,
+)
+
+
+class _Failure(click.ClickException):
+    """Shown in one line, with the name of the program."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"sqla-shard: error: {self.message}", file=file, err=True)
+
+
+class _Program(click.Group):
+    """Shows errors in one line, and tells what failed by the status."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        # In the order in which they were added, for reading.
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.UsageError, BrokenPipeError):
+            # click shows the one, and is quiet about the other.
+            raise
+        except click.ClickException as error:
+            raise _Failure(error.format_message()) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise _Failure(one_line(error)) from error
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+
+
+@click.group(
+    "sqla-shard",
+    cls=_Program,
+    epilog=examples(
+        "sqla-shard id 241294492511762325",
+        "sqla-shard -t topology.toml where 241294492511762325",
+        "sqla-shard -t topology.toml topology show",
+    ),
+)
+@click.option(
+    "-t",
+    "--topology",
+    metavar="PATH",
+    envvar=VARIABLE,
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    help="The topology file, TOML or JSON; topology.toml in the current "
+    "directory by default.",
+)
+@click.option(
+    "--placeholder",
+    "placeholders",
+    metavar="NAME",
+    multiple=True,
+    help="A variable that may stand as ${NAME} in the URLs of the topology, "
+    "beside ${MYSQL_USER} and ${MYSQL_PASSWORD}; repeatable.",
+)
+@click.version_option(
+    package_name="sqla-shard",
+    prog_name="sqla-shard",
+    message="%(prog)s %(version)s",
+)
+@click.pass_context
+def program(
+    ctx: click.Context, topology: Path | None, placeholders: tuple[str, ...]
+) -> None:
+    """Look at a cluster of sqla_shard, and open shells on its shards.
+
+    Options of the program stand before the command.
+    """
+    ctx.obj = Settings(
+        path=topology, placeholders=(*DEFAULT_PLACEHOLDERS, *placeholders)
+    )
+
+
+for _command in _COMMANDS:
+    program.add_command(_command)

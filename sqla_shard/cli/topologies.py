@@ -1,0 +1,184 @@
+"""``sqla-shard topology``: show, validate, diff."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sqla_shard.cli.printing import examples
+from sqla_shard.cli.printing import json_option
+from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import pass_settings
+from sqla_shard.cli.settings import Settings
+from sqla_shard.exc import TopologyError
+from sqla_shard.topology import describe
+from sqla_shard.topology import diff
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Server
+from sqla_shard.topology import Topology
+
+__all__ = ["topology_group"]
+
+_FILE = click.Path(path_type=Path)
+_COLUMNS = ("server", "shards", "weight", "primary", "standby")
+
+
+@click.group("topology")
+def topology_group() -> None:
+    """Show, check and compare topology files.
+
+    Nothing is connected to, and no password is needed.
+    """
+
+
+@topology_group.command(
+    "show",
+    epilog=examples(
+        "sqla-shard topology show",
+        "sqla-shard -t production.toml topology show --json",
+    ),
+)
+@json_option
+@pass_settings
+def show_command(settings: Settings, as_json: bool) -> None:
+    """Show keyspaces, servers and the shards on them.
+
+    A table on a terminal, plain lines elsewhere.  The JSON document has the
+    form of a topology file.  Passwords that were typed into URLs are ***.
+    """
+    topology = settings.topology()
+    if as_json:
+        print_json(topology.redacted().to_mapping())
+    elif sys.stdout.isatty():
+        _print_tables(topology.redacted())
+    else:
+        click.echo(describe(topology))
+
+
+@topology_group.command(
+    "validate",
+    epilog=examples(
+        "sqla-shard topology validate",
+        "sqla-shard topology validate next.toml --environment",
+    ),
+)
+@click.argument("file", metavar="[FILE]", required=False, type=_FILE)
+@click.option(
+    "--environment",
+    is_flag=True,
+    help="Every ${NAME} must have a value in the environment, too.",
+)
+@json_option
+@pass_settings
+def validate_command(
+    settings: Settings,
+    file: Path | None,
+    environment: bool,
+    as_json: bool,
+) -> None:
+    """Check a topology file, and list all of its problems.
+
+    One line for each problem; the status is 1 when there is one.  FILE is
+    the topology of the other commands unless it is named.
+    """
+    path = file or settings.file
+    try:
+        topology = settings.topology(path, connects=environment)
+    except TopologyError as error:
+        found = error
+    else:
+        if as_json:
+            print_json({"source": str(path), "problems": []})
+        else:
+            click.echo(f"{path}: no problems in {topology!r}")
+        return
+    problems = [
+        {"place": one.place, "message": " ".join(one.message.splitlines())}
+        for one in found.problems
+    ]
+    if as_json:
+        print_json({"source": found.source, "problems": problems})
+    else:
+        for one in problems:
+            click.echo(f"{found.source}: {one['place']}: {one['message']}")
+    sys.exit(1)
+
+
+@topology_group.command(
+    "diff",
+    epilog=examples(
+        "sqla-shard topology diff topology.toml next.toml",
+        "sqla-shard topology diff topology.toml next.toml --exit-code",
+    ),
+)
+@click.argument("old", type=_FILE)
+@click.argument("new", type=_FILE)
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="End with status 1 when anything, even the epoch, is different.",
+)
+@json_option
+@pass_settings
+def diff_command(
+    settings: Settings, old: Path, new: Path, exit_code: bool, as_json: bool
+) -> None:
+    """Tell what changes from the file OLD to the file NEW."""
+    found = diff(settings.topology(old), settings.topology(new))
+    if as_json:
+        print_json(found.to_mapping())
+    else:
+        click.echo(str(found))
+    changed = not found.is_empty or found.old_epoch != found.new_epoch
+    if exit_code and changed:
+        sys.exit(1)
+
+
+def _print_tables(topology: Topology) -> None:
+    console = Console(highlight=False)
+    console.print(Text(f"epoch {topology.epoch}"))
+    for keyspace in topology.keyspaces.values():
+        console.print(_table(keyspace))
+
+
+def _table(keyspace: Keyspace) -> Table:
+    servers = keyspace.servers
+    title = f"{keyspace.name}: kind {keyspace.kind}"
+    shown = ["server", "primary"]
+    if keyspace.kind == "global":
+        title += f", database {keyspace.database}"
+    else:
+        title += f", {keyspace.shards} shards, databases {keyspace.database}"
+        shown.append("shards")
+    if any(server.weight != 1.0 for server in servers):
+        shown.append("weight")
+    if any(server.standby for server in servers):
+        shown.append("standby")
+    table = Table(title=Text(title), title_justify="left")
+    for column in _COLUMNS:
+        if column in shown:
+            table.add_column(Text(column), overflow="fold")
+    for server in servers:
+        cells = _cells(server)
+        # As Text, for rich would take what stands in brackets for a style.
+        table.add_row(*(Text(cells[c]) for c in _COLUMNS if c in shown))
+    return table
+
+
+def _cells(server: Server) -> dict[str, str]:
+    ranges = (
+        str(one.first) if len(one) == 1 else f"{one.first} to {one.last}"
+        for one in server.shards
+    )
+    return {
+        "server": server.name,
+        "shards": ", ".join(ranges),
+        "weight": f"{server.weight:g}",
+        "primary": server.primary,
+        "standby": server.standby or "",
+    }

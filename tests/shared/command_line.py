@@ -1,0 +1,63 @@
+"""Running sqla-shard: in this process, or as a program of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from click.testing import Result
+
+from sqla_shard.cli.program import program
+
+__all__ = ["COMMAND", "ROOT", "environment", "invoke", "run", "write"]
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-W", "error", "-m", "sqla_shard.cli"]
+
+
+def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:
+    """Run a command in this process; what nobody catches is raised."""
+    found = CliRunner().invoke(
+        program,
+        [str(one) for one in arguments],
+        prog_name="sqla-shard",
+        env={"SQLA_SHARD_TOPOLOGY": None, **(env or {})},
+    )
+    if not isinstance(found.exception, (SystemExit, type(None))):
+        raise found.exception
+    return found
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment for a program that finds the package."""
+    unwanted = ("SQLA_SHARD_TOPOLOGY", "COLUMNS")
+    found = {k: v for k, v in os.environ.items() if k not in unwanted}
+    return {**found, "PYTHONPATH": str(ROOT), **more}
+
+
+def run(
+    directory: Path, *arguments: object, stdin: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the program, in a directory."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=directory,
+        env=environment(**environ),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def write(directory: Path, document: Any, name: str = "topology.json") -> Path:
+    """Write a topology file."""
+    path = directory / name
+    path.write_text(json.dumps(document), "utf-8")
+    return path

@@ -1,0 +1,240 @@
+"""sqla-shard as a program: how it starts, finds its topology, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+
+import click
+import pytest
+
+from sqla_shard import cli
+from sqla_shard.cli.program import program
+from sqla_shard.exc import MissingExtraError
+from sqla_shard.testing import sqlite_topology
+from tests.shared.command_line import COMMAND
+from tests.shared.command_line import environment
+from tests.shared.command_line import invoke
+from tests.shared.command_line import ROOT
+from tests.shared.command_line import run
+from tests.shared.command_line import write
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SEVEN = "351912440365063"  # shard 5, type 1, local id 7
+
+
+def commands(group=program, path=()):
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        yield (*path, name)
+
+
+@pytest.fixture
+def topology(tmp_path):
+    return write(tmp_path, sqlite_topology(tmp_path / "data", 2, 8))
+
+
+def test_the_entry_point_is_main():
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    name = tomllib.loads(text)["project"]["scripts"]["sqla-shard"]
+    assert name == f"{cli.main.__module__}:{cli.main.__name__}"
+
+
+def test_version(tmp_path):
+    done = run(tmp_path, "--version")
+    assert done.stdout == f"sqla-shard {version('sqla-shard')}\n"
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", [(), *commands()], ids=" ".join)
+def test_help_is_complete(path):
+    done = invoke(*path, "--help")
+    assert done.exit_code == 0
+    assert done.output.startswith(" ".join(["Usage: sqla-shard", *path]))
+    command = program
+    for name in path:
+        command = command.commands[name]
+    if path != ("topology",):
+        assert "  Examples:\n    " in done.output
+        shown = done.output.partition("Examples:")[2]
+        assert " ".join(path) in shown
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.opts
+            assert parameter.help.split()[0] in done.output
+
+
+def test_the_command_is_named_in_order():
+    listed = invoke("--help").output.partition("Commands:")[2]
+    assert listed.index("  id ") < listed.index("  where ")
+    assert listed.index("  where ") < listed.index("  shell ")
+
+
+def test_a_topology_is_named_by_option_variable_or_place(
+    tmp_path, topology, monkeypatch
+):
+    place = {"SQLA_SHARD_TOPOLOGY": str(topology)}
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        invoke("--topology", topology, "where", SEVEN),
+        invoke("-t", topology, "where", SEVEN),
+        invoke("where", SEVEN, env=place),
+    ]
+    (tmp_path / "topology.toml").write_text(
+        'epoch=1\n[keyspaces.objects]\nkind="objects"\nshards=8\n'
+        'database="db{shard:05d}"\n[[keyspaces.objects.servers]]\n'
+        'name="here"\nprimary="sqlite:///here"\nshards=[0, 7]\n'
+    )
+    for done in asked:
+        assert done.exit_code == 0
+        assert "db00005 on server2, sqlite:///" in done.output
+    assert "on here" in invoke("where", SEVEN).output
+    # The option is stronger than the variable, and that than the place.
+    other = {"SQLA_SHARD_TOPOLOGY": str(tmp_path / "none.toml")}
+    assert (
+        "server2" in invoke("-t", topology, "where", SEVEN, env=other).output
+    )
+    assert invoke("where", SEVEN, env=other).exit_code == 1
+
+
+def test_no_topology(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("where", SEVEN)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("sqla-shard: error: there is no topology")
+    assert "--topology PATH or SQLA_SHARD_TOPOLOGY=" in done.stderr
+
+
+def test_more_placeholders(tmp_path):
+    document = sqlite_topology(tmp_path, 1, 8)
+    server = document["keyspaces"]["objects"]["servers"][0]
+    server["primary"] = "mysql://app:${SHOP_PW}@db1"
+    path = write(tmp_path, document)
+    refused = invoke("-t", path, "where", SEVEN)
+    assert refused.exit_code == 1
+    assert "${SHOP_PW} is not a placeholder" in refused.stderr
+    done = invoke("--placeholder", "SHOP_PW", "-t", path, "where", SEVEN)
+    assert done.exit_code == 0
+    assert "mysql://app:${SHOP_PW}@db1" in done.output
+
+
+def test_errors_are_one_line(tmp_path, topology):
+    missing = tmp_path / "none.toml"
+    for arguments, message in [
+        (("-t", missing, "where", SEVEN), "cannot be read"),
+        (("-t", topology, "where", 1 << 60), "is not open in keyspace"),
+        (("id", 1 << 63), "is not an object id"),
+    ]:
+        done = invoke(*arguments)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr.startswith("sqla-shard: error: ")
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_several_problems_are_one_line_and_validate_is_named(tmp_path):
+    path = write(tmp_path, {"epoch": -1, "keyspaces": {}})
+    done = invoke("-t", path, "where", SEVEN)
+    assert done.exit_code == 1
+    assert "2 problems" in done.stderr
+    assert "sqla-shard topology validate" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_wrong_usage_has_a_status_of_its_own():
+    for arguments in (["nothing"], ["id", "boats"], ["where"], ["-x"]):
+        done = invoke(*arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "Usage: sqla-shard" in done.stderr
+
+
+def test_a_closed_pipe_is_quiet(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        done = subprocess.run(
+            [*COMMAND, "id", *["7"] * 5000],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=tmp_path,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_the_status_is_that_of_the_process(tmp_path):
+    done = run(tmp_path, "id", 1 << 63)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("sqla-shard: error: 9223372036854775808 is")
+
+
+def test_ctrl_c(tmp_path, topology):
+    program = (
+        "print('ready', flush=True); import select; select.select([],[],[])"
+    )
+    process = subprocess.Popen(
+        [*COMMAND, "-t", str(topology), "shell", SEVEN, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_extra(tmp_path, package):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from sqla_shard.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    reason = f"import of {package} halted; None in sys.modules"
+    error = MissingExtraError(package=package, extra="cli", reason=reason)
+    assert done.stderr == f"sqla-shard: error: {error}\n"
+    assert "sqla-shard[cli]" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell):
+    done = invoke("completion", shell)
+    assert done.exit_code == 0
+    assert "_SQLA_SHARD_COMPLETE" in done.stdout
+
+
+def test_what_completion_asks(tmp_path):
+    done = run(
+        tmp_path,
+        _SQLA_SHARD_COMPLETE="bash_complete",
+        COMP_WORDS="sqla-shard topology ",
+        COMP_CWORD="2",
+    )
+    names = {"plain,show", "plain,validate", "plain,diff"}
+    assert set(done.stdout.split()) == names
+
+
+def test_completion_of_an_unknown_shell():
+    assert invoke("completion", "tcsh").exit_code == 2

@@ -1,0 +1,276 @@
+"""sqla-shard topology show, validate and diff."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+
+from sqla_shard import Topology
+from sqla_shard.ext.flask import FlaskCluster
+from sqla_shard.topology import describe
+from sqla_shard.topology import diff
+from tests.shared.command_line import COMMAND
+from tests.shared.command_line import environment
+from tests.shared.command_line import invoke
+from tests.shared.command_line import write
+
+SECRET = "hush"
+
+
+def document(epoch=1, *, shards=16, password=SECRET, standby="two:3307"):
+    def server(name, *ranges, **more):
+        url = f"mysql://app:{password}@{name}"
+        return {"name": name, "primary": url, "shards": ranges, **more}
+
+    return {
+        "epoch": epoch,
+        "keyspaces": {
+            "objects": {
+                "kind": "objects",
+                "shards": shards,
+                "database": "db{shard:05d}",
+                "servers": [
+                    server(
+                        "one",
+                        [0, 6],
+                        [8, 8],
+                        standby=f"mysql://app:{password}@{standby}",
+                    ),
+                    server("three", [7, 7], [9, shards - 1], weight=0.5),
+                ],
+            },
+            "main": {
+                "kind": "global",
+                "database": "shop",
+                "servers": [
+                    {
+                        "name": "main",
+                        "primary": "mysql://app:${MYSQL_PASSWORD}@m",
+                    }
+                ],
+            },
+        },
+    }
+
+
+@pytest.fixture
+def topology(tmp_path):
+    return write(tmp_path, document())
+
+
+def test_show_is_what_flask_shows(topology):
+    flask = pytest.importorskip("flask")
+    done = invoke("-t", topology, "topology", "show")
+    assert done.exit_code == 0
+    assert SECRET not in done.output
+    known = Topology.from_mapping(document(), environ={"MYSQL_PASSWORD": ""})
+    assert done.stdout == f"{describe(known)}\n"
+    app = flask.Flask("shop")
+    app.config["SQLA_SHARD_TOPOLOGY"] = known
+    FlaskCluster(app)
+    shown = app.test_cli_runner().invoke(args=["shard", "topology"])
+    assert shown.output == done.stdout
+
+
+def test_show_in_json_has_the_form_of_the_file(topology):
+    done = invoke("-t", topology, "topology", "show", "--json")
+    expected = document(password="***")
+    ranges = expected["keyspaces"]["objects"]["servers"]
+    ranges[0]["shards"] = [[0, 6], [8, 8]]
+    ranges[1]["shards"] = [[7, 7], [9, 15]]
+    assert json.loads(done.stdout) == expected
+
+
+def on_a_terminal(*arguments, **environ):
+    """Return what the program prints on a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="xterm", NO_COLOR="1", **environ),
+    ) as process:
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                # Nobody has the other end any more.
+                break
+            if not part:
+                break
+            printed += part
+        os.close(ours)
+    assert process.returncode == 0, printed
+    return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode())
+
+
+def test_show_on_a_terminal_is_a_table(topology):
+    shown = on_a_terminal("-t", topology, "topology", "show", COLUMNS="200")
+    assert SECRET not in shown
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in shown.splitlines()
+        if "│" in line
+    ]
+    assert rows == [
+        [
+            "one",
+            "0 to 6, 8",
+            "1",
+            "mysql://app:***@one",
+            "mysql://app:***@two:3307",
+        ],
+        ["three", "7, 9 to 15", "0.5", "mysql://app:***@three", ""],
+        ["main", "mysql://app:${MYSQL_PASSWORD}@m"],
+    ]
+    assert "objects: kind objects, 16 shards, databases db{shard:05d}" in shown
+    assert "main: kind global, database shop" in shown
+    assert "standby" in shown
+
+
+def test_show_on_a_narrow_terminal_loses_nothing(topology):
+    shown = on_a_terminal("-t", topology, "topology", "show", COLUMNS="40")
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 40
+
+
+# -- validate
+
+
+def test_validate(topology, monkeypatch):
+    monkeypatch.delenv("MYSQL_PASSWORD", raising=False)
+    done = invoke("topology", "validate", topology)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{topology}: no problems in <Topology ")
+    assert invoke("-t", topology, "topology", "validate").stdout == done.stdout
+    done = invoke("topology", "validate", topology, "--json")
+    assert json.loads(done.stdout) == {
+        "source": str(topology),
+        "problems": [],
+    }
+
+
+def test_validate_with_the_environment(topology, monkeypatch):
+    monkeypatch.delenv("MYSQL_PASSWORD", raising=False)
+    arguments = ("topology", "validate", topology, "--environment")
+    done = invoke(*arguments)
+    assert done.exit_code == 1
+    assert "set the environment variable MYSQL_PASSWORD" in done.stdout
+    assert invoke(*arguments, env={"MYSQL_PASSWORD": ""}).exit_code == 0
+
+
+def test_every_problem_is_a_line(tmp_path):
+    wrong = document(epoch=-1)
+    wrong["keyspaces"]["objects"]["servers"][1]["weight"] = -1
+    wrong["keyspaces"]["objects"]["servers"][0]["shards"] = [0, 5]
+    wrong["keyspaces"]["main"]["servers"][0]["primary"] += f"?passwd={SECRET}"
+    path = write(tmp_path, wrong)
+    done = invoke("topology", "validate", path)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert SECRET not in done.stdout
+    places = [line.split(": ")[1] for line in done.stdout.splitlines()]
+    assert sorted(places) == [
+        "epoch",
+        "keyspaces.main.servers[0].primary",
+        "keyspaces.objects.servers",
+        "keyspaces.objects.servers",
+        "keyspaces.objects.servers[1].weight",
+    ]
+    told = json.loads(invoke("topology", "validate", path, "--json").stdout)
+    assert told["source"] == str(path)
+    assert [one["place"] for one in told["problems"]] == places
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "epoch = \n", "correct the syntax"),
+        ("a.json", "{", "correct the syntax"),
+        ("a.yaml", "", "does not end in .toml or .json"),
+        ("a.json", None, "cannot be read"),
+    ],
+)
+def test_files_that_are_no_topology(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    done = invoke("topology", "validate", tmp_path / name)
+    assert done.exit_code == 1
+    assert message in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+# -- diff
+
+
+def test_diff(tmp_path, topology):
+    later = write(tmp_path, document(2, shards=32, standby="four"), "b.json")
+    done = invoke("topology", "diff", topology, later)
+    blank = {"MYSQL_PASSWORD": ""}
+    expected = diff(
+        Topology.from_mapping(document(), environ=blank),
+        Topology.from_mapping(
+            document(2, shards=32, standby="four"), environ=blank
+        ),
+    )
+    assert done.stdout == f"{expected}\n"
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "16 -> 32 shards" in done.stdout
+    assert SECRET not in done.stdout
+
+
+def test_diff_in_json(tmp_path, topology):
+    later = document(2, shards=32, standby="four")
+    later["keyspaces"]["objects"]["servers"][1]["name"] = "third"
+    path = write(tmp_path, later, "b.json")
+    done = invoke("topology", "diff", topology, path, "--json")
+    assert SECRET not in done.stdout
+    found = json.loads(done.stdout)
+    assert (found["old_epoch"], found["new_epoch"]) == (1, 2)
+    assert found["opened"] == [{"keyspace": "objects", "old": 16, "new": 32}]
+    assert found["moved"] == [
+        {
+            "keyspace": "objects",
+            "shards": shards,
+            "from_server": "three",
+            "to_server": "third",
+        }
+        for shards in ([7, 7], [9, 15])
+    ]
+    assert found["urls"] == [
+        {
+            "keyspace": "objects",
+            "server": "one",
+            "role": "standby",
+            "old": "mysql://app:***@two:3307",
+            "new": "mysql://app:***@four",
+        }
+    ]
+    (added,) = found["added_servers"]
+    assert added["server"]["primary"] == "mysql://app:***@three"
+    assert added["server"]["shards"] == [[7, 7], [9, 31]]
+
+
+def test_diff_tells_of_another_password(tmp_path, topology):
+    other = write(tmp_path, document(password="other"), "b.json")
+    done = invoke("topology", "diff", topology, other, "--exit-code")
+    assert done.exit_code == 1
+    assert "with another password" in done.stdout
+    assert "other@" not in done.stdout
+
+
+def test_the_status_of_diff(tmp_path, topology):
+    same = write(tmp_path, document(), "same.json")
+    newer = write(tmp_path, document(2), "newer.json")
+    for other, status in ((same, 0), (newer, 1)):
+        assert invoke("topology", "diff", topology, other).exit_code == 0
+        done = invoke("topology", "diff", topology, other, "--exit-code")
+        assert done.exit_code == status
+    assert "nothing else changed" in done.stdout
