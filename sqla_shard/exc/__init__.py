@@ -47,6 +47,8 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── NoEventLoopError (RuntimeError)   an async session, and no event loop
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
+    ├── ReservedNameError                 a table with a name of ours
+    ├── SchemaSetupError                  files for revisions, not written
     ├── ExtensionSetupError               an extension that is not set up
     └── ServerProcessError                a test server did not start
 """
@@ -77,6 +79,8 @@ from sqla_shard.exc.objects import ColocationError
 from sqla_shard.exc.objects import CrossShardWriteError
 from sqla_shard.exc.objects import PlacementError
 from sqla_shard.exc.objects import StaleDataError
+from sqla_shard.exc.revisions import ReservedNameError
+from sqla_shard.exc.revisions import SchemaSetupError
 from sqla_shard.exc.running import ClusterClosedError
 from sqla_shard.exc.running import CommitUnknownError
 from sqla_shard.exc.running import ExtensionSetupError
@@ -124,6 +128,7 @@ __all__ = [
     "PartialCommitError",
     "PlacementError",
     "Problem",
+    "ReservedNameError",
     "RetriesExhaustedError",
     "RoutingError",
     "ScatterDisabledError",
@@ -131,6 +136,7 @@ __all__ = [
     "ScatterLimitError",
     "ScatterTimeoutError",
     "ScatterUnsupportedError",
+    "SchemaSetupError",
     "SequenceExhaustedError",
     "ServerProcessError",
     "ServerUnreachableError",
