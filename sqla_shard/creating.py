@@ -17,8 +17,8 @@ from sqlalchemy import Table
 from sqla_shard.engines import Places
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
+from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
 from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import Plan
 from sqla_shard.topology import Keyspace
@@ -41,10 +41,11 @@ def create_all(
         topology.
     """
     tables: dict[str, tuple[Keyspace, list[Table]]] = {}
-    kind = keyspace and places.topology.keyspace(keyspace).kind
+    if keyspace:
+        places.topology.keyspace(keyspace)  # refuses one that is not there
     for table in metadata.sorted_tables:
         spec = spec_of(table)
-        if keyspace and not _is_of(spec, keyspace, kind, places):
+        if keyspace and name_of(spec, places.topology) != keyspace:
             continue  # its own keyspace need not be in this topology
         found = places.keyspace(spec.keyspace, spec.kind)
         tables.setdefault(found.name, (found, []))[1].append(table)
@@ -54,15 +55,6 @@ def create_all(
             work.setdefault(place.engine, []).append((place, wanted))
     jobs = [partial(_on_server, *on_one) for on_one in work.items()]
     places.engines.at_once(jobs, "create", _PARALLEL)
-
-
-def _is_of(
-    spec: TableSpec, keyspace: str, kind: str | None, places: Places
-) -> bool:
-    if spec.keyspace is not None:
-        return spec.keyspace == keyspace
-    alike = [k for k in places.topology.keyspaces.values() if k.kind == kind]
-    return spec.kind == kind and len(alike) == 1
 
 
 def _on_server(

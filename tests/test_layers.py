@@ -53,7 +53,7 @@ LAYERS = [
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
-    ("schema", "* -orm -mappings", "sqlalchemy alembic rich"),
+    ("schema", "*", "sqlalchemy alembic rich"),
     ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
     ("cli", "*", "sqlalchemy alembic click rich"),
     ("testing", "* -ext -cli", "sqlalchemy greenlet pymysql pytest"),

@@ -111,6 +111,8 @@ SAMPLES = [
     exc.NoEventLoopError("m"),
     exc.MissingDriverError(driver="pymysql", reason="m"),
     exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
+    exc.ReservedNameError(table="sqla_shard_x"),
+    exc.SchemaSetupError("m", value="alembic.ini"),
     exc.ExtensionSetupError("m", app="shop"),
     exc.ServerProcessError("m", log="l"),
 ]

@@ -22,6 +22,7 @@ from sqlalchemy.types import Boolean
 from sqlalchemy.types import TypeEngine
 
 __all__ = [
+    "TRIGGER",
     "BlobActive",
     "BlobValue",
     "UpdatedAt",
@@ -244,6 +245,8 @@ def _updated_at_mysql(element: UpdatedAt, compiler: Any, **kw: Any) -> str:
     return "CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
 
 
+#: Key of ``Table.info`` with the text of the trigger, for :class:`DDL`.
+TRIGGER = "sqla_shard_trigger"
 _TRIGGER = (
     "CREATE TRIGGER IF NOT EXISTS {name} AFTER UPDATE ON %(table)s "
     "FOR EACH ROW WHEN NEW.{column} IS OLD.{column} BEGIN "
@@ -266,3 +269,4 @@ def keep_updated(table: Table, column: str) -> None:
     )
     trigger: Any = DDL(text)  # type: ignore[no-untyped-call]  # SQLAlchemy's
     event.listen(table, "after_create", trigger.execute_if(dialect="sqlite"))
+    table.info[TRIGGER] = text

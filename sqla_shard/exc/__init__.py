@@ -52,6 +52,8 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── NoEventLoopError (RuntimeError)   an async session, and no event loop
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
+    ├── ReservedNameError                 a table with a name of ours
+    ├── SchemaSetupError                  files for revisions, not written
     ├── ExtensionSetupError               an extension that is not set up
     └── ServerProcessError                a test server did not start
 """
@@ -82,6 +84,8 @@ from sqla_shard.exc.objects import ColocationError
 from sqla_shard.exc.objects import CrossShardWriteError
 from sqla_shard.exc.objects import PlacementError
 from sqla_shard.exc.objects import StaleDataError
+from sqla_shard.exc.revisions import ReservedNameError
+from sqla_shard.exc.revisions import SchemaSetupError
 from sqla_shard.exc.running import ClusterClosedError
 from sqla_shard.exc.running import CommitUnknownError
 from sqla_shard.exc.running import ExtensionSetupError
@@ -137,6 +141,7 @@ __all__ = [
     "PartialCommitError",
     "PlacementError",
     "Problem",
+    "ReservedNameError",
     "RetriesExhaustedError",
     "RoutingError",
     "ScatterDisabledError",
@@ -146,6 +151,7 @@ __all__ = [
     "ScatterUnsupportedError",
     "SchemaError",
     "SchemaOptionError",
+    "SchemaSetupError",
     "SequenceExhaustedError",
     "ServerProcessError",
     "ServerUnreachableError",

@@ -24,6 +24,7 @@ from sqla_shard.routing.router import route
 from sqla_shard.routing.shapes import Spread
 from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import declare
+from sqla_shard.routing.specs import name_of
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.routing.specs import TableSpec
 
@@ -36,6 +37,7 @@ __all__ = [
     "declare",
     "keyspace_of",
     "locate",
+    "name_of",
     "route",
     "spec_of",
 ]

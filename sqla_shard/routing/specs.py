@@ -12,9 +12,10 @@ from typing import Any
 
 from sqlalchemy import Table
 
+from sqla_shard.topology import Topology
 from sqla_shard.types import IdType
 
-__all__ = ["Colocation", "TableSpec", "declare", "spec_of"]
+__all__ = ["Colocation", "TableSpec", "declare", "name_of", "spec_of"]
 
 _INFO = "sqla_shard"
 
@@ -90,3 +91,16 @@ def spec_of(table: Any) -> TableSpec:
                 break
         table.info[_INFO] = found
     return found
+
+
+def name_of(spec: TableSpec, topology: Topology) -> str | None:
+    """Return the name of the keyspace that a table is in.
+
+    :returns: None where it cannot be told: the table names none, and the
+        topology has not exactly one of its kind.
+    """
+    if spec.keyspace is not None:
+        return spec.keyspace
+    keyspaces = topology.keyspaces.values()
+    alike = [one.name for one in keyspaces if one.kind == spec.kind]
+    return alike[0] if len(alike) == 1 else None

@@ -5,6 +5,9 @@ commands of alembic work on all virtual shards of a keyspace.
 
 ``selecting``, ``options``   which shards, and how many at a time
 ``reports``, ``progress``    what became of them
+``portable``, ``differences``  our types, and columns, as revisions see them
+``autogenerate``             models against the tables that are there
+``starting``                 alembic.ini, env.py and the folders of revisions
 ``internal``                 the tables of this package itself
 ``versions``                 at which revision shards are
 ``statements``, ``journal``  what a revision has done, by statement
@@ -23,12 +26,16 @@ from sqla_shard.schema.commands import upgrade
 from sqla_shard.schema.env import current_shard
 from sqla_shard.schema.env import run_env
 from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.resolving import Answer
 from sqla_shard.schema.resolving import Resolution
+from sqla_shard.schema.selecting import parse_shards
 from sqla_shard.schema.selecting import Shard
+from sqla_shard.schema.starting import init
+from sqla_shard.schema.starting import template_path
 from sqla_shard.schema.status import ShardStatus
 from sqla_shard.schema.status import StatusReport
 
@@ -44,8 +51,12 @@ __all__ = [
     "StatusReport",
     "current_shard",
     "downgrade",
+    "init",
+    "parse_shards",
+    "progress_on",
     "resolve",
     "run_env",
     "status",
+    "template_path",
     "upgrade",
 ]
