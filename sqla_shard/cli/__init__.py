@@ -1,7 +1,7 @@
 """The command line: ``sqla-shard``, with the extra ``cli``.
 
-It looks at a cluster and opens shells on its shards.  It creates no table,
-moves no shard, and knows of a server what the topology says.  ::
+It looks at a cluster, opens shells on its shards, and changes their tables
+with alembic.  It moves no shard.  ::
 
     sqla-shard id N ...                decode ids, or compose one
     sqla-shard where ID ...            the server and the database of an id
@@ -9,10 +9,11 @@ moves no shard, and knows of a server what the topology says.  ::
     sqla-shard topology show           keyspaces, servers, ranges
     sqla-shard topology validate       every problem of a topology file
     sqla-shard topology diff OLD NEW   what is different between two files
+    sqla-shard schema ...              one schema on every virtual shard
     sqla-shard shell ID                a client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-All but ``shell`` connect to nothing and need no password.  The topology is
+All but ``schema`` and ``shell`` connect to nothing and need no password.  The topology is
 the file of ``--topology``, or of the environment variable
 ``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.
 
@@ -31,7 +32,7 @@ __all__ = ["main"]
 
 # In the order of reading, each may import those above it:
 #   printing, settings           JSON and tables; options of all commands
-#   ids, topologies, completion  commands
+#   ids, topologies, schema, completion  commands
 #   expressions, explaining      Python from the command line; `explain`
 #   clients, sessions, shell     programs, and sessions of one shard; `shell`
 #   program                      all of them in one
@@ -43,7 +44,8 @@ def main() -> None:
     The status is 1 where the packages of the extra ``cli`` are missing.
     """
     try:
-        import click  # noqa: F401  # only whether it is there
+        import alembic  # noqa: F401  # only whether it is there
+        import click  # noqa: F401  # likewise
         import rich  # noqa: F401  # likewise
     except ImportError as error:
         missing = MissingExtraError(

@@ -20,6 +20,7 @@ from sqla_shard.cli.ids import id_command
 from sqla_shard.cli.ids import where_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
+from sqla_shard.cli.schema import schema_group
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.settings import VARIABLE
 from sqla_shard.cli.shell import shell_command
@@ -34,6 +35,7 @@ _COMMANDS = (
     where_command,
     explain_command,
     topology_group,
+    schema_group,
     shell_command,
     completion_command,
 )

@@ -1,0 +1,365 @@
+"""``sqla-shard schema``: one schema on every virtual shard."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from typing import TypeVar
+
+import click
+from alembic.config import Config
+from alembic.util import CommandError
+
+from sqla_shard import schema
+from sqla_shard.cli.printing import examples
+from sqla_shard.cli.printing import json_option
+from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import pass_settings
+from sqla_shard.cli.settings import Settings
+from sqla_shard.cluster import Cluster
+from sqla_shard.exc import MigrationFailedError
+
+__all__ = ["schema_group"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    """Shows what alembic has to say against a command as an error."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CommandError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group("schema", cls=_Group)
+@click.option(
+    "-c",
+    "--config",
+    "ini",
+    metavar="PATH",
+    envvar="ALEMBIC_CONFIG",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    default=Path("alembic.ini"),
+    help="The configuration of alembic; alembic.ini by default.",
+)
+@click.option(
+    "-n",
+    "--name",
+    metavar="SECTION",
+    default="alembic",
+    help="The section of it, for a keyspace with revisions of its own.",
+)
+@click.pass_context
+def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
+    """Change and check the tables of every virtual shard, with alembic.
+
+    Revisions are made by alembic itself, with `alembic revision
+    --autogenerate`, and `alembic upgrade` does the same as `upgrade` here.
+    Options of the group stand before the command.
+    """
+    ctx.meta["sqla_shard.ini"] = ini, name
+
+
+def _config() -> Config:
+    """Return alembic's configuration.
+
+    :raises click.ClickException: when there is none.
+    """
+    ini, name = click.get_current_context().meta["sqla_shard.ini"]
+    if not ini.is_file():
+        raise click.ClickException(
+            f"there is no {ini}; name the configuration of alembic with "
+            "--config, or make one with: sqla-shard schema init"
+        )
+    return Config(str(ini), ini_section=name)
+
+
+def _cluster(settings: Settings) -> Cluster | None:
+    """Return the cluster of ``--topology``; None leaves it to ``env.py``."""
+    if settings.path is None:
+        return None
+    return Cluster(settings.topology(connects=True))
+
+
+def _shards(text: str) -> tuple[int, ...]:
+    return tuple(schema.parse_shards(text))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+_WHICH = (
+    click.option(
+        "--shards",
+        metavar="RANGES",
+        type=_shards,
+        help="Only these virtual shards, such as 0-511,600.",
+    ),
+    click.option(
+        "--servers",
+        metavar="NAMES",
+        type=_names,
+        help="Only those on these physical servers, with commas between.",
+    ),
+)
+_HOW = (
+    click.option(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help="Change so many shards of one server at a time; 4 by default.",
+    ),
+    click.option(
+        "--wave",
+        metavar="N",
+        type=int,
+        help="After the first shard, change so many and then so many again. "
+        "By default one for each process, and then all others.",
+    ),
+    click.option(
+        "--pause",
+        metavar="SECONDS",
+        type=float,
+        help="Wait between the first shard and the waves.",
+    ),
+    click.option(
+        "--lock-wait",
+        metavar="SECONDS",
+        type=float,
+        help="Wait so long for a table that somebody else uses; 5 by default.",
+    ),
+    click.option(
+        "--runner-wait",
+        metavar="SECONDS",
+        type=float,
+        help="Wait so long for a shard that another runner has; 10 by "
+        "default.",
+    ),
+    click.option(
+        "--continue-on-error/--stop-on-error",
+        default=None,
+        help="Go on with other shards when one fails; by default none is "
+        "begun after it.",
+    ),
+    click.option(
+        "--replay/--no-replay",
+        default=None,
+        help="Repeat the statements of revisions that are proven to be "
+        "static, or run every revision on every shard.",
+    ),
+    click.option(
+        "--report",
+        metavar="PATH",
+        help="Write what became of every shard to a file, as JSON.",
+    ),
+)
+
+
+def _with(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _options(given: dict[str, Any]) -> schema.RunOptions:
+    """Return the options that were given; others have their defaults."""
+    return schema.RunOptions(
+        **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _run(run: Callable[[], schema.RunReport], *, as_json: bool) -> None:
+    """Print the report of a run; the status is 1 when it was not all good."""
+    try:
+        report = run()
+    except MigrationFailedError as error:
+        if as_json:
+            print_json(error.report)
+        else:
+            click.echo(str(error))
+        sys.exit(1)
+    if as_json:
+        print_json(report.to_mapping())
+    else:
+        click.echo(str(report))
+
+
+@schema_group.command(
+    "template",
+    epilog=examples(
+        'alembic init -t "$(sqla-shard schema template)" migrations'
+    ),
+)
+def template_command() -> None:
+    """Print the path of the template for `alembic init -t`."""
+    click.echo(schema.template_path())
+
+
+@schema_group.command(
+    "init",
+    epilog=examples(
+        "sqla-shard schema init migrations --models myapp.models:Base"
+    ),
+)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--models",
+    metavar="MODULE:BASE",
+    help="The declarative base, or the metadata, of the application.",
+)
+@pass_settings
+def init_command(
+    settings: Settings, directory: Path, models: str | None
+) -> None:
+    """Make a DIRECTORY for revisions, and alembic.ini.
+
+    Each keyspace of the topology has revisions of its own.  Nothing that is
+    there is overwritten.
+    """
+    ini, _ = click.get_current_context().meta["sqla_shard.ini"]
+    made = schema.init(
+        directory,
+        topology=settings.file,
+        models=models,
+        config=ini,
+    )
+    for path in made:
+        click.echo(f"made {path}")
+
+
+@schema_group.command(
+    "upgrade",
+    epilog=examples(
+        "sqla-shard schema upgrade",
+        "sqla-shard schema upgrade head --jobs 2 --pause 60",
+        "sqla-shard schema upgrade 1975ea83b712 --shards 0-511 --json",
+    ),
+)
+@click.argument("revision", default="head")
+@_with(*_WHICH, *_HOW)
+@json_option
+@pass_settings
+def upgrade_command(
+    settings: Settings, /, revision: str, as_json: bool, **given: Any
+) -> None:
+    """Upgrade every virtual shard to REVISION, `head` by default.
+
+    As `alembic upgrade` does: one shard first, then a wave, then all
+    others, some of each server at a time.  What was interrupted goes on
+    where it was.  The status is 1 when a shard could not be upgraded.
+    """
+    _run(
+        lambda: schema.upgrade(
+            _config(),
+            revision,
+            options=_options(given),
+            cluster=_cluster(settings),
+            progress=schema.progress_on(sys.stderr),
+        ),
+        as_json=as_json,
+    )
+
+
+@schema_group.command(
+    "downgrade",
+    epilog=examples("sqla-shard schema downgrade 1975ea83b712"),
+)
+@click.argument("revision")
+@_with(*_WHICH, *_HOW)
+@json_option
+@pass_settings
+def downgrade_command(
+    settings: Settings, /, revision: str, as_json: bool, **given: Any
+) -> None:
+    """Downgrade every virtual shard to REVISION, as `alembic downgrade`."""
+    _run(
+        lambda: schema.downgrade(
+            _config(),
+            revision,
+            options=_options(given),
+            cluster=_cluster(settings),
+            progress=schema.progress_on(sys.stderr),
+        ),
+        as_json=as_json,
+    )
+
+
+@schema_group.command(
+    "status",
+    epilog=examples(
+        "sqla-shard schema status",
+        "sqla-shard schema status --exit-code --json",
+    ),
+)
+@_with(*_WHICH)
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="End with status 1 unless every shard is at the newest revision.",
+)
+@json_option
+@pass_settings
+def status_command(
+    settings: Settings, /, exit_code: bool, as_json: bool, **given: Any
+) -> None:
+    """Tell at which revision shards are, and which need somebody.
+
+    One or few questions for each server; nothing is changed.
+    """
+    found = schema.status(
+        _config(),
+        options=_options(given),
+        cluster=_cluster(settings),
+    )
+    if as_json:
+        print_json(found.to_mapping())
+    else:
+        click.echo(str(found))
+    if exit_code and not found.ok:
+        sys.exit(1)
+
+
+@schema_group.command(
+    "resolve",
+    epilog=examples(
+        "sqla-shard schema resolve 17 statement-done",
+        "sqla-shard schema resolve 17 revision-undone",
+    ),
+)
+@click.argument("shard", type=int)
+@click.argument(
+    "answer", type=click.Choice([answer.value for answer in schema.Answer])
+)
+@pass_settings
+def resolve_command(settings: Settings, shard: int, answer: str) -> None:
+    r"""Say what is true of a SHARD whose revision is in doubt.
+
+    `status` shows the statement; look at the database, with `sqla-shard
+    shell --shard N`, and answer one of these:
+
+    \b
+    statement-done    it took effect; the next run goes on after it
+    statement-undone  it did not; the next run repeats it
+    revision-done     all of the revision is there; it is written down
+    revision-undone   nothing of it is left; the next run begins it again
+    """
+    done = schema.resolve(
+        _config(),
+        shard,
+        schema.Answer(answer),
+        cluster=_cluster(settings),
+    )
+    click.echo(
+        f"shard {done.shard_id} ({done.database}): {done.step}: "
+        f"{done.answer.value}"
+    )
