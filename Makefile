@@ -93,7 +93,7 @@ $(VENV)/.examples: $(VENV)/.package
 
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
-	@$(PIP) install --editable '.[mysql,testing,flask,opentelemetry]' --group dev
+	@$(PIP) install --editable '.[mysql,testing,flask,opentelemetry,alembic]' --group dev
 	@touch $@
 
 # -- MariaDB and Chromium -------------------------------------------------
