@@ -93,7 +93,8 @@ $(VENV)/.examples: $(VENV)/.package
 
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
-	@$(PIP) install --editable '.[mysql,testing,flask,opentelemetry,cli]' --group dev
+	@$(PIP) install --editable \
+	    '.[mysql,testing,flask,opentelemetry,cli]' --group dev
 	@touch $@
 
 # -- MariaDB and Chromium -------------------------------------------------

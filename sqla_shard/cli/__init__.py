@@ -13,8 +13,8 @@ with alembic.  It moves no shard.  ::
     sqla-shard shell ID                a client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-All but ``schema`` and ``shell`` connect to nothing and need no password.  The topology is
-the file of ``--topology``, or of the environment variable
+All but ``schema`` and ``shell`` connect to nothing and need no password.
+The topology is the file of ``--topology``, or of the environment variable
 ``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.
 
 The status is 0 when it has done what it was asked, 1 when that failed, 2

@@ -73,9 +73,9 @@ def init(
     for folder in folders.values():
         for name in _COPIED:
             text = (template / name).read_text(encoding="utf-8")
-            texts[folder / name] = (
-                _with_models(text, models) if name == _ENV and models else text
-            )
+            if name == _ENV and models is not None:
+                text = _with_models(text, models)
+            texts[folder / name] = text
     _check_free([config, *folders.values()])
     for folder in folders.values():
         (folder / "versions").mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,18 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
+from examples.pinboard import models as pinboard
 from sqla_shard.dialects import backend_for
 from sqla_shard.testing import MariaDBFleet
+from tests.shared import revision_models
+from tests.shared.autogenerating import BOTH
 from tests.shared.autogenerating import CHANGES
+from tests.shared.autogenerating import created
 from tests.shared.autogenerating import Finding
 from tests.shared.autogenerating import Generating
 from tests.shared.autogenerating import SERVER_CHANGES
+from tests.shared.revisions import Revisions
+from tests.shared.revisions import shown
 
 pytestmark = pytest.mark.live
 
@@ -50,6 +57,32 @@ def database(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
 
 class TestGenerating(Generating):
     pass
+
+
+@pytest.mark.parametrize("models", [pinboard, revision_models])
+def test_a_revision_runs_on_the_other_kind_of_server(
+    database: Any, tmp_path: Path, models: Any
+) -> None:
+    metadata = models.Base.metadata
+    for first in ("mysql", "sqlite"):
+        lite = [
+            create_engine(
+                f"sqlite:///{tmp_path}/{first}{n}", poolclass=NullPool
+            )
+            for n in range(2)
+        ]
+        servers = {"mysql": database(), "sqlite": lite[0]}
+        expected = {
+            "mysql": created(database(), metadata),
+            "sqlite": created(lite[1], metadata),
+        }
+        revisions = Revisions(tmp_path / first, servers.pop(first), BOTH)
+        revisions.generate(metadata)
+        ((other, engine),) = servers.items()
+        revisions.engine = engine
+        revisions.upgrade()
+        revisions.check(metadata)
+        assert shown(engine) == expected[other]
 
 
 class TestFinding(Finding):

@@ -49,16 +49,31 @@ from tests.shared.revisions import Revisions
 from tests.shared.revisions import shown
 from tests.shared.revisions import topology_of
 
-__all__ = ["CHANGES", "SERVER_CHANGES", "Finding", "Generating"]
+__all__ = [
+    "BOTH",
+    "CHANGES",
+    "SERVER_CHANGES",
+    "Finding",
+    "Generating",
+    "created",
+]
 
 BOTH = topology_of(objects="objects", main="global")
+
+_GLOBAL = {"people", "settings"}
 
 MakeDatabase = Callable[[], Engine]
 
 
-def created(engine: Engine, metadata: MetaData, names: set[str]) -> Any:
-    """Create some tables as ``Cluster.create_all`` does, and show them."""
-    tables = [metadata.tables[name] for name in names]
+def created(
+    engine: Engine, metadata: MetaData, keyspace: str = "objects"
+) -> Any:
+    """Create tables as ``Cluster.create_all`` does, and show them."""
+    tables = [
+        one
+        for one in metadata.tables.values()
+        if (one.name in _GLOBAL) == (keyspace == "main")
+    ]
     metadata.create_all(engine, tables=tables)
     return shown(engine)
 
@@ -76,13 +91,7 @@ class Generating:
         keyspace: str,
     ) -> None:
         metadata = models.Base.metadata
-        lone = {"people", "settings"}
-        names = {
-            name
-            for name in metadata.tables
-            if (name in lone) == (keyspace == "main")
-        }
-        expected = created(database(), metadata, names)
+        expected = created(database(), metadata, keyspace)
         engine = database()
         revisions = Revisions(tmp_path / "revisions", engine, BOTH)
         revision = revisions.generate(metadata, keyspace)
@@ -107,6 +116,18 @@ class Generating:
         revisions.upgrade()
         revisions.downgrade()
         assert shown(engine) == {}
+
+    def test_can_be_printed(
+        self, database: MakeDatabase, tmp_path: Path
+    ) -> None:
+        metadata = pinboard.Base.metadata
+        engine = database()
+        revisions = Revisions(tmp_path / "revisions", engine, BOTH)
+        revisions.generate(metadata)
+        printed = revisions.sql()
+        assert printed.count("CREATE TABLE") == 7
+        on_sqlite = engine.dialect.name == "sqlite"
+        assert printed.count("CREATE TRIGGER") == 3 * on_sqlite
 
     def test_tables_of_the_package_are_not_seen(
         self, database: MakeDatabase, tmp_path: Path
