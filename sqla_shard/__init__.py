@@ -29,6 +29,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   cluster      Cluster, the front door
 #   orm/         object classes and their blob fields
 #   mappings/    ordered lists of objects
+#   schema/      alembic over every virtual shard
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
 #   testing/     local servers, faults, logs, a linter; nothing imports it

@@ -53,10 +53,11 @@ LAYERS = [
     ("cluster", "*", "sqlalchemy"),
     ("orm", "* -cluster", "sqlalchemy"),
     ("mappings", "* -cluster", "sqlalchemy"),
+    ("schema", "*", "sqlalchemy alembic"),
     ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
     ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.
-    ("__init__", "* -ext -testing", ""),
+    ("__init__", "* -schema -ext -testing", ""),
 ]
 
 # Loaded by those who use them, never by `import sqla_shard`.
@@ -72,6 +73,7 @@ OPTIONAL = (
     "pymysql",
     "pytest",
     "sqla_shard.ext",
+    "sqla_shard.schema",
     "sqla_shard.testing",
 )
 
