@@ -73,6 +73,7 @@ SAMPLES = [
     exc.TopologyError([exc.Problem("epoch", "missing")], source="t.toml"),
     exc.UnknownKeyspaceError("m", keyspace=None, known=["a"]),
     exc.UnknownShardError(shard_id=9, keyspace="objects", opened=4),
+    exc.UnknownServerError(server="a", known=["b"]),
     exc.NoShardKeyError("m", tables=["pins"]),
     exc.KeyspaceMismatchError({"a": ("x",), "b": ("y",)}),
     exc.ScatterUnsupportedError("m", construct="LIMIT"),
@@ -110,6 +111,9 @@ SAMPLES = [
     exc.ForkedSessionError("m"),
     exc.NoEventLoopError("m"),
     exc.MissingDriverError(driver="pymysql", reason="m"),
+    exc.DriftReferenceError(
+        shard_id=3, keyspace="objects", server="a", reason="m"
+    ),
     exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
     exc.ReservedNameError(table="sqla_shard_x"),
     exc.SchemaSetupError("m", value="alembic.ini"),

@@ -28,8 +28,8 @@ class Catalogue(Protocol):
         """Return the names of the databases on the server of an engine.
 
         Those of the server itself are left out, and those that the user may
-        not see cannot be told.  Where the server writes all names in small
-        letters, so they are here.
+        not see cannot be told.  Where the server does not care for the case
+        of names, they are in small letters, and ``in`` does not care either.
 
         :param engine: of any virtual shard on the server.
         """

@@ -241,7 +241,8 @@ class MySQLCatalogue:
     def databases(self, engine: Engine) -> set[str]:
         """Return all that the user may see, but those of the server."""
         with engine.connect() as connection:
-            return set(connection.scalars(_SCHEMATA))
+            found = set(connection.scalars(_SCHEMATA))
+            return _Folded(found) if _folds(connection) else found
 
     def digests(
         self, connection: Connection, schemas: Iterable[str]
@@ -307,6 +308,21 @@ def _normalised(created: str) -> Iterator[str]:
             yield _COUNTER.sub("", line) if own else line
 
 
+def _folds(connection: Connection) -> bool:
+    """Tell whether the server does not care for the case of names."""
+    return bool(connection.scalar(text("SELECT @@lower_case_table_names")))
+
+
+class _Folded(set[str]):
+    """Names that are here in any case."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(map(str.lower, names))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).lower())
+
+
 class _Reading:
     """One reading of the tables of some databases.
 
@@ -317,9 +333,7 @@ class _Reading:
     def __init__(self, connection: Connection, schemas: Iterable[str]) -> None:
         self._connection = connection
         self._mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
-        # Where the server writes names in small letters, or does not care.
-        folds = connection.scalar(text("SELECT @@lower_case_table_names"))
-        self._fold = str.lower if folds else str
+        self._fold = str.lower if _folds(connection) else str
         self._asked = {self._fold(schema): schema for schema in schemas}
         self._by_table = False
         #: By database and table: digests of what was read of it.

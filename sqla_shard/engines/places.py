@@ -13,7 +13,6 @@ from sqla_shard.engines.registry import warm
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 
 __all__ = ["Places"]
@@ -55,41 +54,18 @@ class Places:
         place = self._places.get(key)
         if place is None:
             server = keyspace.server_for(check_shard_id(shard_id))
-            place = self._place(keyspace, shard_id, server)
-            self._places[key] = place
+            engine, schema, backend = self.engines.locate(
+                server, keyspace.database_for(shard_id)
+            )
+            place = self._places[key] = Place(
+                keyspace=keyspace.name,
+                shard_id=shard_id,
+                server=server.name,
+                schema=engine.dialect.identifier_preparer.quote(schema),
+                engine=engine,
+                backend=backend,
+            )
         return place
-
-    def standby(self, keyspace: Keyspace, shard_id: int) -> Place | None:
-        """Return where the copy of a virtual shard is, if there is one.
-
-        Its ``server`` is the name of the pair, as that of the primary.
-
-        :raises UnknownShardError: when the shard is not open.
-        """
-        server = keyspace.server_for(check_shard_id(shard_id))
-        if server.standby is None:
-            return None
-        return self._place(keyspace, shard_id, server, standby=True)
-
-    def _place(
-        self,
-        keyspace: Keyspace,
-        shard_id: int,
-        server: Server,
-        *,
-        standby: bool = False,
-    ) -> Place:
-        engine, schema, backend = self.engines.locate(
-            server, keyspace.database_for(shard_id), standby=standby
-        )
-        return Place(
-            keyspace=keyspace.name,
-            shard_id=shard_id,
-            server=server.name,
-            schema=engine.dialect.identifier_preparer.quote(schema),
-            engine=engine,
-            backend=backend,
-        )
 
     def all_places(self, keyspace: Keyspace) -> list[Place]:
         """Return the places of every open shard, in order."""

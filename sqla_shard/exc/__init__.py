@@ -14,6 +14,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── TopologyError                     a topology that cannot be used
     ├── UnknownKeyspaceError              no such keyspace in the topology
     ├── UnknownShardError                 a shard that is not open
+    ├── UnknownServerError                no such server in the topology
     ├── RoutingError
     │   ├── NoShardKeyError               the shards cannot be told
     │   ├── KeyspaceMismatchError         tables of two keyspaces
@@ -50,6 +51,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── ClusterClosedError                the cluster was closed
     ├── ForkedSessionError                a session begun before a fork
     ├── NoEventLoopError (RuntimeError)   an async session, and no event loop
+    ├── DriftReferenceError               no shard to compare others with
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
     ├── ReservedNameError                 a table with a name of ours
@@ -67,6 +69,7 @@ from sqla_shard.exc.definitions import InvalidIdError
 from sqla_shard.exc.definitions import Problem
 from sqla_shard.exc.definitions import TopologyError
 from sqla_shard.exc.definitions import UnknownKeyspaceError
+from sqla_shard.exc.definitions import UnknownServerError
 from sqla_shard.exc.definitions import UnknownShardError
 from sqla_shard.exc.definitions import WrongTypeError
 from sqla_shard.exc.lists import InvalidBookmarkError
@@ -88,6 +91,7 @@ from sqla_shard.exc.revisions import ReservedNameError
 from sqla_shard.exc.revisions import SchemaSetupError
 from sqla_shard.exc.running import ClusterClosedError
 from sqla_shard.exc.running import CommitUnknownError
+from sqla_shard.exc.running import DriftReferenceError
 from sqla_shard.exc.running import ExtensionSetupError
 from sqla_shard.exc.running import ForkedSessionError
 from sqla_shard.exc.running import MissingDriverError
@@ -122,6 +126,7 @@ __all__ = [
     "CommitUnknownError",
     "CrossShardWriteError",
     "DivergedRevisionsError",
+    "DriftReferenceError",
     "DuplicateTypeError",
     "ExtensionSetupError",
     "ForkedSessionError",
@@ -161,6 +166,7 @@ __all__ = [
     "StaleNeighbourError",
     "TopologyError",
     "UnknownKeyspaceError",
+    "UnknownServerError",
     "UnknownShardError",
     "UnsupportedStatementError",
     "WrongTypeError",

@@ -15,6 +15,7 @@ __all__ = [
     "Problem",
     "TopologyError",
     "UnknownKeyspaceError",
+    "UnknownServerError",
     "UnknownShardError",
     "WrongTypeError",
 ]
@@ -119,6 +120,22 @@ class UnknownKeyspaceError(ShardError):
         super().__init__(message)
         self.keyspace = keyspace
         self.known = tuple(known)
+
+
+class UnknownServerError(ShardError):
+    """Raised when the topology has no server of a name.
+
+    :ivar server: the name that was asked for.
+    :ivar known: the names that there are.
+    """
+
+    def __init__(self, *, server: str, known: Iterable[str]) -> None:
+        self.server = server
+        self.known = tuple(known)
+        super().__init__(
+            f"there is no server {server!r} in the topology; it has "
+            f"{', '.join(self.known)}"
+        )
 
 
 class UnknownShardError(ShardError):

@@ -9,6 +9,7 @@ from sqla_shard.exc.base import ShardError
 __all__ = [
     "ClusterClosedError",
     "CommitUnknownError",
+    "DriftReferenceError",
     "ExtensionSetupError",
     "ForkedSessionError",
     "MissingDriverError",
@@ -125,6 +126,27 @@ class MissingExtraError(ShardError, ImportError):
         )
         self.package = package
         self.extra = extra
+
+
+class DriftReferenceError(ShardError):
+    """Raised when the shard to compare all others with cannot be read.
+
+    :ivar shard_id: the shard.
+    :ivar keyspace: its keyspace.
+    :ivar server: where the topology has it.
+    """
+
+    def __init__(
+        self, *, shard_id: int, keyspace: str, server: str, reason: str
+    ) -> None:
+        super().__init__(
+            f"shard {shard_id} of {keyspace} on {server} cannot be the "
+            f"reference: {reason}. Name another, or none: then it is the "
+            "lowest that can be read"
+        )
+        self.shard_id = shard_id
+        self.keyspace = keyspace
+        self.server = server
 
 
 class ExtensionSetupError(ShardError):

@@ -23,6 +23,8 @@ from sqla_shard.schema.commands import downgrade
 from sqla_shard.schema.commands import resolve
 from sqla_shard.schema.commands import status
 from sqla_shard.schema.commands import upgrade
+from sqla_shard.schema.drift import verify
+from sqla_shard.schema.drift_report import DriftReport
 from sqla_shard.schema.env import current_shard
 from sqla_shard.schema.env import run_env
 from sqla_shard.schema.options import RunOptions
@@ -41,6 +43,7 @@ from sqla_shard.schema.status import StatusReport
 
 __all__ = [
     "Answer",
+    "DriftReport",
     "Outcome",
     "Resolution",
     "RunOptions",
@@ -59,4 +62,5 @@ __all__ = [
     "status",
     "template_path",
     "upgrade",
+    "verify",
 ]
