@@ -363,3 +363,56 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
         f"shard {done.shard_id} ({done.database}): {done.step}: "
         f"{done.answer.value}"
     )
+
+
+@schema_group.command(
+    "verify",
+    epilog=examples(
+        "sqla-shard schema verify",
+        "sqla-shard -t topology.toml schema verify --keyspace objects",
+        "sqla-shard schema verify --primaries-only --json",
+    ),
+)
+@click.option(
+    "--keyspace",
+    metavar="NAME",
+    help="Only this keyspace; by default each one, by itself.",
+)
+@_with(*_WHICH)
+@click.option(
+    "--reference",
+    metavar="N",
+    type=int,
+    help="Compare with this shard; the lowest by default.",
+)
+@click.option(
+    "--primaries-only",
+    is_flag=True,
+    help="Do not look at standbys.",
+)
+@json_option
+@pass_settings
+def verify_command(
+    settings: Settings,
+    /,
+    primaries_only: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Compare the tables of every shard with those of one of them.
+
+    On the primary and the standby of each; also tells of databases that are
+    missing, or on a server that should not have them.  Nothing is changed,
+    and no row is read.  The status is 1 when anything is different.
+
+    The topology is that of --topology, or of topology.toml here; no
+    alembic.ini is needed.
+    """
+    with Cluster(settings.topology(connects=True)) as cluster:
+        found = schema.verify(cluster, standby=not primaries_only, **given)
+    if as_json:
+        print_json(found.to_mapping())
+    else:
+        click.echo(str(found))
+    if not found.ok:
+        sys.exit(1)
