@@ -232,6 +232,7 @@ def init_command(
         topology=settings.file,
         models=models,
         config=ini,
+        placeholders=settings.placeholders,
     )
     for path in made:
         click.echo(f"made {path}")

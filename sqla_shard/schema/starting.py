@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from collections.abc import Iterable
 from configparser import ConfigParser
 from pathlib import Path
 
 from sqla_shard.exc import SchemaSetupError
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
 
@@ -47,6 +49,7 @@ def init(
     keyspaces: Iterable[str] | None = None,
     config: str | Path = "alembic.ini",
     models: str | None = None,
+    placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
 ) -> list[Path]:
     """Write alembic.ini, and a folder of revisions for each keyspace.
 
@@ -63,9 +66,13 @@ def init(
     :returns: the files that were written.
     :raises SchemaSetupError: when a file is there already, or what was
         given makes no sense; nothing is written then.
+    :param placeholders: names that ``${NAME}`` in a URL may have.
     :raises UnknownKeyspaceError: when a keyspace is not in the topology.
     """
-    names = _ordered(FileSource(topology).load(), keyspaces)
+    # Nothing is connected to, so no password is needed.
+    blank = dict.fromkeys(placeholders, "")
+    source = FileSource(topology, placeholders=placeholders, environ=blank)
+    names = _ordered(source.load(), keyspaces)
     config, base = Path(config), Path(directory)
     folders = {name: base / name if names[1:] else base for name in names}
     texts = {config: _config(config, Path(topology), folders)}

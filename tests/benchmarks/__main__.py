@@ -15,6 +15,7 @@ from tests.benchmarks import ids
 from tests.benchmarks import lists
 from tests.benchmarks import reading
 from tests.benchmarks import scatter
+from tests.benchmarks import schema
 from tests.benchmarks import sessions
 
 PARTS = {
@@ -23,6 +24,7 @@ PARTS = {
     "reading": reading.run,
     "scatter": scatter.run,
     "lists": lists.run,
+    "schema": schema.run,
 }
 
 PROFILES = {"scatter": scatter.profile}
