@@ -282,6 +282,7 @@ SERVER_CHANGES: list[tuple[Any, Any, str]] = [
         "type_=sa.Text().with_variant(mysql.TEXT(",
     ),
     (column(_colours("a", "b")), column(_colours("a", "c")), "Enum('a', 'c'"),
+    (column(_colours("a", "b")), column(_colours("b", "a")), "Enum('b', 'a'"),
     (column(_colours("a")), column(_colours("a", "b")), "Enum('a', 'b'"),
     (
         column(
