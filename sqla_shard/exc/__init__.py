@@ -40,6 +40,8 @@ of the instance.  All can be pickled, and none is wrapped into a
     │       └── StaleNeighbourError       neighbours gone or reversed
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
     ├── SchemaError
+    │   ├── ReservedNameError             a table with a name of ours
+    │   ├── SchemaSetupError              files for revisions, not written
     │   ├── SchemaOptionError (ValueError)  an option that cannot be used
     │   ├── DivergedRevisionsError        +1 of shards at several revisions
     │   ├── MigrationFailedError          some shards could not be changed
@@ -54,8 +56,6 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── DriftReferenceError               no shard to compare others with
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
-    ├── ReservedNameError                 a table with a name of ours
-    ├── SchemaSetupError                  files for revisions, not written
     ├── ExtensionSetupError               an extension that is not set up
     └── ServerProcessError                a test server did not start
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.schema import SchemaError
 
 __all__ = ["ReservedNameError", "SchemaSetupError"]
 
 
-class ReservedNameError(ShardError):
+class ReservedNameError(SchemaError):
     """Raised when a table has a name that belongs to the package.
 
     :ivar table: its name.
@@ -22,7 +22,7 @@ class ReservedNameError(ShardError):
         self.table = table
 
 
-class SchemaSetupError(ShardError):
+class SchemaSetupError(SchemaError):
     """Raised when the files for revisions cannot be written.
 
     :ivar value: what is wrong: a path, the name of a keyspace, or what was

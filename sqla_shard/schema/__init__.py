@@ -19,6 +19,7 @@ commands of alembic work on all virtual shards of a keyspace.
 
 from __future__ import annotations
 
+from sqla_shard.schema.autogenerate import comparing
 from sqla_shard.schema.commands import downgrade
 from sqla_shard.schema.commands import resolve
 from sqla_shard.schema.commands import status
@@ -52,6 +53,7 @@ __all__ = [
     "ShardStatus",
     "State",
     "StatusReport",
+    "comparing",
     "current_shard",
     "downgrade",
     "init",

@@ -48,11 +48,12 @@ _VERSIONS = "alembic_version"
 
 
 def comparing(
-    metadata: MetaData, *, keyspace: str, topology: Topology
+    metadata: MetaData | None, *, keyspace: str, topology: Topology
 ) -> dict[str, Any]:
     """Return keyword arguments for alembic's ``context.configure()``.
 
-    :param metadata: the tables of the models, of all keyspaces.
+    :param metadata: the tables of the models, of all keyspaces; None for
+        commands that do not look at them, alembic refuses the others.
     :param keyspace: name of the keyspace that is compared.
     :param topology: tells which keyspace a table is in that names none.
     :raises UnknownKeyspaceError: when there is no such keyspace, or that of
@@ -63,7 +64,8 @@ def comparing(
     # Classes that are given by name are looked up here; until then the
     # keyspace of a mapping table, and of a secondary table, is not known.
     configure_mappers()
-    tables = _tables_of(metadata, keyspace, topology)
+    known = () if metadata is None else metadata.tables.values()
+    tables = _tables_of(known, keyspace, topology)
 
     def include_object(
         item: Any, name: str | None, kind: str, reflected: bool, other: Any
@@ -83,10 +85,10 @@ def comparing(
 
 
 def _tables_of(
-    metadata: MetaData, keyspace: str, topology: Topology
+    tables: Iterable[Table], keyspace: str, topology: Topology
 ) -> set[str]:
     found = set()
-    for table in metadata.tables.values():
+    for table in tables:
         if _is_reserved(table.name):
             raise ReservedNameError(table=table.name)
         if _keyspace_of(table, topology) == keyspace:

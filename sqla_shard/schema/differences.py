@@ -2,7 +2,8 @@
 
 Types, on MySQL and MariaDB: alembic compares arguments only where both have
 as many, so ``DATETIME`` and ``DATETIME(6)`` are equal to it, and so are
-``NUMERIC(12)`` and ``NUMERIC(10, 0)``, ``BIGINT`` and ``BIGINT UNSIGNED``.
+``NUMERIC(12)`` and ``NUMERIC(10, 0)``, ``BIGINT`` and ``BIGINT UNSIGNED``,
+older versions also enumerations; none asks for the order of their members.
 JSON, which on MariaDB is LONGTEXT with a check, is to it any LONGTEXT.
 
 Defaults: it compares texts, so some that are equal differ: ``''`` and texts
@@ -37,8 +38,14 @@ __all__ = ["default_differs", "type_differs"]
 _TIMES = re.compile(r"(?:DATETIME|TIMESTAMP|TIME)(?:\((\d+)\))?$")
 _DECIMALS = re.compile(r"(?:DECIMAL|NUMERIC)(?:\((\d+)(?:, (\d+))?\))?")
 _INTEGERS = re.compile(r"\w*INT(?:EGER)?\b.*?( UNSIGNED)?(?: ZEROFILL)?$")
+_CHOICES = re.compile(r"(?:ENUM|SET)\((.*)\)")
 # What the server takes for an argument that is left out.
-_DEFAULTS = ((_TIMES, ("0",)), (_DECIMALS, ("10", "0")), (_INTEGERS, ("",)))
+_DEFAULTS = (
+    (_TIMES, ("0",)),
+    (_DECIMALS, ("10", "0")),
+    (_INTEGERS, ("",)),
+    (_CHOICES, ("",)),
+)
 
 _CHECKED = text(
     "SELECT count(*) FROM information_schema.check_constraints "

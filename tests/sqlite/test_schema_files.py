@@ -13,7 +13,10 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
+from examples.pinboard import models as pinboard
+from sqla_shard import Cluster
 from sqla_shard.exc import SchemaSetupError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.schema import init
@@ -219,3 +222,48 @@ def test_alembic_init_takes_the_template(project: Path) -> None:
     rest = Path("alembic.ini").read_text().partition("# Alembic itself")[2]
     assert rest
     assert text.endswith(rest)
+
+
+def make_databases() -> None:
+    with Cluster.from_file("topology.toml") as cluster:
+        for keyspace in cluster.topology.keyspaces.values():
+            for place in cluster.places.all_places(keyspace):
+                with place.engine.connect():
+                    pass  # SQLite makes the file
+
+
+def test_alembic_works_with_what_was_written(project: Path) -> None:
+    init(
+        "migrations",
+        topology="topology.toml",
+        models="examples.pinboard.models:Base",
+    )
+    make_databases()
+    for section in ("alembic", "main"):
+        config = Config("alembic.ini", ini_section=section)
+        command.revision(config, "first", autogenerate=True)
+        command.upgrade(config, "head")
+        command.check(config)
+    with Cluster.from_file("topology.toml") as cluster:
+        with cluster.begin() as session:
+            user = pinboard.User(name="maker")
+            session.add(user)
+            session.flush()
+            user_id = user.id
+        with cluster.begin() as session:
+            person = pinboard.Person(name="maker", user_id=user_id, about="")
+            session.add(person)
+        with cluster.session() as session:
+            found = session.get(pinboard.User, user_id)
+            assert found is not None
+            assert found.name == "maker"
+
+
+def test_alembic_works_without_models(project: Path) -> None:
+    init("migrations", topology="topology.toml", keyspaces=["objects"])
+    make_databases()
+    config = Config("alembic.ini")
+    command.revision(config, "by hand")
+    command.upgrade(config, "head")
+    with pytest.raises(CommandError, match="autogenerate"):
+        command.revision(config, "change", autogenerate=True)
