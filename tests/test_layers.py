@@ -55,10 +55,11 @@ LAYERS = [
     ("mappings", "* -cluster", "sqlalchemy"),
     ("schema", "*", "sqlalchemy alembic rich"),
     ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
-    ("cli", "*", "sqlalchemy alembic click rich"),
-    ("testing", "* -ext -cli", "sqlalchemy greenlet pymysql pytest"),
+    ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),
     # The front door: everything but what is loaded by those who use it.
-    ("__init__", "* -schema -ext -cli -testing", ""),
+    ("__init__", "* -schema -ext -testing", ""),
+    # It uses the front door.
+    ("cli", "* -testing", "sqlalchemy alembic click rich"),
 ]
 
 # Loaded by those who use them, never by `import sqla_shard`.

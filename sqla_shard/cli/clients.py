@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,10 +101,13 @@ def client_for(
     parsed, schema = backend.locate(parsed, database)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(str(parsed.database), statement, read_only)
+    program = _found("mariadb", "mysql", package="mariadb-client")
     return Client(
-        program=_found("mariadb", "mysql", package="mariadb-client"),
+        program=program,
         arguments=tuple(_arguments(parsed, schema, statement)),
-        options=_options(parsed, environ, read_only),
+        options=_options(
+            _settings(parsed, environ, program), read_only=read_only
+        ),
     )
 
 
@@ -148,7 +153,9 @@ def _arguments(url: URL, schema: str, statement: str | None) -> Iterator[str]:
     yield f"--database={schema}"
 
 
-def _options(url: URL, environ: Mapping[str, str], read_only: bool) -> str:
+def _options(
+    settings: Iterable[tuple[str, str | None]], *, read_only: bool
+) -> str:
     """Return the option file; in it, the last of two equal options wins."""
     lines = []
     own = Path.home() / ".my.cnf"
@@ -157,7 +164,7 @@ def _options(url: URL, environ: Mapping[str, str], read_only: bool) -> str:
     lines.append("[client]")
     lines += (
         name if value is None else f"{name}={_quoted(name, value)}"
-        for name, value in _settings(url, environ)
+        for name, value in settings
     )
     if read_only:
         lines.append("[mysql]")
@@ -172,7 +179,7 @@ def _options(url: URL, environ: Mapping[str, str], read_only: bool) -> str:
 
 
 def _settings(
-    url: URL, environ: Mapping[str, str]
+    url: URL, environ: Mapping[str, str], program: str
 ) -> Iterator[tuple[str, str | None]]:
     if url.username:
         yield "user", fill(url.username, environ)
@@ -186,14 +193,13 @@ def _settings(
     for name, option in _OTHERS.items():
         if name in given:
             yield option, given[name]
-    yield from _tls(given)
+    yield from _tls(given, program)
 
 
-def _tls(given: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the options for TLS, as MariaDB and as MySQL spell them.
-
-    An option that begins with ``loose-`` is left out where it is not known.
-    """
+def _tls(
+    given: Mapping[str, str], program: str
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the options for TLS, as MariaDB or as MySQL spells them."""
     for name in given:
         known = (*_TLS_FILES, *_TLS_CHECKS, "ssl_disabled")
         if name.startswith("ssl") and name not in known:
@@ -201,28 +207,43 @@ def _tls(given: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
                 f"the clients have no setting for {name} of the URL; start "
                 "one by hand, or use --python"
             )
-    if "ssl_disabled" in given:
-        yield "loose-skip-ssl", None
-        yield "loose-ssl-mode", "DISABLED"
+    mode = _tls_mode(given)
+    if mode != "DISABLED":
+        for name in _TLS_FILES:
+            if name in given:
+                yield name.replace("_", "-"), given[name]
+    if mode is None:
         return
-    for name in _TLS_FILES:
-        if name in given:
-            yield name.replace("_", "-"), given[name]
-    authority = "ssl_ca" in given or "ssl_capath" in given
+    if not _is_mariadb(program):
+        yield "ssl-mode", mode
+    elif mode == "DISABLED":
+        yield "skip-ssl", None
+    else:
+        # Whatever of it is to be checked: without that they would go on in
+        # the clear where a server offers no TLS.
+        yield "ssl-verify-server-cert", None
+
+
+def _tls_mode(given: Mapping[str, str]) -> str | None:
+    """Return what is asked for, in MySQL's words; None for no matter."""
+    if "ssl_disabled" in given:
+        return "DISABLED"
     checks = [
         given[name].lower() not in _FALSE
         for name in _TLS_CHECKS
         if name in given
     ]
-    if not authority and not any(checks):
-        return
-    # Whatever of it is to be checked: without it the clients of MariaDB
-    # would go on in the clear where a server offers no TLS.
-    yield "loose-ssl-verify-server-cert", None
-    mode = "REQUIRED"
-    if authority:
-        mode = "VERIFY_IDENTITY" if all(checks) else "VERIFY_CA"
-    yield "loose-ssl-mode", mode
+    if "ssl_ca" in given or "ssl_capath" in given:
+        return "VERIFY_IDENTITY" if all(checks) else "VERIFY_CA"
+    return "REQUIRED" if any(checks) else None
+
+
+def _is_mariadb(program: str) -> bool:
+    """Ask a client whose it is: neither knows the other's options."""
+    done = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=False
+    )
+    return "MariaDB" in done.stdout
 
 
 def _quoted(name: str, value: str) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
+from typing import TypeVar
 
 import click
 import sqlalchemy
@@ -20,12 +22,18 @@ import sqla_shard
 
 __all__ = ["evaluate", "models_option", "names"]
 
-models_option = click.option(
-    "--models",
-    metavar="MODULE",
-    multiple=True,
-    help="A module, such as shop.models, whose names can be used; repeatable.",
-)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def models_option(command: F) -> F:
+    """Give a command the option ``--models``, as its argument ``models``."""
+    return click.option(
+        "--models",
+        metavar="MODULE",
+        multiple=True,
+        help="A module, such as shop.models, whose names can be used; "
+        "repeatable.",
+    )(command)
 
 
 def names(modules: Iterable[str]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
+from typing import TypeVar
 
 import click
 
@@ -12,12 +14,18 @@ from sqla_shard.exc import TopologyError
 
 __all__ = ["examples", "json_option", "one_line", "print_json"]
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document."
-)
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What SQLAlchemy adds below the message of a driver.
 _BELOW = re.compile(r"\n(?:\[SQL: |\[parameters: |\(Background on ).*", re.S)
+
+
+def json_option(command: F) -> F:
+    """Give a command the option ``--json``, as its argument ``as_json``."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document."
+    )(command)
 
 
 def print_json(document: Any) -> None:

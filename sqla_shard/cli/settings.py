@@ -8,10 +8,14 @@ works on machines that know no password.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate
+from typing import ParamSpec
+from typing import TypeVar
 
 import click
 
@@ -33,6 +37,9 @@ DEFAULT_FILE = "topology.toml"
 
 VARIABLE = "SQLA_SHARD_TOPOLOGY"
 """The environment variable that names one."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]+")
 
@@ -92,7 +99,11 @@ class Settings:
         return Cluster(self.topology(), environ=self.blank)
 
 
-pass_settings = click.make_pass_decorator(Settings)
+def pass_settings(
+    command: Callable[Concatenate[Settings, P], T],
+) -> Callable[P, T]:
+    """Give a command the settings, as its first argument."""
+    return click.make_pass_decorator(Settings)(command)
 
 
 def number(text: str) -> int:

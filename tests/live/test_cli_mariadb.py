@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.documents import topology_document
 from tests.shared.command_line import COMMAND
 from tests.shared.command_line import environment
 from tests.shared.command_line import run
 from tests.shared.command_line import write
+from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
 
@@ -194,3 +196,51 @@ def test_a_server_that_refuses(shell, fleet):
     assert done.stderr.startswith("sqla-shard: error: ")
     assert "Access denied" in done.stderr
     assert "hush" not in done.stderr
+
+
+def tls_version(directory, server, query=""):
+    """Return the version of TLS that the client uses, or its error."""
+    url = f"mysql://app:${{MYSQL_PASSWORD}}@localhost:{server.port}{query}"
+    document = topology_document({"one": url}, 1, main="main_cli")
+    path = write(directory, document)
+    status = "SHOW STATUS LIKE 'Ssl_version'"
+    arguments = ("-t", path, "shell", "--keyspace", "main", "-e", status)
+    done = run(directory, *arguments, MYSQL_PASSWORD=server.password)
+    if done.returncode:
+        return done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()[1].partition("\t")[2]
+
+
+def test_tls_is_as_the_url_says(certificates, tmp_path):  # noqa: F811  # the fixture
+    options = [
+        f"--ssl-{key}={certificates / name}"
+        for key, name in (("cert", "server.pem"), ("key", "server.key"))
+    ]
+    ca, other = certificates / "ca.pem", certificates / "other.pem"
+    with MariaDBServer(fast=True, options=options) as server:
+        server.root_execute("CREATE DATABASE main_cli")
+        assert tls_version(tmp_path, server).startswith("TLSv")
+        trusted = tls_version(tmp_path, server, f"?ssl_ca={ca}")
+        assert trusted.startswith("TLSv")
+        refused = tls_version(tmp_path, server, f"?ssl_ca={other}")
+        assert "certificate" in refused
+        assert tls_version(tmp_path, server, "?ssl_disabled=1") == ""
+
+
+def test_tls_that_is_asked_for_is_not_left_out(
+    fleet,
+    directory,
+    certificates,  # noqa: F811  # the fixture
+    tmp_path,
+):
+    if not fleet.local:
+        pytest.skip("the servers of others may offer TLS")
+    server = fleet.servers[0]
+    assert tls_version(tmp_path, server) == ""
+    for query in (
+        f"?ssl_ca={certificates / 'ca.pem'}",
+        "?ssl_check_hostname=1",
+    ):
+        refused = tls_version(tmp_path, server, query)
+        assert "SSL is required" in refused

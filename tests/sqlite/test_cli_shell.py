@@ -232,43 +232,43 @@ def test_own_options_are_read_first(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "both", "mariadb", "mysql"),
     [
-        ("charset=latin1", ['default-character-set="latin1"']),
-        ("connect_timeout=7", ['connect-timeout="7"']),
-        ("read_timeout=7", []),
+        ("connect_timeout=7", ['connect-timeout="7"'], [], []),
+        ("charset=latin1", ['default-character-set="latin1"'], [], []),
+        ("read_timeout=7", [], [], []),
         (
             "ssl_ca=/ca.pem",
-            [
-                'ssl-ca="/ca.pem"',
-                "loose-ssl-verify-server-cert",
-                'loose-ssl-mode="VERIFY_IDENTITY"',
-            ],
+            ['ssl-ca="/ca.pem"'],
+            ["ssl-verify-server-cert"],
+            ['ssl-mode="VERIFY_IDENTITY"'],
         ),
         (
             "ssl_ca=/ca.pem&ssl_check_hostname=0&ssl_key=/k&ssl_cert=/c",
-            [
-                'ssl-ca="/ca.pem"',
-                'ssl-cert="/c"',
-                'ssl-key="/k"',
-                "loose-ssl-verify-server-cert",
-                'loose-ssl-mode="VERIFY_CA"',
-            ],
+            ['ssl-ca="/ca.pem"', 'ssl-cert="/c"', 'ssl-key="/k"'],
+            ["ssl-verify-server-cert"],
+            ['ssl-mode="VERIFY_CA"'],
         ),
         (
             "ssl_check_hostname=1",
-            [
-                "loose-ssl-verify-server-cert",
-                'loose-ssl-mode="REQUIRED"',
-            ],
+            [],
+            ["ssl-verify-server-cert"],
+            ['ssl-mode="REQUIRED"'],
         ),
-        ("ssl_check_hostname=0", []),
-        ("ssl_disabled=1", ["loose-skip-ssl", 'loose-ssl-mode="DISABLED"']),
+        ("ssl_check_hostname=0", [], [], []),
+        ("ssl_disabled=1", [], ["skip-ssl"], ['ssl-mode="DISABLED"']),
     ],
 )
-def test_settings_of_the_url(options, query, told):
-    _, lines = options(f"mysql://app@host?{query}")
-    assert lines[4:] == told
+def test_settings_of_the_url(options, tmp_path, query, both, mariadb, mysql):
+    url = f"mysql://app@host?{query}"
+    program = tmp_path / "bin" / "mariadb"
+    for version, more in (
+        ("15.1 Distrib 10.11-MariaDB", mariadb),
+        ("8", mysql),
+    ):
+        program.write_text(f"#!/bin/sh\necho 'Ver {version}'\n")
+        _, lines = options(url)
+        assert lines[4:] == both + more
 
 
 @pytest.mark.parametrize(
