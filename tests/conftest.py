@@ -7,6 +7,7 @@ import random
 import secrets
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +22,7 @@ _PROFILE = "soak" if os.environ.get("SQLA_SHARD_SOAK") == "1" else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
 _SEED = pytest.StashKey[int]()
+_NO_BROWSER = "pinboard: no browser: "
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
@@ -29,10 +31,18 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell has started us in the background.  Tests of Ctrl-C, and the
         # programs that they start, would never hear of it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    seed = int(os.environ.get("SQLA_SHARD_SEED") or secrets.randbelow(10**9))
+    # A process of pytest-xdist has the seed of the run, not one of its own.
+    given = getattr(config, "workerinput", {}).get("sqla_shard_seed")
+    given = given or os.environ.get("SQLA_SHARD_SEED")
+    seed = int(given or secrets.randbelow(10**9))
     config.stash[_SEED] = seed
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["sqla_shard_seed"] = str(node.config.stash[_SEED])
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -48,6 +58,30 @@ def pytest_terminal_summary(
     # The header is far away by now, and not there at all with -q.
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"seed: {config.stash[_SEED]}")
+
+
+# Not beside the browser's tests: where processes of pytest-xdist run them,
+# the one that writes the summary does not load their conftest.py.
+@pytest.hookimpl(
+    wrapper=True, tryfirst=True, specname="pytest_terminal_summary"
+)
+def pytest_count_tests_without_browser(
+    terminalreporter: pytest.TerminalReporter,
+) -> Iterator[None]:
+    yield
+    reasons = [
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    ]
+    missing = [r.split(_NO_BROWSER)[1] for r in reasons if _NO_BROWSER in r]
+    if missing:
+        count = len(missing)
+        terminalreporter.write_line(
+            f"pinboard: {count} browser test{'' if count == 1 else 's'} "
+            f"skipped for lack of a browser. {missing[0]}",
+            yellow=True,
+        )
 
 
 @pytest.fixture
