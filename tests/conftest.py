@@ -6,7 +6,10 @@ import os
 import random
 import secrets
 import signal
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -22,6 +25,8 @@ _PROFILE = "soak" if os.environ.get("SQLA_SHARD_SOAK") == "1" else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
 _SEED = pytest.StashKey[int]()
+_DESELECTED = pytest.StashKey[int]()
+_SAID = "said"
 _NO_BROWSER = "pinboard: no browser: "
 
 
@@ -39,10 +44,49 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed)
 
+    config.pluginmanager.register(_Said(config), "sqla_shard_said")
+
+
+class _Said:
+    """Writes what tests ``say``, wherever they run, as soon as they end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        lines = [said for key, said in report.user_properties if key == _SAID]
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.when != "call" or not lines or terminal is None:
+            return
+        terminal.write_line("\n" + "\n".join(map(str, lines)))
+
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["sqla_shard_seed"] = str(node.config.stash[_SEED])
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        stash = item.config.stash
+        stash[_DESELECTED] = stash.get(_DESELECTED, 0) + 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        count = session.config.stash.get(_DESELECTED, 0)
+        session.config.workeroutput["sqla_shard_deselected"] = count
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_testnodedown(node: Any) -> None:
+    # All have left out the same, and pytest-xdist tells nobody.
+    terminal = node.config.pluginmanager.get_plugin("terminalreporter")
+    output = getattr(node, "workeroutput", {})  # none after a crash
+    if terminal is not None and "sqla_shard_deselected" in output:
+        count = output["sqla_shard_deselected"]
+        # Of objects, since hypothesis looks for its statistics in them.
+        terminal.stats["deselected"] = [SimpleNamespace()] * count
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -92,6 +136,16 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     """
     seed = request.config.stash[_SEED]
     return random.Random(f"{seed} {request.node.nodeid}")
+
+
+@pytest.fixture
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Tell a line to whoever watches the run.
+
+    Written past the capturing, it would be lost where processes of
+    pytest-xdist run the test.
+    """
+    return lambda line: request.node.user_properties.append((_SAID, line))
 
 
 @pytest.fixture(autouse=True)
