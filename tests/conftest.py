@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -64,6 +65,13 @@ class _Said:
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["sqla_shard_seed"] = str(node.config.stash[_SEED])
+
+
+def pytest_collection_finish() -> None:
+    # Or each collection looks at all of the modules and tests again, which
+    # takes longer than most of the tests that ask for one.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
