@@ -5,8 +5,9 @@
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
 #   DB       what the demo keeps its pins in: sqlite or mariadb
-#   ARGS     arguments for pytest, such as ARGS="-k topology -x", or for the
-#            demo, such as ARGS="--port 8080"
+#   ARGS     arguments for pytest, such as ARGS="-k topology -x" or, in one
+#            process, ARGS="-n 0 --pdb"; or for the demo, such as
+#            ARGS="--port 8080"
 
 PYTHON ?= python3
 DB := sqlite
@@ -38,11 +39,19 @@ demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mariadb on real servers
 quickstart: $(VENV)/.package ## import bookmarks and show where each lives
 	@$(BIN)/python -m examples.quickstart $(ARGS)
 
+# Two processes, with servers of their own each.  A file stays in one of them:
+# its tests share servers and tables.  In the order of collection, that is with
+# the files that take a second at the end, so that both end together.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+
+# Compiled before, since each program that the tests start would do it again
+# where PYTHONDONTWRITEBYTECODE is set.
 test: $(VENV)/.dev servers ## check everything, on real MariaDB
 	@failed=; for check in lint type docs; do \
 	    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
 	done; \
-	$(PYTEST) $(ARGS) || failed="$$failed pytest"; \
+	$(BIN)/python -m compileall -q sqla_shard examples; \
+	$(PYTEST) $(SIDE_BY_SIDE) $(ARGS) || failed="$$failed pytest"; \
 	[ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
 
 lint: $(VENV)/.dev ## check style and formatting

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
 import signal
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +26,9 @@ _PROFILE = "soak" if os.environ.get("SQLA_SHARD_SOAK") == "1" else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
 _SEED = pytest.StashKey[int]()
+_DESELECTED = pytest.StashKey[int]()
+_SAID = "said"
+_NO_BROWSER = "pinboard: no browser: "
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
@@ -29,10 +37,64 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell has started us in the background.  Tests of Ctrl-C, and the
         # programs that they start, would never hear of it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    seed = int(os.environ.get("SQLA_SHARD_SEED") or secrets.randbelow(10**9))
+    # A process of pytest-xdist has the seed of the run, not one of its own.
+    given = getattr(config, "workerinput", {}).get("sqla_shard_seed")
+    given = given or os.environ.get("SQLA_SHARD_SEED")
+    seed = int(given or secrets.randbelow(10**9))
     config.stash[_SEED] = seed
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(seed)
+
+    config.pluginmanager.register(_Said(config), "sqla_shard_said")
+
+
+class _Said:
+    """Writes what tests ``say``, wherever they run, as soon as they end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        lines = [said for key, said in report.user_properties if key == _SAID]
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.when != "call" or not lines or terminal is None:
+            return
+        terminal.write_line("\n" + "\n".join(map(str, lines)))
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["sqla_shard_seed"] = str(node.config.stash[_SEED])
+
+
+def pytest_collection_finish() -> None:
+    # Or each collection looks at all of the modules and tests again, which
+    # takes longer than most of the tests that ask for one.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        stash = item.config.stash
+        stash[_DESELECTED] = stash.get(_DESELECTED, 0) + 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        count = session.config.stash.get(_DESELECTED, 0)
+        session.config.workeroutput["sqla_shard_deselected"] = count
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_testnodedown(node: Any) -> None:
+    # All have left out the same, and pytest-xdist tells nobody.
+    terminal = node.config.pluginmanager.get_plugin("terminalreporter")
+    output = getattr(node, "workeroutput", {})  # none after a crash
+    if terminal is not None and "sqla_shard_deselected" in output:
+        count = output["sqla_shard_deselected"]
+        # Of objects, since hypothesis looks for its statistics in them.
+        terminal.stats["deselected"] = [SimpleNamespace()] * count
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -50,6 +112,30 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"seed: {config.stash[_SEED]}")
 
 
+# Not beside the browser's tests: where processes of pytest-xdist run them,
+# the one that writes the summary does not load their conftest.py.
+@pytest.hookimpl(
+    wrapper=True, tryfirst=True, specname="pytest_terminal_summary"
+)
+def pytest_count_tests_without_browser(
+    terminalreporter: pytest.TerminalReporter,
+) -> Iterator[None]:
+    yield
+    reasons = [
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    ]
+    missing = [r.split(_NO_BROWSER)[1] for r in reasons if _NO_BROWSER in r]
+    if missing:
+        count = len(missing)
+        terminalreporter.write_line(
+            f"pinboard: {count} browser test{'' if count == 1 else 's'} "
+            f"skipped for lack of a browser. {missing[0]}",
+            yellow=True,
+        )
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Randomness that depends on the seed of the run and the test alone.
@@ -58,6 +144,16 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     """
     seed = request.config.stash[_SEED]
     return random.Random(f"{seed} {request.node.nodeid}")
+
+
+@pytest.fixture
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Tell a line to whoever watches the run.
+
+    Written past the capturing, it would be lost where processes of
+    pytest-xdist run the test.
+    """
+    return lambda line: request.node.user_properties.append((_SAID, line))
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from tests.browser.watching import Visitor
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-_MARK = "pinboard: no browser: "
+_MARK = "pinboard: no browser: "  # counted by ../conftest.py
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = [
     "--headless",
@@ -47,26 +47,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter,
-) -> Iterator[None]:
-    yield
-    reasons = [
-        report.longrepr[2]
-        for report in terminalreporter.stats.get("skipped", ())
-        if isinstance(report.longrepr, tuple)
-    ]
-    missing = [r.split(_MARK)[1] for r in reasons if _MARK in r]
-    if missing:
-        count = len(missing)
-        terminalreporter.write_line(
-            f"pinboard: {count} browser test{'' if count == 1 else 's'} "
-            f"skipped for lack of a browser. {missing[0]}",
-            yellow=True,
-        )
 
 
 def _program() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 
 import pytest
@@ -145,7 +144,7 @@ def calls(length, board, some):
     )
 
 
-def test_every_call_reads_few_rows(cluster, filled, capsys):
+def test_every_call_reads_few_rows(cluster, filled, say):
     length, board, some = filled
     most = {}
     for name, call, rows in calls(length, board, some):
@@ -157,8 +156,7 @@ def test_every_call_reads_few_rows(cluster, filled, capsys):
         # Of a short list the server may read all instead of many keys.
         bound = max(2 * rows + 20, min(length, 10 * rows) + 10)
         assert found <= bound, f"{name}: {found} rows"
-    with capsys.disabled():
-        sys.stdout.write(f"\nrows read, lists of {length}: {most}\n")
+    say(f"rows read, lists of {length}: {most}")
 
 
 @pytest.mark.parametrize("newest", [True, False])

@@ -10,7 +10,6 @@ would pass.
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from typing import Any
 
@@ -72,12 +71,12 @@ class Differential:
         assert contents(filled, None) == contents(None, plain)
         assert all(rows.tables.values())
 
-    def test_answers_are_equal_or_refused(self, compared, rng, capsys):
+    def test_answers_are_equal_or_refused(self, compared, rng, say):
         counts = Counter()
         for _ in range(self.selects):
             seed = rng.randrange(1 << 48)
             counts[self._compare(*compared, seed)] += 1
-        self._report(counts, capsys)
+        self._report(counts, say)
 
     def _compare(self, filled, plain, rows, seed):
         try:
@@ -99,12 +98,12 @@ class Differential:
         )
         return "equal" if want else "equal and empty"
 
-    def test_changes_are_equal_or_refused(self, compared, rng, capsys):
+    def test_changes_are_equal_or_refused(self, compared, rng, say):
         counts = Counter()
         for _ in range(self.changes):
             seed = rng.randrange(1 << 48)
             counts[self._change(*compared, seed)] += 1
-        self._report(counts, capsys)
+        self._report(counts, say)
 
     def _change(self, filled, plain, rows, seed):
         wanted = changed(Maker(random.Random(seed), PLAIN, rows))
@@ -132,16 +131,14 @@ class Differential:
         assert got == want, f"seed {seed}: {wanted}"
         return "equal" if want else "equal and empty"
 
-    def _report(self, counts, capsys):
+    def _report(self, counts, say):
         total = sum(counts.values()) - counts["no SQL"]
         equal = counts["equal"] + counts["equal and empty"]
-        with capsys.disabled():
-            sys.stdout.write(
-                f"\n{type(self).__name__}: {total} statements, "
-                f"{100 * (total - equal) // total}% refused; "
-                + ", ".join(f"{k} {n}" for k, n in counts.most_common())
-                + "\n"
-            )
+        say(
+            f"{type(self).__name__}: {total} statements, "
+            f"{100 * (total - equal) // total}% refused; "
+            + ", ".join(f"{k} {n}" for k, n in counts.most_common())
+        )
         assert counts["equal"] > total / 8
         assert counts["NoShardKeyError"] < total * 0.7
 

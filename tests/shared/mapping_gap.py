@@ -6,7 +6,6 @@ What a re-spacing costs is counted in rows, on average and at most.
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from typing import Any
 
@@ -36,7 +35,7 @@ class Gap:
     @pytest.mark.parametrize("cls", [BoardHasPins, NarrowList])
     @pytest.mark.parametrize("way", ["random", "above", "below"])
     def test_moves_into_one_gap(
-        self, cluster, cls, way, rng, monkeypatch, capsys
+        self, cluster, cls, way, rng, monkeypatch, say
     ):
         soak = os.environ.get("SQLA_SHARD_SOAK") == "1"
         whole = soak or (cls is BoardHasPins and way in self.whole)
@@ -69,13 +68,12 @@ class Gap:
             assert len(set(found.values())) == len(model)
         one = written.pop(1, 0)
         rows = sum(size * times for size, times in written.items())
-        with capsys.disabled():
-            sys.stdout.write(
-                f"\n{cls.__name__}, {way}: {moves} moves into one gap, "
-                f"{one} wrote one row; {written.total()} re-spacings wrote "
-                f"{rows} rows, {max(written, default=0)} at most, "
-                f"{(rows + one) / moves:.2f} for each move\n"
-            )
+        say(
+            f"{cls.__name__}, {way}: {moves} moves into one gap, "
+            f"{one} wrote one row; {written.total()} re-spacings wrote "
+            f"{rows} rows, {max(written, default=0)} at most, "
+            f"{(rows + one) / moves:.2f} for each move"
+        )
         assert max(written, default=0) <= len(model)
         assert rows + one <= 12 * moves
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -99,13 +98,12 @@ class Race:
             for job in jobs:
                 job.result()
 
-    def report(self, what: str, capsys: Any) -> None:
+    def report(self, what: str, say: Any) -> None:
         again = self.begun - self.ended
-        with capsys.disabled():
-            sys.stdout.write(
-                f"\n{what}: {self.ended.total()} changes by {THREADS} "
-                f"threads, repeated {again.total()} times {dict(again)}\n"
-            )
+        say(
+            f"{what}: {self.ended.total()} changes by {THREADS} "
+            f"threads, repeated {again.total()} times {dict(again)}"
+        )
 
     def check(self, board: int, start: list[int]) -> None:
         """Compare with what one after the other leads to."""
@@ -164,7 +162,7 @@ class Racing:
     locks_gaps = True
 
     @pytest.mark.parametrize("cls", [BoardHasPins, NarrowList])
-    def test_one_gap(self, cluster, cls, rng, capsys):
+    def test_one_gap(self, cluster, cls, rng, say):
         board = new_board(cluster)
         rows = sorted(pins(60))
         quiet = set(rows[:20]) | set(rows[40:])
@@ -233,18 +231,17 @@ class Racing:
             finally:
                 stop.set()
             times = sum(reader.result() for reader in readers)
-        race.report(f"one gap of {cls.__name__}", capsys)
+        race.report(f"one gap of {cls.__name__}", say)
         missed, twice = map(sum, zip(*wrong, strict=True))
-        with capsys.disabled():
-            sys.stdout.write(
-                f"read {times} times meanwhile, {missed} rows that stood "
-                f"still were missed and {twice} shown twice\n"
-            )
+        say(
+            f"read {times} times meanwhile, {missed} rows that stood "
+            f"still were missed and {twice} shown twice"
+        )
         race.check(board, rows[::-1])
         # Not never: rows at the end of a page are both moved and re-spaced.
         assert missed + twice <= 0.01 * len(quiet) * times
 
-    def test_two_boards(self, cluster, rng, capsys):
+    def test_two_boards(self, cluster, rng, say):
         boards = [new_board(cluster) for _ in range(2)]
         race = Race(cluster, BoardHasPins)
         some = pins(30)
@@ -261,11 +258,11 @@ class Racing:
                 race.change(board, "remove", pin)
 
         race.run(work, rng, self.rounds)
-        race.report("two boards", capsys)
+        race.report("two boards", say)
         for board in boards:
             race.check(board, [])
 
-    def test_new_boards(self, cluster, rng, capsys):
+    def test_new_boards(self, cluster, rng, say):
         # Their rows go into one and the same gap of the indexes.
         boards = [new_board(cluster) for _ in range(THREADS)]
         race = Race(cluster, BoardHasPins)
@@ -276,13 +273,13 @@ class Racing:
             race.change(boards[number], "append", next(turns[number]))
 
         race.run(work, rng, 10)
-        race.report("a board for each thread", capsys)
+        race.report("a board for each thread", say)
         for number, board in enumerate(boards):
             race.check(board, [])
             assert len(sequences(cluster, BoardHasPins, board)) == 10
             assert number in own_pins
 
-    def test_a_source_without_a_row(self, cluster, rng, capsys):
+    def test_a_source_without_a_row(self, cluster, rng, say):
         board = pack(5, BOARD, 10**7 + rng.randrange(10**6))
         race = Race(cluster, BoardHasPins, attempts=100)
         some = pins(30)
@@ -304,7 +301,7 @@ class Racing:
                 race.change(board, "remove", pin)
 
         race.run(work, rng, self.rounds)
-        race.report("a source without a row", capsys)
+        race.report("a source without a row", say)
         balance: Counter[int] = Counter()
         for done in race.history:
             if done.result is True:

@@ -12,7 +12,6 @@ import enum
 import math
 import os
 import random
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
@@ -103,33 +102,29 @@ class MergedDifferential:
     statements = 800
     free = 600
 
-    def test_answers_are_equal(self, compared, rng, capsys):
+    def test_answers_are_equal(self, compared, rng, say):
         counts: Counter[str] = Counter()
         for _ in range(self.statements * _MANY):
             seed = rng.randrange(1 << 48)
             counts[compare(compared, Grammar, seed)] += 1
-        with capsys.disabled():
-            report(type(self).__name__, counts)
+        report(type(self).__name__, counts, say)
         assert counts["equal"] > self.statements * 0.6
 
-    def test_free_answers_are_equal_or_refused(self, compared, rng, capsys):
+    def test_free_answers_are_equal_or_refused(self, compared, rng, say):
         counts: Counter[str] = Counter()
         for _ in range(self.free * _MANY):
             seed = rng.randrange(1 << 48)
             counts[compare(compared, FreeGrammar, seed)] += 1
-        with capsys.disabled():
-            report(f"{type(self).__name__}, free", counts)
+        report(f"{type(self).__name__}, free", counts, say)
         assert counts["equal"] > self.free * 0.15
 
 
-def report(name: str, counts: Counter[str]) -> None:
+def report(name: str, counts: Counter[str], say: Any) -> None:
     total = sum(counts.values()) - counts["no SQL"]
     answered = counts["equal"] + counts["equal and empty"]
     listed = ", ".join(f"{key} {count}" for key, count in counts.most_common())
     refused = 100 * (total - answered) // total
-    sys.stdout.write(
-        f"\n{name}: {total} statements, {refused}% refused; {listed}\n"
-    )
+    say(f"{name}: {total} statements, {refused}% refused; {listed}")
 
 
 def compare(compared: Compared, grammar: Any, seed: int) -> str:

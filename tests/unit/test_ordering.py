@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from bisect import bisect_left
 from bisect import insort
@@ -144,7 +143,7 @@ def test_push_up(positions, moves):
 
 @pytest.mark.parametrize("moves", [2, 10, 40, MOST_MOVES])
 @pytest.mark.parametrize("way", ["up", "down", "random"])
-def test_the_work_of_respacing(moves, way, rng, capsys):
+def test_the_work_of_respacing(moves, way, rng, say):
     low, high = 1_700_000_000_000 * STEP, 1_700_000_000_001 * STEP
     rows = [low, high]
     sizes = []
@@ -166,12 +165,11 @@ def test_the_work_of_respacing(moves, way, rng, capsys):
             at = bisect_left(rows, new) - 1
     assert len(set(rows)) == 15_002
     total = sum(sizes)
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\nrespace_to={moves}, {way}: 15000 moves, {len(sizes)} "
-            f"re-spacings of {total} rows, {max(sizes, default=0)} at most, "
-            f"{total / 15_000:.2f} for each move"
-        )
+    say(
+        f"respace_to={moves}, {way}: 15000 moves, {len(sizes)} "
+        f"re-spacings of {total} rows, {max(sizes, default=0)} at most, "
+        f"{total / 15_000:.2f} for each move"
+    )
     assert total <= 40 * 15_000
     assert max(sizes, default=0) <= 4**7
 
