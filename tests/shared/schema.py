@@ -124,6 +124,7 @@ class Project:
         self.servers = {server.name: server for server in servers}
         self._runner = runner
         self._last: dict[str, str | None] = {}
+        self._connections: dict[str, Any] = {}
         for name in ("migrations", "migrations_main"):
             (directory / name / "versions").mkdir(parents=True)
             (directory / name / "env.py").write_text(_ENV)
@@ -212,6 +213,11 @@ class Project:
 
     # -- databases
 
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
     @property
     def shards(self) -> range:
         return range(self.document["keyspaces"]["objects"]["shards"])
@@ -231,7 +237,15 @@ class Project:
         server, database = self.place(shard_id)
         if self.servers:
             text = sql.format(db=f"`{database}`.")
-            return self.servers[server].root_execute(text)
+            connection = self._connections.get(server)
+            if connection is None:
+                connection = self.servers[server].root_connect(
+                    ssl_disabled=True
+                )
+                self._connections[server] = connection
+            with connection.cursor() as cursor:
+                cursor.execute(text)
+                return list(cursor.fetchall())
         path = self.file(shard_id)
         with closing(sqlite3.connect(path, timeout=30)) as connection:
             with connection:
@@ -272,8 +286,15 @@ class Project:
         found = {}
         for (name,) in rows:
             made = self.query(shard_id, f"SHOW CREATE TABLE {{db}}`{name}`")
-            found[name] = re.sub(r" AUTO_INCREMENT=\d+", "", made[0][1])
-        return found
+            found[name] = made[0][1]
+        return self.without_counters(found)
+
+    @staticmethod
+    def without_counters(tables: dict[str, str]) -> dict[str, str]:
+        return {
+            name: re.sub(r" AUTO_INCREMENT=\d+", "", made)
+            for name, made in tables.items()
+        }
 
 
 def runner_fixture() -> Any:
@@ -307,7 +328,9 @@ def on_mariadb(prefix: str, shards: int = 4, **more: Any) -> Any:
         )
         mariadb_fleet.drop_databases(document)
         mariadb_fleet.create_databases(document)
-        yield Project(tmp_path, document, mariadb_fleet.servers, runner)
+        project = Project(tmp_path, document, mariadb_fleet.servers, runner)
+        yield project
+        project.close()
         mariadb_fleet.drop_databases(document)
 
     return project

@@ -56,6 +56,11 @@ class Run:
     def signal_parent(self, how: int) -> None:
         os.kill(self.pid, how)
 
+    def has_ended(self) -> bool:
+        """Tell whether the parent has ended."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "Z"
+
     def workers(self) -> list[int]:
         """Return the processes that it has forked."""
         path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
