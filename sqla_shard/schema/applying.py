@@ -153,6 +153,8 @@ class Applier:
         if version.internal != internal.head():
             internal.upgrade(connection, version.internal)
         journal.enter()
+        # Alembic would not commit by itself what others have begun.
+        connection.commit()
         self._context.configure(
             **{
                 **self._settings,
@@ -167,6 +169,7 @@ class Applier:
         )
         with self._context.begin_transaction():
             self._context.run_migrations()
+        journal.check_ended()
 
     def _stepping(self, heads: Any, context: Any) -> Iterable[MigrationStep]:
         """Give alembic its steps, with the journal around each."""
@@ -226,6 +229,7 @@ class Applier:
     def _failed(
         self, shard: Shard, journal: Journal, state: State, error: Exception
     ) -> dict[str, Any]:
+        journal.mute()
         step = journal.step
         done: Sequence[Entry] = ()
         text = "" if state is State.INTERRUPTED else _shown(error)

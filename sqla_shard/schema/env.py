@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from alembic import op
+from alembic.runtime.migration import RevisionStep
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
@@ -228,7 +229,7 @@ class Environment:
             if own is not None:
                 own(self, fn)
             elif fn.__name__ in _EVERYWHERE:
-                self.everywhere(fn, str(opts.get("destination_rev", "head")))
+                self.everywhere(fn, _shown(opts.get("destination_rev")))
             elif fn.__name__ == "display_version":
                 self._current(fn)
             elif fn.__name__ in _ON_REFERENCE:
@@ -311,14 +312,14 @@ class Environment:
         :param to: the revision that was applied, or undone.
         """
 
+        script = self.script.get_revision(to)
+        step = RevisionStep(
+            self.script.revision_map, script, direction == "upgrade"
+        )
+        step.migration_fn = _nothing
+
         def steps(heads: Any, context: Any) -> Any:
-            if direction == "upgrade":
-                found = self.script._upgrade_revs(to, heads)
-            else:
-                found = self.script._downgrade_revs(f"{to}-1", heads)
-            for step in found:
-                step.migration_fn = _nothing
-            return found
+            return [step]
 
         self._configure(connection=connection, fn=steps, sqla_shard=shard)
         self._context.get_context().run_migrations()
@@ -386,6 +387,12 @@ class Environment:
         )
         with self._context.begin_transaction():
             self._context.run_migrations()
+
+
+def _shown(target: Any) -> str:
+    if target is None:
+        return "head"
+    return target if isinstance(target, str) else ", ".join(target)
 
 
 def _nothing(**kwargs: Any) -> None:

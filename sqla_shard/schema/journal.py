@@ -43,6 +43,7 @@ from sqlalchemy import update
 
 from sqla_shard.dialects import DDL
 from sqla_shard.exc import InDoubtError
+from sqla_shard.exc import SchemaError
 from sqla_shard.schema.internal import LEDGER
 from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
@@ -127,7 +128,11 @@ def settled(connection: Connection, ddl: DDL, last: Entry) -> bool:
     if not last.statement:
         return False  # The revision failed between two statements.
     if last.tables_before is None:
-        if last.state == FAILED and read(last.statement).effect is Effect.ROWS:
+        if (
+            last.state == FAILED
+            and read(last.statement).effect is Effect.ROWS
+            and ddl.rolls_back(connection)
+        ):
             return False
         raise InDoubtError(
             f"{last.step} was interrupted in its statement "
@@ -230,6 +235,23 @@ class Journal:
                 delete(LEDGER).where(LEDGER.c.id == last.id)
             )
 
+    def check_ended(self) -> None:
+        """Refuse to leave a revision that was interrupted as it is.
+
+        :raises InDoubtError: when one was, and nothing has gone on with it.
+        """
+        if self.entries:
+            last = self.entries[-1]
+            raise InDoubtError(
+                f"{last.step} was interrupted here, and is not what was asked "
+                "for now; finish it first",
+                statement=last.statement,
+            )
+
+    def mute(self) -> None:
+        """Let all statements pass, until the next revision begins."""
+        self._listening = False
+
     def end(self) -> None:
         """End with the statements of a revision; its version comes next.
 
@@ -254,7 +276,6 @@ class Journal:
 
     def note(self, error: str) -> None:
         """Write down why it cannot be told what a revision has done."""
-        self._listening = False
         self.entries = open_entries(self._connection)
         if self.entries:
             self._connection.execute(
@@ -268,7 +289,6 @@ class Journal:
 
         :returns: the entries of statements that have taken effect.
         """
-        self._listening = False
         self.entries = open_entries(self._connection)
         last = self.entries[-1] if self.entries else None
         done = self.entries
@@ -323,7 +343,12 @@ class Journal:
         if not self._listening:
             return None
         reading = read(statement)
-        if reading.effect is Effect.READS:
+        if reading.effect is Effect.LEAVES:
+            raise SchemaError(
+                "a revision stays in the database of its virtual shard, and "
+                f"the next would not be in its own: {said(statement)}"
+            )
+        if reading.effect is Effect.READS or reading.answers:
             self._check_reading(statement)
             self._has_read = True
         if reading.effect is Effect.TABLES and not parameters:
@@ -367,6 +392,9 @@ class Journal:
             # Committed by the statement itself, before it begins.
             self._insert(number, statement, before)
             return False
+        if reading.effect is Effect.UNKNOWN:
+            # It may have made tables.
+            self._names = self._rolls_back = None
         self._insert(number, statement, None)
         if reading.effect is Effect.ROWS and self._is_rolled_back():
             return False
@@ -378,12 +406,13 @@ class Journal:
         if self._names is None:
             self._names = self._ddl.names(self._connection)
         name = tables[0].strip("`")
-        if len(tables) == 1 and "." not in name and name not in self._names:
+        if reading.creates and "." not in name and name not in self._names:
             # To ask for each table that is yet to be created would be a
             # round trip more for nothing.
             self._names.add(name)
             return {tables[0]: None}
-        self._names = None if len(tables) > 1 else self._names
+        if len(tables) > 1:
+            self._names = None
         return dict(self._ddl.definitions(self._connection, tables))
 
     def _insert(

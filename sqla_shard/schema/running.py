@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from alembic.util import CommandError
+
 from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.options import RunOptions
@@ -32,7 +34,7 @@ __all__ = ["check_target", "run"]
 
 _RELATIVE = re.compile(r"(?:[^@]+@)?[+-]\d+")
 #: Commands of alembic that have something to do on every shard.
-_ALWAYS = frozenset({"do_ensure_version"})
+_ALWAYS = frozenset({"ensure_version"})
 
 
 def check_target(target: str, versions: Iterable[Version]) -> None:
@@ -76,17 +78,15 @@ def run(
     began = monotonic()
     keyspace = versions[0].shard.keyspace
     outcomes = dict(_known(versions))
-    needs: dict[tuple[str, ...], bool] = {}
-    for version in versions:
-        if version.is_known and version.heads not in needs:
-            needs[version.heads] = command in _ALWAYS or bool(
-                list(steps(version.heads))
-            )
+    needs = _needs(versions, command, steps)
     todo = []
     for index, version in enumerate(versions):
         if index in outcomes:
             continue
-        if needs[version.heads] or version.open is not None:
+        need = needs[version.heads]
+        if isinstance(need, str):
+            outcomes[index] = _outcome(version, State.FAILED, need)
+        elif need or version.open is not None:
             todo.append(index)
         else:
             outcomes[index] = _outcome(version, State.CURRENT)
@@ -126,6 +126,32 @@ def run(
     )
     progress.end(report)
     return report
+
+
+def _needs(
+    versions: Sequence[Version],
+    command: str,
+    steps: Callable[[tuple[str, ...]], Iterable[Any]],
+) -> dict[tuple[str, ...], bool | str]:
+    """Tell for each group of revisions whether there is something to do.
+
+    :returns: a text where the scripts do not know these revisions.
+    :raises CommandError: when they do not know what is asked for.
+    """
+    needs: dict[tuple[str, ...], bool | str] = {}
+    error: CommandError | None = None
+    for version in versions:
+        heads = version.heads
+        if not version.is_known or heads in needs:
+            continue
+        try:
+            needs[heads] = command in _ALWAYS or bool(list(steps(heads)))
+        except CommandError as found:
+            error = found
+            needs[heads] = f"it is at {', '.join(heads)}: {found}"
+    if error is not None and all(isinstance(n, str) for n in needs.values()):
+        raise error
+    return needs
 
 
 def _known(versions: Sequence[Version]) -> Iterator[tuple[int, Outcome]]:

@@ -1,7 +1,8 @@
 """What a statement of a revision does, told from its text.
 
 The journal has to know whether a statement may be skipped or repeated after
-an interruption.  What is not recognised is taken for the worst.
+an interruption.  What is not recognised is taken for the worst.  What a
+stored function does, which a SELECT may call, cannot be seen here.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ __all__ = ["Effect", "Reading", "read"]
 class Effect(Enum):
     """What becomes of a statement when its runner is interrupted."""
 
-    READS = "changes nothing"
+    READS = "changes nothing that lasts, and may answer otherwise next time"
     SESSION = "changes the connection alone, and has to be said again"
+    LEAVES = "goes to another database"
     ROWS = "changes rows, and is rolled back with its entry in the journal"
     TABLES = "changes tables; looking at them tells whether it did"
     UNKNOWN = "cannot be told"
@@ -28,39 +30,69 @@ class Reading:
     """What is known of a statement.
 
     :ivar tables: those that a change of tables names, as they are written.
+    :ivar creates: whether it makes a table, rather than changes one.
+    :ivar answers: whether a revision may read from its result.
     """
 
     effect: Effect
     tables: tuple[str, ...] = ()
+    creates: bool = False
+    answers: bool = False
 
 
-_COMMENT = re.compile(
-    r"\s*(?:/\*(?![!M]).*?\*/|--[^\n]*(?:\n|$)|#[^\n]*\n)\s*", re.S
+# Comments and what is quoted, in the order in which they begin.
+_TOKEN = re.compile(
+    r"(?P<comment>/\*.*?\*/|--(?=\s|$)[^\n]*|#[^\n]*)"
+    r"|(?P<text>'(?:[^'\\]|\\.|'')*')"
+    r"|(?P<name>`(?:[^`]|``)*`|\"(?:[^\"\\]|\\.|\"\")*\")",
+    re.S,
 )
-_WORD = re.compile(r"\s*\(*\s*([A-Za-z_]+)")
-_NAME = r"(?:`[^`]+`|\"[^\"]+\"|\w+)(?:\s*\.\s*(?:`[^`]+`|\"[^\"]+\"|\w+))?"
+# The server runs what is in these.
+_EXECUTED = re.compile(r"/\*M?!")
+_WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
+_INNER = re.compile(r"\([^()]*\)")
+_QUOTED = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+"
+_NAME = rf"(?:{_QUOTED})(?:\s*\.\s*(?:{_QUOTED}))?"
 _NAMES = rf"{_NAME}(?:\s*,\s*{_NAME})*"
 _ONE = re.compile(_NAME)
 
 _READS = frozenset({"SELECT", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "VALUES"})
 _ROWS = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE"})
-_SESSION = frozenset(
-    {"USE", "SET", "PRAGMA", "DO", "BEGIN", "START", "SAVEPOINT", "RELEASE"}
+_WRITES = re.compile(r"\b(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
+_ANALYZE = re.compile(r"\bANALYZE\b", re.I)
+_RETURNING = re.compile(r"\bRETURNING\b", re.I)
+_SEQUENCE = re.compile(r"\b(?:NEXTVAL|SETVAL|NEXT\s+VALUE)\b", re.I)
+_SESSION = re.compile(
+    r"SET\b|PRAGMA\b|SAVEPOINT\b|RELEASE\s+SAVEPOINT\b|"
+    r"ROLLBACK\s+(?:WORK\s+)?TO\b|START\s+TRANSACTION\b|"
+    r"BEGIN(?:\s+(?:WORK|DEFERRED|IMMEDIATE|EXCLUSIVE|TRANSACTION))*$",
+    re.I,
+)
+# SET changes the server with these, or runs another statement.
+_SET_MORE = re.compile(
+    r"SET\s+(?:STATEMENT|PASSWORD|DEFAULT\s+ROLE)\b|"
+    r"(?:\bSET|,)\s*(?:GLOBAL|PERSIST(?:_ONLY)?)\b|"
+    r"@@(?:GLOBAL|PERSIST(?:_ONLY)?)\s*\.\s*\w+\s*:?=",
+    re.I,
 )
 # With the same definition before and after, other data.
 _MOVES_DATA = re.compile(
     r"\b(?:TRUNCATE|EXCHANGE|DISCARD|IMPORT|COALESCE|REORGANIZE)\b", re.I
 )
-_TEMPORARY = re.compile(r"\s*(?:CREATE|DROP)\s+(?:OR\s+REPLACE\s+)?TEMP", re.I)
+_TEMPORARY = re.compile(r"(?:CREATE|DROP)\s+(?:OR\s+REPLACE\s+)?TEMP", re.I)
 _SELECT = re.compile(r"\bSELECT\b", re.I)
+_MAIN = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
 _IF = r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?"
-_TABLES = (
-    re.compile(rf"CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\s+{_IF}({_NAME})", re.I),
-    re.compile(
-        r"ALTER\s+(?:ONLINE\s+)?(?:IGNORE\s+)?TABLE\s+"
-        rf"{_IF}({_NAME})(?:.*\bRENAME\s+(?:TO\s+|AS\s+)({_NAME})\s*$)?",
-        re.I | re.S,
-    ),
+_CREATE = (
+    re.compile(rf"CREATE\s+TABLE\s+{_IF}({_NAME})", re.I),
+    re.compile(rf"CREATE\s+(?:OR\s+REPLACE\s+)?VIEW\s+{_IF}({_NAME})", re.I),
+)
+_ALTER = re.compile(
+    rf"ALTER\s+(?:ONLINE\s+)?(?:IGNORE\s+)?TABLE\s+{_IF}({_NAME})"
+    rf"(?:.*\bRENAME\s+(?:TO\s+|AS\s+)({_NAME})\s*$)?",
+    re.I | re.S,
+)
+_OTHERS = (
     re.compile(
         rf"DROP\s+(?:TABLE|VIEW)\s+{_IF}({_NAMES})\s*(?:\w+\s*)*$", re.I
     ),
@@ -71,9 +103,21 @@ _TABLES = (
         re.I,
     ),
     re.compile(rf"DROP\s+INDEX\s+{_IF}{_NAME}\s+ON\s+({_NAME})", re.I),
-    re.compile(rf"CREATE\s+(?:OR\s+REPLACE\s+)?VIEW\s+{_IF}({_NAME})", re.I),
 )
 _RENAME = re.compile(rf"RENAME\s+TABLES?\s+{_IF}(.*)$", re.I | re.S)
+_PAIR = re.compile(rf"\s*({_NAME})\s+TO\s+({_NAME})\s*", re.I)
+_CHANGED = re.compile(
+    rf"\bCHANGE\s+(?:COLUMN\s+)?{_IF}({_QUOTED})\s+({_QUOTED})|"
+    rf"\bRENAME\s+COLUMN\s+{_IF}({_QUOTED})\s+TO\s+({_QUOTED})",
+    re.I,
+)
+_DROPPED = re.compile(rf"\bDROP\s+(?:COLUMN\s+)?{_IF}({_QUOTED})", re.I)
+_ADDED = re.compile(rf"\bADD\s+(?:COLUMN\s+)?{_IF}({_QUOTED})", re.I)
+# What DROP and ADD name instead of a column.
+_PARTS = frozenset(
+    "check constraint foreign fulltext index key partition period primary "
+    "spatial system unique".split()
+)
 
 
 def read(statement: str) -> Reading:
@@ -81,64 +125,125 @@ def read(statement: str) -> Reading:
 
     :param statement: its text, as the server gets it.
     """
-    text = _without_comments(statement)
+    if _EXECUTED.search(statement):
+        return Reading(effect=Effect.UNKNOWN)
+    text = _without(statement, "comment", "text")
+    bare = _without(text, "name")
+    if ";" in bare:
+        # Some drivers send several statements as one.
+        return Reading(effect=Effect.UNKNOWN)
     found = _WORD.match(text)
     word = found[1].upper() if found else ""
-    if word in _READS:
-        return Reading(effect=Effect.READS)
-    if word in _SESSION or _TEMPORARY.match(text):
-        return Reading(effect=Effect.SESSION)
-    if word in _ROWS:
-        return Reading(effect=Effect.ROWS)
     if word == "WITH":
-        return _read_with(text)
-    tables = _tables(text)
-    if tables:
-        return Reading(effect=Effect.TABLES, tables=tables)
-    return Reading(effect=Effect.UNKNOWN)
+        word = _main_word(bare)
+    if word in _READS:
+        return Reading(effect=_of_reading(word, bare))
+    if word in _ROWS:
+        answers = _RETURNING.search(bare) is not None
+        return Reading(effect=Effect.ROWS, answers=answers)
+    if word == "USE":
+        return Reading(effect=Effect.LEAVES)
+    if _TEMPORARY.match(bare):
+        # What a temporary table held is lost with its connection.
+        return Reading(effect=Effect.READS)
+    if _SESSION.match(bare):
+        return Reading(effect=_of_session(bare))
+    return _of_tables(text, bare)
 
 
-def _without_comments(statement: str) -> str:
-    start = 0
-    while found := _COMMENT.match(statement, start):
-        start = found.end()
-    return statement[start:].strip().rstrip(";").rstrip()
+def _without(statement: str, *kinds: str) -> str:
+    """Return a statement with what is of some kinds taken out."""
+
+    def put(match: re.Match[str]) -> str:
+        kind = match.lastgroup or ""
+        if kind not in kinds:
+            return match[0]
+        return {"comment": " ", "text": "''"}.get(kind, "q")
+
+    return _TOKEN.sub(put, statement).strip().rstrip(";").rstrip()
 
 
-def _read_with(text: str) -> Reading:
-    # A common table expression may come before either.
-    writes = re.search(r"\b(?:INSERT|UPDATE|DELETE|REPLACE)\b", text, re.I)
-    return Reading(effect=Effect.ROWS if writes else Effect.READS)
+def _main_word(bare: str) -> str:
+    """Return what a statement with common table expressions does."""
+    shorter = _INNER.sub(" ", bare)
+    while shorter != bare:
+        bare, shorter = shorter, _INNER.sub(" ", shorter)
+    found = _MAIN.search(bare)
+    return found[1].upper() if found else ""
 
 
-def _tables(text: str) -> tuple[str, ...]:
+def _of_reading(word: str, bare: str) -> Effect:
+    if _SEQUENCE.search(bare):
+        return Effect.UNKNOWN
+    if word not in ("SELECT", "VALUES", "SHOW") and _ANALYZE.search(bare):
+        # It runs the statement that it explains.
+        return Effect.UNKNOWN if _WRITES.search(bare) else Effect.READS
+    return Effect.READS
+
+
+def _of_session(bare: str) -> Effect:
+    if _SET_MORE.search(bare):
+        return Effect.UNKNOWN
+    return Effect.READS if _SELECT.search(bare) else Effect.SESSION
+
+
+def _of_tables(text: str, bare: str) -> Reading:
+    creates = False
+    names: tuple[str, ...] = ()
     renamed = _RENAME.match(text)
+    altered = _ALTER.match(text)
     if renamed:
-        return tuple(
-            name
-            for pair in renamed[1].split(",")
-            for name in re.split(r"\s+TO\s+", pair.strip(), flags=re.I)
-        )
-    for pattern in _TABLES:
-        found = pattern.match(text)
-        if found is None:
-            continue
-        rest = text[found.end(1) :]
-        if _MOVES_DATA.search(rest) or (
-            text[:6].upper() == "CREATE" and _is_filled(text)
-        ):
+        names = _renamed(renamed[1])
+    elif altered:
+        if not (_MOVES_DATA.search(bare) or _is_ambiguous(text)):
+            names = tuple(name for name in altered.groups() if name)
+    elif found := next(filter(None, (p.match(text) for p in _CREATE)), None):
+        creates = True
+        if not _is_filled(bare):
+            names = (found[1],)
+    elif found := next(filter(None, (p.match(text) for p in _OTHERS)), None):
+        names = tuple(_ONE.findall(found[1]))
+    if not names:
+        return Reading(effect=Effect.UNKNOWN)
+    return Reading(effect=Effect.TABLES, tables=names, creates=creates)
+
+
+def _renamed(text: str) -> tuple[str, ...]:
+    names: list[str] = []
+    for part in text.split(","):
+        pair = _PAIR.fullmatch(part)
+        if pair is None:
             return ()
-        names = [
-            name
-            for group in found.groups()
-            if group
-            for name in _ONE.findall(group)
-        ]
-        return tuple(names)
-    return ()
+        names += pair.groups()
+    if len({_plain(name) for name in names}) < len(names):
+        # Two tables that change places may look as they did before.
+        return ()
+    return tuple(names)
 
 
-def _is_filled(text: str) -> bool:
+def _is_ambiguous(text: str) -> bool:
+    """Tell whether a table may look the same after an ALTER TABLE."""
+    pairs = [
+        (_plain(old or older), _plain(new or newer))
+        for old, new, older, newer in _CHANGED.findall(text)
+    ]
+    if any(
+        new == old
+        for i, (_, new) in enumerate(pairs)
+        for j, (old, _) in enumerate(pairs)
+        if i != j
+    ):
+        return True
+    dropped = {_plain(name) for name in _DROPPED.findall(text)}
+    added = {_plain(name) for name in _ADDED.findall(text)}
+    return bool((dropped & added) - _PARTS)
+
+
+def _plain(name: str) -> str:
+    return name.replace("`", "").replace('"', "").lower()
+
+
+def _is_filled(bare: str) -> bool:
     """Tell whether a CREATE TABLE takes rows from a query."""
-    is_table = re.match(r"CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\b", text, re.I)
-    return bool(is_table and _SELECT.search(text))
+    is_table = re.match(r"CREATE\s+TABLE\b", bare, re.I)
+    return bool(is_table and _SELECT.search(bare))

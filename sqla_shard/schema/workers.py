@@ -127,7 +127,9 @@ class Workers:
             queue = queues.get(server)
             if queue and pipe not in self._busy and pipe in self._processes:
                 index = queue.popleft()
-                pipe.send(index)
+                # One that has died is told of when it is waited for.
+                with suppress(BrokenPipeError):
+                    pipe.send(index)
                 self._busy[pipe] = index
 
     def _received(self) -> Iterator[tuple[int, Outcome]]:

@@ -17,6 +17,8 @@ for _name in (
     "proofs",
     "querying",
     "reading",
+    "schema",
+    "schema_runner",
     "semantics",
     "updating",
     "writing",
