@@ -61,11 +61,12 @@ def comparing(
     :raises ReservedNameError: when a table has a name of the package.
     """
     topology.keyspace(keyspace)
-    # Classes that are given by name are looked up here; until then the
-    # keyspace of a mapping table, and of a secondary table, is not known.
-    configure_mappers()
-    known = () if metadata is None else metadata.tables.values()
-    tables = _tables_of(known, keyspace, topology)
+    tables: set[str] = set()
+    if metadata is not None:
+        # Classes that are given by name are looked up here; until then the
+        # keyspace of a mapping table, and of a secondary one, is not known.
+        configure_mappers()
+        tables = _tables_of(metadata, keyspace, topology)
 
     def include_object(
         item: Any, name: str | None, kind: str, reflected: bool, other: Any
@@ -85,10 +86,10 @@ def comparing(
 
 
 def _tables_of(
-    tables: Iterable[Table], keyspace: str, topology: Topology
+    metadata: MetaData, keyspace: str, topology: Topology
 ) -> set[str]:
     found = set()
-    for table in tables:
+    for table in metadata.tables.values():
         if _is_reserved(table.name):
             raise ReservedNameError(table=table.name)
         if _keyspace_of(table, topology) == keyspace:

@@ -264,6 +264,7 @@ _TIME = "current_timestamp(6)"
 SERVER_CHANGES: list[tuple[Any, Any, str]] = [
     (column(DateTime), column(mysql.DATETIME(fsp=6)), "fsp=6)"),
     (column(mysql.DATETIME(fsp=3)), column(mysql.DATETIME), "mysql.DATETIME("),
+    (column(Integer), column(Integer, comment="why"), "comment='why'"),
     (column(mysql.TIME), column(mysql.TIME(fsp=2)), "type_=mysql.TIME(fsp=2)"),
     (column(Numeric(12)), column(Numeric(14)), "type_=sa.Numeric(precision"),
     (column(Numeric(12, 3)), column(Numeric(12)), "type_=sa.Numeric(precis"),
