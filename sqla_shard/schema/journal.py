@@ -403,14 +403,15 @@ class Journal:
 
     def _before(self, statement: str, reading: Reading) -> dict[str, Any]:
         tables = reading.tables
-        if self._names is None:
-            self._names = self._ddl.names(self._connection)
         name = tables[0].strip("`")
-        if reading.creates and "." not in name and name not in self._names:
-            # To ask for each table that is yet to be created would be a
-            # round trip more for nothing.
-            self._names.add(name)
-            return {tables[0]: None}
+        if reading.creates and "." not in name:
+            if self._names is None:
+                self._names = self._ddl.names(self._connection)
+            if name not in self._names:
+                # To ask for each table that is yet to be created would be a
+                # round trip more for nothing.
+                self._names.add(name)
+                return {tables[0]: None}
         if len(tables) > 1:
             self._names = None
         return dict(self._ddl.definitions(self._connection, tables))
