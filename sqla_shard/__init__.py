@@ -32,8 +32,9 @@ every object lives on a virtual shard that its 64-bit id names.
 #   schema/      alembic over every virtual shard
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
-#   cli/         the program sqla-shard; nothing imports it
 #   testing/     local servers, faults, logs, a linter; nothing imports it
+#   cli/         the program sqla-shard, on top of these names; nothing
+#                imports it
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ import pytest
 
 from sqla_shard.cli.program import program
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.rst"
+PAGES = Path(__file__).parents[1] / "docs" / "reference"
 
 
 def commands(
     command: click.Command, path: str
 ) -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group) or path == "sqla-shard":
+    if command.params or not isinstance(command, click.Group):
         yield path, command
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
@@ -30,12 +30,13 @@ COMMANDS = dict(commands(program, "sqla-shard"))
 def documented() -> dict[str, set[str]]:
     """Return the options of each section that is named as a command is."""
     found: dict[str, set[str]] = {}
-    lines = PAGE.read_text("utf-8").splitlines()
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
-        if line.startswith("sqla-shard") and set(below) == {"-"}:
-            options = found[line] = set()
-        if match := re.fullmatch(r"\.\. option:: (.*)", line):
-            options |= {part.split()[0] for part in match[1].split(", ")}
+    for page in PAGES.glob("*.rst"):
+        lines = page.read_text("utf-8").splitlines()
+        for line, below in zip(lines, [*lines[1:], ""], strict=True):
+            if line.startswith("sqla-shard") and set(below) == {"-"}:
+                options = found[line] = set()
+            if match := re.fullmatch(r"\.\. option:: (.*)", line):
+                options |= {part.split()[0] for part in match[1].split(", ")}
     return found
 
 

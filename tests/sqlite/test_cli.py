@@ -62,7 +62,7 @@ def test_help_is_complete(path):
     command = program
     for name in path:
         command = command.commands[name]
-    if path != ("topology",):
+    if not path or not isinstance(command, click.Group):
         assert "  Examples:\n    " in done.output
         shown = done.output.partition("Examples:")[2]
         assert " ".join(path) in shown
