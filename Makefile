@@ -103,7 +103,7 @@ $(VENV)/.examples: $(VENV)/.package
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
 	@$(PIP) install --editable \
-	    '.[mysql,testing,flask,opentelemetry,cli]' --group dev
+	    '.[mysql,testing,flask,opentelemetry,cli,alembic]' --group dev
 	@touch $@
 
 # -- MariaDB and Chromium -------------------------------------------------

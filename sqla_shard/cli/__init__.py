@@ -44,8 +44,7 @@ def main() -> None:
     The status is 1 where the packages of the extra ``cli`` are missing.
     """
     try:
-        import alembic  # noqa: F401  # only whether it is there
-        import click  # noqa: F401  # likewise
+        import click  # noqa: F401  # only whether it is there
         import rich  # noqa: F401  # likewise
     except ImportError as error:
         missing = MissingExtraError(

@@ -20,11 +20,11 @@ from sqla_shard.cli.ids import id_command
 from sqla_shard.cli.ids import where_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
-from sqla_shard.cli.schema import schema_group
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.settings import VARIABLE
 from sqla_shard.cli.shell import shell_command
 from sqla_shard.cli.topologies import topology_group
+from sqla_shard.exc import MissingExtraError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 
 __all__ = ["program"]
@@ -35,10 +35,23 @@ _COMMANDS = (
     where_command,
     explain_command,
     topology_group,
-    schema_group,
     shell_command,
     completion_command,
 )
+
+
+#: Loaded when it is asked for: alembic takes as long to load as the rest.
+_LATE = frozenset({"schema"})
+
+
+def _schema_group() -> click.Group:
+    try:
+        from sqla_shard.cli.schema import schema_group
+    except ImportError as error:
+        raise MissingExtraError(
+            package=error.name or "alembic", extra="alembic", reason=str(error)
+        ) from error
+    return schema_group
 
 
 class _Failure(click.ClickException):
@@ -53,7 +66,14 @@ class _Program(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         # In the order in which they were added, for reading.
-        return list(self.commands)
+        return [*self.commands, *(_LATE - self.commands.keys())]
+
+    def get_command(
+        self, ctx: click.Context, cmd_name: str
+    ) -> click.Command | None:
+        if cmd_name in _LATE - self.commands.keys():
+            self.add_command(_schema_group())
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -311,7 +311,6 @@ class Environment:
         :param direction: ``"upgrade"`` or ``"downgrade"``.
         :param to: the revision that was applied, or undone.
         """
-
         script = self.script.get_revision(to)
         step = RevisionStep(
             self.script.revision_map, script, direction == "upgrade"

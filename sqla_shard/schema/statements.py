@@ -115,8 +115,20 @@ _DROPPED = re.compile(rf"\bDROP\s+(?:COLUMN\s+)?{_IF}({_QUOTED})", re.I)
 _ADDED = re.compile(rf"\bADD\s+(?:COLUMN\s+)?{_IF}({_QUOTED})", re.I)
 # What DROP and ADD name instead of a column.
 _PARTS = frozenset(
-    "check constraint foreign fulltext index key partition period primary "
-    "spatial system unique".split()
+    [
+        "check",
+        "constraint",
+        "foreign",
+        "fulltext",
+        "index",
+        "key",
+        "partition",
+        "period",
+        "primary",
+        "spatial",
+        "system",
+        "unique",
+    ]
 )
 
 
