@@ -119,6 +119,7 @@ def test_indexes_triggers_and_views(cluster: Cluster, tmp_path: Path) -> None:
     )
     drifted = objects(verify(cluster)).drifted
     assert [drift.table for drift in drifted] == ["newest", "users"]
+    assert str(verify(cluster)).startswith("drift; ")
     assert "CREATE INDEX by_ts" in drifted[1].others[0].diff
     newest = drifted[0]
     assert (newest.reference.exists, newest.others[0].exists) == (False, True)
