@@ -215,8 +215,7 @@ def _document(value: Any) -> Any:
 
 
 def _text(report: DriftReport) -> Iterator[str]:
-    if report.ok:
-        yield f"no drift; {report.seconds:.1f} s"
+    yield f"{_verdict(report)}; {report.seconds:.1f} s"
     for found in report.keyspaces:
         yield _headline(found)
         for table in found.drifted:
@@ -230,8 +229,16 @@ def _text(report: DriftReport) -> Iterator[str]:
         for unread in found.unread:
             reason = unread.reason.replace("\n", "\n  ")
             yield f"not read: {end_of(unread.server, unread.role)}: {reason}"
-    if not report.ok:
-        yield f"{report.seconds:.1f} s"
+
+
+def _verdict(report: DriftReport) -> str:
+    if report.ok:
+        return "no drift"
+    drifted = any(
+        found.drifted or found.missing or found.orphaned
+        for found in report.keyspaces
+    )
+    return "drift" if drifted else "no drift in what was read"
 
 
 def _headline(found: KeyspaceDrift) -> str:
