@@ -95,9 +95,15 @@ class World:
             self.execute(server, *drops)
 
 
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=2, shards=16, fast=True) as fleet:
+        yield fleet
+
+
 @pytest.fixture
-def world(mariadb_fleet: MariaDBFleet, tmp_path: Path) -> Iterator[World]:
-    found = World(mariadb_fleet, tmp_path)
+def world(fleet: MariaDBFleet, tmp_path: Path) -> Iterator[World]:
+    found = World(fleet, tmp_path)
     found.clean()
     yield found
     found.clean()
@@ -112,7 +118,15 @@ def test_growing_from_16_to_24_shards(world: World) -> None:
         "CREATE DATABASE db_prov_00017 "
         "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
     )
-    report = world.project.provision(world.grown, options=TWO)
+    with Cluster.from_topology(world.document) as cluster:
+        report = world.project.provision(
+            world.grown, options=TWO, cluster=cluster
+        )
+        # No connection of its pools is left with a database of its own.
+        place = cluster.places.place(cluster.topology.keyspace("objects"), 0)
+        with place.engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT DATABASE()").scalar()
+            assert found is None
     assert report.may_be_published
     assert [one.shard_id for one in report.outcomes] == list(range(16, 24))
     assert {one.state for one in report.outcomes} == {State.CHANGED}
@@ -260,18 +274,3 @@ def test_without_the_right_to_create(world: World) -> None:
     assert "nope_prov_00000 could not be created: (1044, " in message
     assert "needs the right to create nope_prov_00000" in message
     assert "must not be published" in message
-
-
-def test_applications_use_what_was_provisioned(world: World) -> None:
-    small = world.topology(1, [[0, 0]], [[1, 1]])
-    grown = world.topology(2, [[0, 0], [2, 2]], [[1, 1]])
-    world.project.publish(small)
-    with Cluster.from_topology(small) as cluster:
-        world.project.provision(options=TWO, cluster=cluster)
-        report = world.project.provision(grown, options=TWO, cluster=cluster)
-        assert report.may_be_published
-        # No connection of the pools was left in a database of its own.
-        place = cluster.places.place(cluster.topology.keyspace("objects"), 0)
-        with place.engine.connect() as connection:
-            found = connection.exec_driver_sql("SELECT DATABASE()").scalar()
-            assert found is None
