@@ -15,8 +15,9 @@ commands of alembic work on all virtual shards of a keyspace.
 ``running``                  waves of shards
 ``env``                      what ``env.py`` calls
 ``status``, ``resolving``, ``commands``  commands beside alembic's
-``opening``, ``marking``     what a topology opens; databases that are there
-``comparing``, ``provisioning``  databases for it
+``opening``                  what a topology opens, and what forbids it
+``marking``, ``existing``    databases for it that are there already
+``comparing``, ``provisioning``  making them
 """
 
 from __future__ import annotations

@@ -132,16 +132,15 @@ def finish_mark(
 def written_since(
     connection: Connection,
     names: Collection[str],
-    mark: Mark,
+    rows: Mapping[str, int],
     version_table: str,
 ) -> list[str]:
     """Return the tables with rows that no revision has put there.
 
-    :param names: of the tables of the database.
+    :param connection: on the database.
+    :param names: of its tables.
+    :param rows: how many the revisions have put into each.
     """
-    rows = mark.rows
-    if rows is None:
-        return []
     limits = {name: rows.get(name, 0) + 1 for name in names}
     found = _counted(connection, limits, version_table)
     return sorted(name for name in found if found[name] > rows.get(name, 0))

@@ -40,14 +40,11 @@ from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import internal
 from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.commands import in_environment
-from sqla_shard.schema.comparing import by_engine
 from sqla_shard.schema.comparing import compared
 from sqla_shard.schema.env import Environment
+from sqla_shard.schema.existing import in_the_way
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.marking import begin_mark
-from sqla_shard.schema.marking import Mark
-from sqla_shard.schema.marking import read_marks
-from sqla_shard.schema.marking import written_since
 from sqla_shard.schema.opening import elsewhere
 from sqla_shard.schema.opening import holders
 from sqla_shard.schema.opening import refusals
@@ -269,45 +266,10 @@ class _Provisioning:
             self._places, shards, self._environment.version_table
         )
         there = [version.shard for version in versions if version.is_known]
-        for problems in self._engines.at_once(
-            [partial(self._in_the_way, some) for some in by_engine(there)],
-            "look",
-            8,
-        ):
-            self._problems += problems
+        self._problems += in_the_way(
+            self._engines, there, self._environment.version_table
+        )
         return versions
-
-    def _in_the_way(self, shards: Sequence[Shard]) -> list[Problem]:
-        """Return which databases that are there were not made by this."""
-        engine = self._engines.apart(shards[0].place.engine)
-        try:
-            with engine.connect() as connection:
-                return self._strangers(connection, shards)
-        except (DBAPIError, OSError) as error:
-            return [Problem(shards[0].server, f"cannot be asked: {error}")]
-        finally:
-            engine.dispose()
-
-    def _strangers(
-        self, connection: Connection, shards: Sequence[Shard]
-    ) -> list[Problem]:
-        marks = read_marks(shards)
-        table = self._environment.version_table
-        problems = []
-        for shard in shards:
-            ddl = shard.place.backend.ddl
-            ddl.enter(connection, shard.schema)
-            names = ddl.names(connection)
-            mark = marks.get(shard.shard_id)
-            if mark is None:
-                reason = _strange(names)
-            else:
-                written = written_since(connection, names, mark, table)
-                reason = _used(mark, written)
-            if reason is not None:
-                where = f"{shard.database} on {shard.server}"
-                problems.append(Problem(where, reason))
-        return problems
 
     # -- making them
 
@@ -425,30 +387,3 @@ def _not_at(version: Version, heads: Sequence[str]) -> str | None:
             f"{', '.join(heads)}; run alembic upgrade head first"
         )
     return None
-
-
-def _strange(names: Collection[str]) -> str | None:
-    tables = sorted(
-        one for one in names if not one.startswith(internal.PREFIX)
-    )
-    if not tables:
-        return None
-    return (
-        f"is there already, with tables that no provision has made: "
-        f"{_listed(tables)}. It may hold the objects of the shard; look at "
-        "it, then rename it or drop it"
-    )
-
-
-def _used(mark: Mark, tables: Sequence[str]) -> str | None:
-    if not tables:
-        return None
-    return (
-        f"was provisioned for {mark.epoch}, and has rows since then that no "
-        f"revision has written, in {_listed(tables)}; it may be in use"
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - 5
-    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")
