@@ -17,7 +17,7 @@ commands of alembic work on all virtual shards of a keyspace.
 ``status``, ``resolving``, ``commands``  commands beside alembic's
 ``opening``                  what a topology opens, and what forbids it
 ``marking``, ``existing``    databases for it that are there already
-``comparing``, ``provisioning``  making them
+``accepting``, ``provisioning``  making them
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.engines import Engines
 from sqla_shard.exc import Problem
-from sqla_shard.schema.comparing import by_engine
+from sqla_shard.schema.accepting import by_engine
 from sqla_shard.schema.internal import PREFIX
 from sqla_shard.schema.marking import Mark
 from sqla_shard.schema.marking import read_marks

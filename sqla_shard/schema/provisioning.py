@@ -40,7 +40,7 @@ from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import internal
 from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.commands import in_environment
-from sqla_shard.schema.comparing import compared
+from sqla_shard.schema.accepting import compared
 from sqla_shard.schema.env import Environment
 from sqla_shard.schema.existing import in_the_way
 from sqla_shard.schema.journal import Journal
