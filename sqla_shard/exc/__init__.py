@@ -45,6 +45,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     │   ├── SchemaOptionError (ValueError)  an option that cannot be used
     │   ├── DivergedRevisionsError        +1 of shards at several revisions
     │   ├── MigrationFailedError          some shards could not be changed
+    │   ├── ProvisionError                databases that must not be made
     │   └── InDoubtError                  what was done cannot be told
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its answer lost
@@ -108,6 +109,7 @@ from sqla_shard.exc.scattering import ServerUnreachableError
 from sqla_shard.exc.schema import DivergedRevisionsError
 from sqla_shard.exc.schema import InDoubtError
 from sqla_shard.exc.schema import MigrationFailedError
+from sqla_shard.exc.schema import ProvisionError
 from sqla_shard.exc.schema import SchemaError
 from sqla_shard.exc.schema import SchemaOptionError
 from sqla_shard.exc.statements import KeyspaceMismatchError
@@ -146,6 +148,7 @@ __all__ = [
     "PartialCommitError",
     "PlacementError",
     "Problem",
+    "ProvisionError",
     "ReservedNameError",
     "RetriesExhaustedError",
     "RoutingError",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.definitions import Problem
 
 __all__ = [
     "DivergedRevisionsError",
     "InDoubtError",
     "MigrationFailedError",
+    "ProvisionError",
     "SchemaError",
     "SchemaOptionError",
 ]
@@ -87,3 +90,33 @@ class MigrationFailedError(SchemaError):
         super().__init__(message)
         self.report = dict(report)
         self.shards = tuple(shards)
+
+
+_SHOWN = 20
+
+
+class ProvisionError(SchemaError):
+    """Raised before any database is made, when a topology cannot be opened.
+
+    The message shows the first problems, :attr:`problems` has all.
+
+    :ivar keyspace: whose virtual shards were to be made.
+    :ivar epoch: of the topology that was to be provisioned.
+    :ivar problems: all that is in the way.
+    """
+
+    def __init__(
+        self, problems: Iterable[Problem], *, keyspace: str, epoch: int
+    ) -> None:
+        self.keyspace = keyspace
+        self.epoch = epoch
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  - {one}" for one in self.problems[:_SHOWN])
+        if count > _SHOWN:
+            lines += f"\n  and {count - _SHOWN} more"
+        super().__init__(
+            f"keyspace {keyspace!r} is not provisioned for the topology of "
+            f"epoch {epoch}, and nothing was made: {count} problem"
+            f"{'' if count == 1 else 's'}{lines}"
+        )

@@ -15,6 +15,9 @@ commands of alembic work on all virtual shards of a keyspace.
 ``running``                  waves of shards
 ``env``                      what ``env.py`` calls
 ``status``, ``resolving``, ``commands``  commands beside alembic's
+``opening``                  what a topology opens, and what forbids it
+``marking``, ``existing``    databases for it that are there already
+``accepting``, ``provisioning``  making them
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from sqla_shard.schema.env import current_shard
 from sqla_shard.schema.env import run_env
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import progress_on
+from sqla_shard.schema.provisioning import provision
+from sqla_shard.schema.provisioning import ProvisionReport
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
@@ -46,6 +51,7 @@ __all__ = [
     "Answer",
     "DriftReport",
     "Outcome",
+    "ProvisionReport",
     "Resolution",
     "RunOptions",
     "RunReport",
@@ -59,6 +65,7 @@ __all__ = [
     "init",
     "parse_shards",
     "progress_on",
+    "provision",
     "resolve",
     "run_env",
     "status",

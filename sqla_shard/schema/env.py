@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -260,15 +261,34 @@ class Environment:
         """
         versions = self.versions()
         check_target(target, versions)
-        context = self._context.get_context()
         command = fn.__name__.removeprefix("do_")
-        report = run(
+        report = self.change(versions, fn, command=command, target=target)
+        self.tell(report)
+        return report
+
+    def change(
+        self,
+        versions: Sequence[Version],
+        fn: Callable[..., Any],
+        *,
+        command: str,
+        target: str,
+        applier: Callable[..., Applier] = Applier,
+    ) -> RunReport:
+        """Change those shards that need it, and return what became of all.
+
+        :param versions: where each shard is.
+        :param fn: the steps of a database, as alembic's commands give them.
+        :param applier: makes what does it, in each process.
+        """
+        context = self._context.get_context()
+        return run(
             versions,
             command=command,
             target=target,
             steps=lambda heads: fn(heads, context),
             applier=partial(
-                Applier,
+                applier,
                 self._context,
                 fn,
                 self.places,
@@ -278,14 +298,17 @@ class Environment:
             options=self.options,
             progress=self._progress(),
         )
-        self._tell(report)
-        return report
 
     def _progress(self) -> Progress:
         given: Progress | None = self._given.get("progress")
         return given or progress_on(sys.stderr)
 
-    def _tell(self, report: RunReport) -> None:
+    def tell(self, report: RunReport) -> None:
+        """Write and print the report, where that is asked for.
+
+        :raises MigrationFailedError: when not every shard is as it should
+            be.
+        """
         if self.options.report is not None:
             text = json.dumps(report.to_mapping(), indent=2)
             Path(self.options.report).write_text(f"{text}\n", "utf-8")
