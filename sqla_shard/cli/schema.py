@@ -20,6 +20,7 @@ from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
 from sqla_shard.exc import MigrationFailedError
+from sqla_shard.exc import ProvisionError
 
 __all__ = ["schema_group"]
 
@@ -293,6 +294,67 @@ def downgrade_command(
         ),
         as_json=as_json,
     )
+
+
+@schema_group.command(
+    "provision",
+    epilog=examples(
+        "sqla-shard schema provision --initial",
+        "sqla-shard schema provision --topology next.toml",
+    ),
+)
+@click.option(
+    "--topology",
+    "new",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="The topology that opens new virtual shards.",
+)
+@click.option(
+    "--initial",
+    is_flag=True,
+    help="No application is running yet: make all databases.",
+)
+@_with(*_HOW)
+@json_option
+@pass_settings
+def provision_command(
+    settings: Settings,
+    /,
+    new: Path | None,
+    initial: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Make the databases of virtual shards that a new topology opens.
+
+    They get the newest revision and are compared with a shard that is in
+    use.  Publish the topology when the status is 0, and not before.
+    Nothing is made when anything is in the way, such as a database that is
+    there already, or a shard that the current topology has elsewhere.  What
+    was interrupted is run again.
+    """
+    if initial == (new is not None):
+        raise click.UsageError(
+            "name the new topology with --topology PATH, or say --initial "
+            "when there is none that applications use already"
+        )
+    topology = settings.topology(new, connects=True) if new else None
+    try:
+        _run(
+            lambda: schema.provision(
+                _config(),
+                topology,
+                initial=initial,
+                options=_options(given),
+                cluster=_cluster(settings),
+                progress=schema.progress_on(sys.stderr),
+            ),
+            as_json=as_json,
+        )
+    except ProvisionError as error:
+        click.echo(f"sqla-shard: error: {error}", err=True)
+        sys.exit(1)
 
 
 @schema_group.command(

@@ -38,9 +38,9 @@ from sqla_shard.exc import Problem
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import internal
+from sqla_shard.schema.accepting import compared
 from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.commands import in_environment
-from sqla_shard.schema.accepting import compared
 from sqla_shard.schema.env import Environment
 from sqla_shard.schema.existing import in_the_way
 from sqla_shard.schema.journal import Journal
