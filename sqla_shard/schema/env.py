@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -273,12 +274,15 @@ class Environment:
         *,
         command: str,
         target: str,
+        steps: Callable[[tuple[str, ...]], Iterable[Any]] | None = None,
         applier: Callable[..., Applier] = Applier,
     ) -> RunReport:
         """Change those shards that need it, and return what became of all.
 
         :param versions: where each shard is.
         :param fn: the steps of a database, as alembic's commands give them.
+        :param steps: what there is to do for a shard at some revisions; by
+            default the steps of ``fn``.
         :param applier: makes what does it, in each process.
         """
         context = self._context.get_context()
@@ -286,7 +290,7 @@ class Environment:
             versions,
             command=command,
             target=target,
-            steps=lambda heads: fn(heads, context),
+            steps=steps or (lambda heads: fn(heads, context)),
             applier=partial(
                 applier,
                 self._context,

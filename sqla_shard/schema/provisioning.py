@@ -233,25 +233,18 @@ class _Provisioning:
         return self._environment.reference()
 
     def _check_reference(self, shard: Shard) -> None:
+        if self._initial:
+            return
         heads = self._environment.script.get_heads()
-        if not heads:
+        [version] = self._environment.versions([shard])
+        error = _not_at(version, heads)
+        if error is not None:
             self._problems.append(
                 Problem(
-                    "versions",
-                    "there is no revision, so the new databases would have "
-                    "no tables; write the first with alembic revision",
+                    str(shard),
+                    f"new databases will be compared with it, and {error}",
                 )
             )
-        elif not self._initial:
-            [version] = self._environment.versions([shard])
-            error = _not_at(version, heads)
-            if error is not None:
-                self._problems.append(
-                    Problem(
-                        str(shard),
-                        f"new databases will be compared with it, and {error}",
-                    )
-                )
 
     def _looked_at(self, shards: Sequence[Shard]) -> list[Version]:
         """Return where the shards are, having noted what is in the way."""
@@ -272,6 +265,9 @@ class _Provisioning:
         return versions
 
     # -- making them
+
+    def _has_revisions(self) -> bool:
+        return bool(self._environment.script.get_heads())
 
     def _others(self) -> tuple[str, ...]:
         changes = diff(self._current, self._new)
@@ -304,6 +300,8 @@ class _Provisioning:
             fn,
             command=command,
             target=target,
+            # Without a revision there is still a database to make.
+            steps=None if self._has_revisions() else _one_step,
             applier=partial(
                 Provisioner, epoch=self._new.epoch, missing=missing
             ),
@@ -347,7 +345,10 @@ class Provisioner(Applier):
                     }
                 connection.rollback()
                 return {"state": State.FAILED, "error": _refused(shard, error)}
-        return super()._attempt(version, connection, journal)
+        found = super()._attempt(version, connection, journal)
+        if shard.shard_id in self._missing and found["state"] is State.CURRENT:
+            found["state"] = State.CHANGED
+        return found
 
     def _migrate(
         self, version: Version, connection: Connection, journal: Journal
@@ -357,6 +358,10 @@ class Provisioner(Applier):
         begin_mark(connection, self._epoch)
         version = replace(version, internal=internal.head())
         super()._migrate(version, connection, journal)
+
+
+def _one_step(heads: tuple[str, ...]) -> list[Any]:
+    return [heads]
 
 
 def _refused(shard: Shard, error: DBAPIError) -> str:

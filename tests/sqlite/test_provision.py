@@ -307,11 +307,22 @@ def test_without_a_current_topology(
     assert "initial=True" in message
 
 
-def test_without_a_revision(project: Project) -> None:
-    for path in project.versions.glob("*.py"):
+def test_before_the_first_revision(
+    project: Project, grown: dict[str, Any]
+) -> None:
+    # The models can be compared with a database only when there is one.
+    hidden = {path: path.read_text() for path in project.versions.iterdir()}
+    for path in hidden:
         path.unlink()
-    with pytest.raises(ProvisionError, match="there is no revision"):
-        project.provision(options=ONE)
+    report = project.provision(options=ONE)
+    assert report.may_be_published
+    assert len(report.of(State.CHANGED)) == 2
+    assert project.provision(options=ONE).may_be_published
+    for path, text in hidden.items():
+        path.write_text(text)
+    schema.upgrade(project.config(), options=ONE)
+    assert project.provision(grown, options=ONE).may_be_published
+    assert project.status(grown).ok
 
 
 def test_options_without_meaning(
