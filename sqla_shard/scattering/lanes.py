@@ -134,8 +134,8 @@ class Lanes:
             for task in tasks:
                 task()
         except BaseException as error:
-            raised = error
-            _stop(tasks, abort, error)
+            raised = _meant(error)
+            _stop(tasks, abort, raised)
         while True:
             try:
                 wait([task.future for task in tasks])
@@ -143,8 +143,8 @@ class Lanes:
             except BaseException as error:
                 # Ctrl-C: the other threads use their connections all the
                 # same, and must have ended before these are rolled back.
-                raised = raised or error
-                _stop(tasks, abort, error)
+                raised = raised or _meant(error)
+                _stop(tasks, abort, _meant(error))
         if raised is not None:
             raise raised
         return results + [task.future.result() for task in tasks]
@@ -281,6 +281,21 @@ class Lanes:
         self._deadlines.close()
         if executor is not None:
             executor.shutdown(wait=wait)
+
+
+def _meant(error: BaseException) -> BaseException:
+    """Return the Ctrl-C that an error hides, or else the error.
+
+    One that arrives while a lock is taken or given back can end in a
+    RuntimeError of the lock, whose context it is; taken for the failure of a
+    job, it would let us wait without end for what was to be cut.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if not isinstance(found, Exception):
+            return found
+        found = found.__context__
+    return error
 
 
 def _stop(

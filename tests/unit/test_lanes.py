@@ -251,6 +251,28 @@ def test_an_interrupt_ends_what_is_running(where: str) -> None:
     assert not never
 
 
+def test_a_lock_that_ctrl_c_has_broken_counts_as_ctrl_c() -> None:
+    lanes = Lanes(4, per_server=4)
+    begun, aborted = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        begun.set()
+        assert aborted.wait(TIMEOUT)
+
+    def first() -> None:
+        assert begun.wait(TIMEOUT)
+        lock = threading.Lock()
+        with lock:
+            # As in Condition.wait(), which has not taken it again yet.
+            lock.release()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run([first, hangs], lambda index: aborted.set())
+    assert aborted.is_set()
+    lanes.close()
+
+
 @contextmanager
 def occupied(lanes: Lanes, count: int, server: str) -> Iterator[None]:
     """Let some threads wait for a server that does not answer."""
