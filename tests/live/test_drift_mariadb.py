@@ -17,6 +17,7 @@ from sqla_shard.schema import verify
 from sqla_shard.schema.drift_report import Copies
 from sqla_shard.schema.drift_report import KeyspaceDrift
 from sqla_shard.schema.drift_report import Orphan
+from sqla_shard.testing import MariaDBServer
 
 pytestmark = pytest.mark.live
 
@@ -581,6 +582,10 @@ def test_as_json(cluster: Cluster, servers: dict[str, Any]) -> None:
     assert "+  `extra` int(11)" in changed["others"][0]["diff"]
 
 
+# With what the driver says when it connects.
+READING = r"SELECT|SHOW|ROLLBACK|SET (SESSION|NAMES|AUTOCOMMIT)"
+
+
 @pytest.mark.usefixtures("altered")
 def test_it_only_reads(
     cluster: Cluster, servers: dict[str, Any], mariadb_fleet: Any
@@ -592,7 +597,7 @@ def test_it_only_reads(
         assert not verify(cluster).ok
     assert len(log.statements) > 10
     for statement in log.statements:
-        assert re.match(r"SELECT|SHOW|SET SESSION|ROLLBACK", statement)
+        assert re.match(READING, statement)
 
 
 def test_what_is_read_of_all_databases_opens_few_tables(
@@ -622,3 +627,57 @@ def test_what_is_read_of_all_databases_opens_few_tables(
         "key_column_usage",
         "referential_constraints",
     }
+
+
+def test_more_variants_than_are_read_one_by_one(mariadb_fleet: Any) -> None:
+    """Every database differs from every other, in one table of two."""
+    count = 20
+    document = mariadb_fleet.topology_mapping(
+        shards=count, database="db_variants{shard:02d}"
+    )
+    mariadb_fleet.create_databases(document)
+    with Cluster.from_topology(document) as cluster:
+        try:
+            keyspace = cluster.topology.keyspace("objects")
+            for place in cluster.places.all_places(keyspace):
+                with place.engine.begin() as connection:
+                    for name, comment in (
+                        ("same", 0),
+                        ("own", place.shard_id),
+                    ):
+                        connection.exec_driver_sql(
+                            f"CREATE TABLE {place.schema}.{name} (id INT) "
+                            f"COMMENT 'of {comment}'"
+                        )
+            (drift,) = only(verify(cluster)).drifted
+        finally:
+            mariadb_fleet.drop_databases(document)
+    assert drift.table == "own"
+    assert not drift.suspect
+    assert [variant.count for variant in drift.others] == [1] * (count - 1)
+    # So many differences are enough.
+    assert sum(bool(variant.diff) for variant in drift.others) == 16
+
+
+def test_a_server_that_does_not_care_for_the_case_of_names(
+    mariadb_installed: None,
+) -> None:
+    option = "--lower-case-table-names=1"
+    with MariaDBServer("server1", fast=True, options=[option]) as server:
+        for shard in (0, 1):
+            build(server, shard)
+        broken = document(
+            {"server1": server, "server2": server}, standby=False
+        )
+        (keyspace,) = broken["keyspaces"].values()
+        keyspace["database"] = keyspace["database"].replace("drift", "DRIFT")
+        keyspace["shards"] = 2
+        keyspace["servers"] = keyspace["servers"][:1]
+        with Cluster.from_topology(broken) as cluster:
+            assert verify(cluster).ok
+            run(server, 1, "ALTER TABLE notes ADD extra INT")
+            drop(server, 0)
+            found = only(verify(cluster))
+            assert (found.reference, found.databases) == (1, 1)
+            assert [copies.shards for copies in found.missing] == [(0,)]
+            assert found.orphaned == ()
