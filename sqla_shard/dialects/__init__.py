@@ -5,6 +5,7 @@
 ``sqlite``        the same for SQLite files
 ``catalogue``     what is asked of a server about its tables
 ``mysql_catalogue``, ``sqlite_catalogue``  the answers
+``mysql_information``  what is read of information_schema
 ``ddl``           what is needed to change tables of many databases
 ``mysql_ddl``, ``sqlite_ddl``  how it is done
 ``sql``           constructs that the three spell differently

@@ -4,7 +4,7 @@ Not seen: row format, partitions and other options of a table, type and
 direction of an index on MariaDB, the ``sql_mode`` of views and triggers,
 routines and events.  MariaDB opens every table to tell them, some of them
 for several seconds on a server with thousands of databases; CHECKs and
-foreign keys are worth that, and are read by :data:`_OPENED`.
+foreign keys are worth that, and are read by themselves.
 
 Left out by right: row counts, the AUTO_INCREMENT counter, the order of keys,
 the name of the database where a definition repeats it, the columns of a view
@@ -25,20 +25,26 @@ import re
 from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import text
-from sqlalchemy import TextClause
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.catalogue import DATABASE
 from sqla_shard.dialects.catalogue import hashed
+from sqla_shard.dialects.mysql_information import ARE_VIEWS
+from sqla_shard.dialects.mysql_information import CHECKS
+from sqla_shard.dialects.mysql_information import COLUMNS
+from sqla_shard.dialects.mysql_information import DATABASES
+from sqla_shard.dialects.mysql_information import Part
+from sqla_shard.dialects.mysql_information import REFERENCES
+from sqla_shard.dialects.mysql_information import REFERENCING
+from sqla_shard.dialects.mysql_information import SEEN
+from sqla_shard.dialects.mysql_information import TABLES
+from sqla_shard.dialects.mysql_information import VIEWS
 
 __all__ = ["MySQLCatalogue"]
 
@@ -55,184 +61,6 @@ _OPENED_TOGETHER = 512
 _SINGLY = 16
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """One table of information_schema, and what is read of it.
-
-    :ivar schema: its column with the name of the database.
-    :ivar table: its column with the name of the table.
-    :ivar columns: expressions that the digest covers.
-    """
-
-    source: str
-    schema: str = "table_schema"
-    table: str = "table_name"
-    columns: tuple[str, ...]
-    more: str = ""
-
-    def statement(self, by_table: bool) -> TextClause:
-        """Return the statement.
-
-        :param by_table: whether it gives a row for each table; otherwise
-            for each database, with an empty name of the table.
-        """
-        # QUOTE() tells NULL from a text, and where one value ends.
-        values = ", ".join(
-            f"QUOTE({column})" for column in (self.table, *self.columns)
-        )
-        # By their own collation pins and Pins would be one.
-        schema, table = (
-            f"CONVERT({column} USING utf8mb4) COLLATE utf8mb4_bin"
-            for column in (self.schema, self.table if by_table else "''")
-        )
-        # One number for all rows whatever their order.  GROUP_CONCAT would
-        # cut off what is too long for it.
-        statement = text(
-            f"SELECT {schema} AS s, {table} AS t, "  # noqa: S608 - constants
-            f"BIT_XOR(CAST(CONV(LEFT(MD5(CONCAT_WS(',', {values})), 16), "
-            f"16, 10) AS UNSIGNED)) AS d FROM {self.source} "
-            f"WHERE {self.schema} IN :schemas {self.more} GROUP BY s, t"
-        )
-        for name in ("schemas", "tables"):
-            if f":{name}" in statement.text:
-                statement = statement.bindparams(
-                    bindparam(name, expanding=True)
-                )
-        return statement
-
-
-def _local(column: str, schema: str = "table_schema") -> str:
-    """Return SQL for a text without the name of its own database."""
-    return f"REPLACE({column}, CONCAT('`', {schema}, '`.'), '')"
-
-
-def _own(column: str, schema: str) -> str:
-    """Return SQL for the name of another database than one's own."""
-    return f"NULLIF({column}, {schema})"
-
-
-_I_S = "information_schema."
-_TABLES = _Part(
-    source=_I_S + "tables",
-    columns=("table_type", "engine", "table_collation", "table_comment"),
-)
-_DATABASES = _Part(
-    source=_I_S + "schemata",
-    schema="schema_name",
-    table="''",
-    columns=("default_character_set_name", "default_collation_name"),
-)
-_COLUMNS = _Part(
-    source=_I_S + "columns",
-    columns=(
-        "column_name",
-        "ordinal_position",
-        _local("column_default"),
-        "is_nullable",
-        "column_type",
-        "character_set_name",
-        "collation_name",
-        "extra",
-        "generation_expression",
-        "column_comment",
-    ),
-)
-_INDEX = (
-    "index_name",
-    "non_unique",
-    "seq_in_index",
-    "column_name",
-    "sub_part",
-    "index_comment",
-)
-_VIEWS = _Part(
-    source=_I_S + "views",
-    columns=(
-        _local("view_definition"),
-        "check_option",
-        "definer",
-        "security_type",
-    ),
-)
-_TRIGGERS = _Part(
-    source=_I_S + "triggers",
-    schema="trigger_schema",
-    table="event_object_table",
-    columns=(
-        "trigger_name",
-        "action_timing",
-        "event_manipulation",
-        "action_order",
-        _local("action_statement", "trigger_schema"),
-        "definer",
-    ),
-)
-_REFERENCES = _Part(
-    source=_I_S + "referential_constraints",
-    schema="constraint_schema",
-    columns=(
-        "constraint_name",
-        _own("unique_constraint_schema", "constraint_schema"),
-        "unique_constraint_name",
-        "referenced_table_name",
-        "match_option",
-        "update_rule",
-        "delete_rule",
-    ),
-)
-_REFERENCING = _Part(
-    source=_I_S + "key_column_usage",
-    columns=(
-        "constraint_name",
-        "ordinal_position",
-        "column_name",
-        "position_in_unique_constraint",
-        _own("referenced_table_schema", "table_schema"),
-        "referenced_table_name",
-        "referenced_column_name",
-    ),
-    more="AND table_name IN :tables AND referenced_table_name IS NOT NULL",
-)
-#: By whether it is MariaDB: what that opens no table for.
-_SEEN: Mapping[bool, Sequence[_Part]] = {
-    True: (
-        _COLUMNS,
-        _TRIGGERS,
-        _Part(source=_I_S + "statistics", columns=(*_INDEX, "ignored")),
-    ),
-    False: (
-        _COLUMNS,
-        _TRIGGERS,
-        _Part(
-            source=_I_S + "statistics",
-            columns=(
-                *_INDEX,
-                "collation",
-                "index_type",
-                "expression",
-                "is_visible",
-            ),
-        ),
-    ),
-}
-#: Likewise: what MariaDB opens every table for.
-_CHECKS: Mapping[bool, _Part] = {
-    True: _Part(
-        source=_I_S + "check_constraints",
-        schema="constraint_schema",
-        columns=("constraint_name", "level", "check_clause"),
-    ),
-    # There a CHECK does not say of which table it is.
-    False: _Part(
-        source=_I_S + "check_constraints JOIN " + _I_S + "table_constraints "
-        "USING (constraint_schema, constraint_name)",
-        schema="constraint_schema",
-        columns=("constraint_name", "enforced", "check_clause"),
-        more="AND constraint_type = 'CHECK'",
-    ),
-}
 
 
 class MySQLCatalogue:
@@ -371,34 +199,34 @@ class _Reading:
         }
 
     def _scan(self, schemas: list[str]) -> None:
-        for schema, table, digest in self._read(_DATABASES, schemas):
+        for schema, table, digest in self._read(DATABASES, schemas):
             self._found[schema] = {table: [f"database {digest}"]}
-        for schema, table, digest in self._read(_TABLES, schemas):
+        for schema, table, digest in self._read(TABLES, schemas):
             if schema in self._found:  # not made since
                 parts = self._found[schema].setdefault(table, [])
                 parts.append(f"table {digest}")
         views = set()
         if self._by_table:
-            rows = self._connection.execute(_ARE_VIEWS, {"schemas": schemas})
+            rows = self._connection.execute(ARE_VIEWS, {"schemas": schemas})
             views = {(self._fold(schema), table) for schema, table in rows}
-        self._add(_VIEWS, schemas)
-        for part in _SEEN[self._mariadb]:
+        self._add(VIEWS, schemas)
+        for part in SEEN[self._mariadb]:
             # Those of a view follow from its text.
-            self._add(part, schemas, views if part is _COLUMNS else ())
+            self._add(part, schemas, views if part is COLUMNS else ())
 
     def _open(self, schemas: list[str]) -> None:
-        self._add(_CHECKS[self._mariadb], schemas)
-        rows = list(self._read(_REFERENCES, schemas, by_table=True))
+        self._add(CHECKS[self._mariadb], schemas)
+        rows = list(self._read(REFERENCES, schemas, by_table=True))
         for schema, table, digest in rows:
             self._note(schema, table, f"references {table} {digest}")
         tables = sorted({table for _, table, _ in rows})
         if tables:
             having = sorted({schema for schema, _, _ in rows})
-            self._add(_REFERENCING, having, tables=tables)
+            self._add(REFERENCING, having, tables=tables)
 
     def _add(
         self,
-        part: _Part,
+        part: Part,
         schemas: list[str],
         but: Container[tuple[str, str]] = (),
         tables: list[str] | None = None,
@@ -415,7 +243,7 @@ class _Reading:
 
     def _read(
         self,
-        part: _Part,
+        part: Part,
         schemas: list[str],
         *,
         by_table: bool = False,
@@ -434,9 +262,3 @@ def _chunks(items: list[str], size: int | None) -> Iterator[list[str]]:
     step = size or max(len(items), 1)
     for start in range(0, len(items), step):
         yield items[start : start + step]
-
-
-_ARE_VIEWS = text(
-    "SELECT table_schema, table_name FROM information_schema.tables "
-    "WHERE table_schema IN :schemas AND table_type = 'VIEW'"
-).bindparams(bindparam("schemas", expanding=True))
