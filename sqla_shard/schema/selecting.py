@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqla_shard.engines import Places
 from sqla_shard.exc import SchemaOptionError
+from sqla_shard.exc import UnknownServerError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.rendering import Place
 from sqla_shard.topology import Keyspace
@@ -54,18 +55,13 @@ def shards_of(
     :param shards: only these; None for all.
     :param servers: only those on these; None for all.
     :raises UnknownShardError: when one is not open.
-    :raises SchemaOptionError: when a server is not of the keyspace, or
-        nothing is left.
+    :raises UnknownServerError: when a server is not of the keyspace.
+    :raises SchemaOptionError: when nothing is left.
     """
     known = [server.name for server in keyspace.servers]
     for name in servers or ():
         if name not in known:
-            raise SchemaOptionError(
-                f"no server {name!r} in keyspace {keyspace.name!r}; it has "
-                f"{', '.join(known)}",
-                option="servers",
-                value=name,
-            )
+            raise UnknownServerError(server=name, known=known)
     for shard_id in shards or ():
         if shard_id >= keyspace.shards:
             raise UnknownShardError(
