@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from textwrap import indent
@@ -40,7 +41,7 @@ __all__ = [
 
 LEDGER = "sqla_shard_ledger"
 VERSIONS = "alembic_version"
-TIMEOUT = 60
+TIMEOUT = 15
 
 _INI = """\
 [alembic]
@@ -255,6 +256,42 @@ class Project:
         """Return the SQLite file of a shard."""
         server, database = self.place(shard_id)
         return self.directory / "data" / server / f"{database}.sqlite"
+
+    @contextmanager
+    def locked(self, shard_id: int, table: str) -> Iterator[None]:
+        """Let nobody change a table, until the block ends."""
+        server, database = self.place(shard_id)
+        connection = self.servers[server].root_connect(ssl_disabled=True)
+        with closing(connection):
+            cursor = connection.cursor()
+            cursor.execute(f"LOCK TABLES `{database}`.`{table}` READ")
+            yield
+
+    def running(self, shard_id: int, like: str) -> list[int]:
+        """Return the connections in a shard that run such a statement."""
+        _, database = self.place(shard_id)
+        rows = self.query(
+            shard_id,
+            "SELECT id FROM information_schema.processlist WHERE "
+            f"db = '{database}' AND info LIKE '{like}'",
+        )
+        return [row[0] for row in rows]
+
+    def until_running(self, shard_id: int, like: str) -> int:
+        found: int = until(lambda: self.running(shard_id, like), like)[0]
+        return found
+
+    def end(self, shard_id: int, connection: int) -> None:
+        """Let the server end a connection."""
+        self.query(shard_id, f"KILL {connection}")
+        until(
+            lambda: not self.query(
+                shard_id,
+                "SELECT id FROM information_schema.processlist "
+                f"WHERE id = {connection}",
+            ),
+            "the end of a connection",
+        )
 
     def heads(self, shard_id: int) -> list[str]:
         rows = self.query(
