@@ -231,7 +231,7 @@ class Applier:
     ) -> dict[str, Any]:
         journal.mute()
         step = journal.step
-        done: Sequence[Entry] = ()
+        done: Sequence[Entry] | None = None
         text = "" if state is State.INTERRUPTED else _shown(error)
         try:
             if not self._is_lost(shard, error):
@@ -249,7 +249,11 @@ class Applier:
             "state": state,
             "error": text or None,
             "step": step,
-            "done": tuple(said(entry.statement) for entry in done),
+            "done": (
+                None
+                if done is None
+                else tuple(said(entry.statement) for entry in done)
+            ),
         }
 
     def _is_lost(self, shard: Shard, error: Exception) -> bool:
@@ -263,11 +267,11 @@ class Applier:
 
     def _recorded(
         self, shard: Shard, journal: Journal, state: State, text: str
-    ) -> Sequence[Entry]:
+    ) -> Sequence[Entry] | None:
         connection = self._connection
         assert connection is not None  # noqa: S101 - of _connected()
         connection.rollback()
-        done: Sequence[Entry] = ()
+        done: Sequence[Entry] | None = None
         if state is State.FAILED and journal.step is not None:
             done = journal.fail(text)
         elif state is State.IN_DOUBT:

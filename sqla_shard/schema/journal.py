@@ -145,7 +145,15 @@ def settled(connection: Connection, ddl: DDL, last: Entry) -> bool:
     changed = {table for table in before if before[table] != now[table]}
     if not changed:
         return False
-    if last.state == FAILED or len(changed) < len(before):
+    if last.state == FAILED:
+        # Usually somebody has put right what it failed for.
+        raise InDoubtError(
+            f"{last.step} has failed in its statement {last.number + 1}, and "
+            f"{', '.join(sorted(changed))} is not as it was before that: "
+            f"{said(last.statement)}",
+            statement=last.statement,
+        )
+    if len(changed) < len(before):
         raise InDoubtError(
             f"{last.step} was interrupted in its statement "
             f"{last.number + 1}, and of the tables that it names only "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from enum import Enum
@@ -44,7 +45,8 @@ class Outcome:
     :ivar error: what went wrong, or None.
     :ivar step: the revision that failed, or None.
     :ivar done: the statements of that revision which have taken effect all
-        the same, because the server cannot roll them back.
+        the same, because the server cannot roll them back; None where that
+        is not known.
     """
 
     shard_id: int
@@ -56,7 +58,7 @@ class Outcome:
     seconds: float = 0.0
     error: str | None = None
     step: str | None = None
-    done: tuple[str, ...] = ()
+    done: tuple[str, ...] | None = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -144,19 +146,19 @@ def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
         yield f"{first.state.value}: {names}"
         for line in (first.error or error).splitlines():
             yield f"    {line}"
-        if first.step is not None:
-            yield from _already(first)
+        if first.step is not None and first.done is not None:
+            yield from _already(first.step, first.done)
     if len(alike) > _SHOWN:
         yield f"and {len(alike) - _SHOWN} other errors; see the JSON report"
 
 
-def _already(outcome: Outcome) -> Iterator[str]:
-    if not outcome.done:
-        yield f"    nothing of the {outcome.step} has taken effect"
+def _already(step: str, done: Sequence[str]) -> Iterator[str]:
+    if not done:
+        yield f"    nothing of the {step} has taken effect"
         return
     yield (
-        f"    of the {outcome.step} {len(outcome.done)} statement(s) have "
-        "taken effect already; the next run goes on after them:"
+        f"    of the {step} {len(done)} statement(s) have taken effect "
+        "already; the next run goes on after them:"
     )
-    for number, statement in enumerate(outcome.done, 1):
+    for number, statement in enumerate(done, 1):
         yield f"      {number}. {statement}"
