@@ -15,9 +15,8 @@ commands of alembic work on all virtual shards of a keyspace.
 ``running``                  waves of shards
 ``env``                      what ``env.py`` calls
 ``status``, ``resolving``, ``commands``  commands beside alembic's
-``opening``                  what a topology opens, and what forbids it
-``marking``, ``existing``    databases for it that are there already
-``accepting``, ``provisioning``  making them
+``provisioning/``            databases for shards that a topology opens
+``drift/``                   whether the tables of all shards are alike
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from sqla_shard.schema.commands import downgrade
 from sqla_shard.schema.commands import resolve
 from sqla_shard.schema.commands import status
 from sqla_shard.schema.commands import upgrade
+from sqla_shard.schema.drift import DriftReport
 from sqla_shard.schema.drift import verify
-from sqla_shard.schema.drift_report import DriftReport
 from sqla_shard.schema.env import current_shard
 from sqla_shard.schema.env import run_env
 from sqla_shard.schema.options import RunOptions

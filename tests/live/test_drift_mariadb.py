@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies
+from sqla_shard.schema.drift.report import Copies
 from sqla_shard.testing import MariaDBServer
 from tests.shared.drift import ALTERED
 from tests.shared.drift import altered

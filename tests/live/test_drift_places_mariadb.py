@@ -11,8 +11,8 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies
-from sqla_shard.schema.drift_report import Orphan
+from sqla_shard.schema.drift.report import Copies
+from sqla_shard.schema.drift.report import Orphan
 from tests.shared.drift import ALTERED
 from tests.shared.drift import altered
 from tests.shared.drift import build

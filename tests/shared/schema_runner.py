@@ -155,7 +155,7 @@ def _alembic(arguments: list[str]) -> int:
 def _serve() -> None:
     import alembic.command  # noqa: F401 - loaded before forking
     import pymysql  # noqa: F401 - see above
-    import sqlalchemy.dialects.mysql  # noqa: F401 - see above
+    import sqlalchemy.dialects.mysql
     import sqlalchemy.dialects.sqlite  # noqa: F401 - see above
 
     import sqla_shard.schema  # noqa: F401 - see above

@@ -18,9 +18,9 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import ObjectMixin
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies
-from sqla_shard.schema.drift_report import listed
-from sqla_shard.schema.drift_report import Orphan
+from sqla_shard.schema.drift.report import Copies
+from sqla_shard.schema.drift.report import listed
+from sqla_shard.schema.drift.report import Orphan
 from sqla_shard.testing import sqlite_topology
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from difflib import unified_diff
 
 from sqla_shard.dialects.catalogue import DATABASE
-from sqla_shard.schema.drift_reading import Copy
-from sqla_shard.schema.drift_report import Copies
-from sqla_shard.schema.drift_report import Role
-from sqla_shard.schema.drift_report import TableDrift
-from sqla_shard.schema.drift_report import Variant
+from sqla_shard.schema.drift.reading import Copy
+from sqla_shard.schema.drift.report import Copies
+from sqla_shard.schema.drift.report import Role
+from sqla_shard.schema.drift.report import TableDrift
+from sqla_shard.schema.drift.report import Variant
 
 __all__ = ["compared", "gathered"]
 

@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.engines import Engines
 from sqla_shard.exc import Problem
-from sqla_shard.schema.accepting import by_engine
 from sqla_shard.schema.internal import PREFIX
-from sqla_shard.schema.marking import Mark
-from sqla_shard.schema.marking import read_marks
-from sqla_shard.schema.marking import written_since
+from sqla_shard.schema.provisioning.accepting import by_engine
+from sqla_shard.schema.provisioning.marking import Mark
+from sqla_shard.schema.provisioning.marking import read_marks
+from sqla_shard.schema.provisioning.marking import written_since
 from sqla_shard.schema.selecting import Shard
 
 __all__ = ["in_the_way"]

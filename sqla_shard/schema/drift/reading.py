@@ -16,8 +16,8 @@ from sqla_shard.dialects import Backend
 from sqla_shard.engines import Engines
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
-from sqla_shard.schema.drift_report import end_of
-from sqla_shard.schema.drift_report import Role
+from sqla_shard.schema.drift.report import end_of
+from sqla_shard.schema.drift.report import Role
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 

@@ -17,7 +17,7 @@ from sqla_shard.engines import Places
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.rendering import Place
 from sqla_shard.schema.internal import PREFIX
-from sqla_shard.schema.marking import finish_mark
+from sqla_shard.schema.provisioning.marking import finish_mark
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selecting import Shard

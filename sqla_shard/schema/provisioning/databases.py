@@ -8,9 +8,9 @@ compares them with a virtual shard that is in use.  Then, and not before, the
 topology may be published.
 
 A run that was interrupted is run again: what it made bears a mark
-(:mod:`sqla_shard.schema.marking`).  An empty database is taken as one of
-these, so somebody else may make them, with a default character set of their
-own, where the account of the topology may not.
+(:mod:`~sqla_shard.schema.provisioning.marking`).  An empty database is taken
+as one of these, so somebody else may make them, with a default character set
+of their own, where the account of the topology may not.
 
 Limits: databases are seen as far as the accounts of the topology may see
 them.  Two names or addresses of one server are taken for two servers.
@@ -38,18 +38,18 @@ from sqla_shard.exc import Problem
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import internal
-from sqla_shard.schema.accepting import compared
 from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.commands import in_environment
 from sqla_shard.schema.env import Environment
-from sqla_shard.schema.existing import in_the_way
 from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.marking import begin_mark
-from sqla_shard.schema.opening import elsewhere
-from sqla_shard.schema.opening import holders
-from sqla_shard.schema.opening import refusals
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
+from sqla_shard.schema.provisioning.accepting import compared
+from sqla_shard.schema.provisioning.existing import in_the_way
+from sqla_shard.schema.provisioning.marking import begin_mark
+from sqla_shard.schema.provisioning.opening import elsewhere
+from sqla_shard.schema.provisioning.opening import holders
+from sqla_shard.schema.provisioning.opening import refusals
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selecting import Shard
