@@ -115,6 +115,9 @@ SAMPLES = [
         shard_id=3, keyspace="objects", server="a", reason="m"
     ),
     exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
+    exc.ProvisionError(
+        [exc.Problem("epoch", "low")] * 21, keyspace="objects", epoch=2
+    ),
     exc.ReservedNameError(table="sqla_shard_x"),
     exc.SchemaSetupError("m", value="alembic.ini"),
     exc.ExtensionSetupError("m", app="shop"),

@@ -98,7 +98,7 @@ _SHOWN = 20
 class ProvisionError(SchemaError):
     """Raised before any database is made, when a topology cannot be opened.
 
-    The message shows the first problems, :attr:`problems` has all.
+    The message shows the first problems, ``problems`` has all.
 
     :ivar keyspace: whose virtual shards were to be made.
     :ivar epoch: of the topology that was to be provisioned.
