@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+from sqla_shard.dialects.catalogue import DATABASE
 from sqla_shard.engines import Places
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.rendering import Place
@@ -124,11 +126,11 @@ def _on_engine(
         with shards[0].place.engine.connect() as connection:
             digests = _read(connection, shards)
         errors = {}
-        alike = []
+        alike = {}
         for shard in shards:
             found = digests.get(shard.schema, {})
             if found == wanted:
-                alike.append(shard)
+                alike[shard] = [name for name in found if name != DATABASE]
                 continue
             text = "\n".join(_differences(shard, reference, found, wanted))
             errors[shard.shard_id] = State.FAILED, text
@@ -141,18 +143,18 @@ def _on_engine(
 
 
 def _finish(
-    places: Places, shards: Sequence[Shard], version_table: str
+    places: Places, tables: Mapping[Shard, Collection[str]], version_table: str
 ) -> None:
-    if not shards:
+    if not tables:
         return
+    first = next(iter(tables)).place
     # A connection of the pool must keep no database of its own.
-    engine = places.engines.apart(shards[0].place.engine)
-    ddl = shards[0].place.backend.ddl
+    engine = places.engines.apart(first.engine)
     try:
         with engine.connect() as connection:
-            for shard in shards:
-                ddl.enter(connection, shard.schema)
-                finish_mark(connection, ddl.names(connection), version_table)
+            for shard, names in tables.items():
+                first.backend.ddl.enter(connection, shard.schema)
+                finish_mark(connection, names, version_table)
                 connection.commit()
     finally:
         engine.dispose()
@@ -171,7 +173,9 @@ def _differences(
         if found.get(name) != wanted.get(name)
     )
     for name in names[:_TABLES]:
-        shown = f"table {name}" if name else "defaults of the database"
+        shown = f"table {name}"
+        if name == DATABASE:
+            shown = "defaults of the database"
         if name not in found:
             yield f"{shown}: not here"
         elif name not in wanted:

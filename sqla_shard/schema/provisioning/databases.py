@@ -381,8 +381,8 @@ def _not_at(version: Version, heads: Sequence[str]) -> str | None:
         return f"its server could not be asked: {version.error}"
     if version.is_missing:
         return (
-            "it is missing; is there a topology yet? To make all databases "
-            "say initial=True"
+            "it is missing; is any shard in use yet? To make all databases "
+            "for the first time say initial=True, or --initial"
         )
     if version.open is not None:
         return f"{version.open.step} has not ended there; run alembic upgrade"
