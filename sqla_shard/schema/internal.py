@@ -123,7 +123,9 @@ def upgrade(connection: Connection, version: str | None) -> None:
         _run(connection)
     finally:
         event.remove(connection, "before_cursor_execute", record)
-    if version is None:
+    # Nothing is sent where another runner was first: that is not what a
+    # database without these tables needs.
+    if version is None and sent:
         _sent[kind] = sent
 
 

@@ -16,6 +16,7 @@ from sqla_shard import Topology
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
+from sqla_shard.schema import internal
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
 from sqla_shard.testing import sqlite_topology
@@ -430,3 +431,19 @@ def test_the_current_topology_of_a_cluster(
         )
         assert report.may_be_published
         assert cluster.health() == {"server1": None}
+
+
+def test_another_runner_has_made_the_tables_of_this_package(
+    base: dict[str, Any],
+) -> None:
+    # Once met by two runs at the same time: a shard where the other was
+    # first must not be the example of what the next one needs.
+    with Cluster.from_topology(base) as cluster:
+        objects = cluster.topology.keyspace("objects")
+        places = [cluster.places.place(objects, i) for i in range(2)]
+        names = []
+        for place in (places[0], places[0], places[1]):
+            with place.engine.connect() as connection:
+                internal.upgrade(connection, None)
+                names.append(place.backend.ddl.names(connection))
+    assert names == [{"sqla_shard_ledger", "sqla_shard_version"}] * 3
