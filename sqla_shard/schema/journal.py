@@ -123,8 +123,8 @@ def settled(connection: Connection, ddl: DDL, last: Entry) -> bool:
     :param last: the entry that has no successor.
     :raises InDoubtError: when that cannot be told.
     """
-    if last.state in (DONE, UNDONE):
-        return last.state == DONE
+    if last.state in (DONE, UNDONE, FINISHED):
+        return last.state != UNDONE
     if not last.statement:
         return False  # The revision failed between two statements.
     if last.tables_before is None:
@@ -242,6 +242,14 @@ class Journal:
             self._connection.execute(
                 delete(LEDGER).where(LEDGER.c.id == last.id)
             )
+            # They lose their successor, which has told as much.
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.is_open.is_(True))
+                .values(state=FINISHED)
+            )
+            # Not to come back with what fails from here on.
+            self._commit()
 
     def check_ended(self) -> None:
         """Refuse to leave a revision that was interrupted as it is.
