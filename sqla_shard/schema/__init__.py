@@ -10,7 +10,7 @@ commands of alembic work on all virtual shards of a keyspace.
 ``starting``                 alembic.ini, env.py and the folders of revisions
 ``internal``                 the tables of this package itself
 ``versions``                 at which revision shards are
-``statements``, ``journal``  what a revision has done, by statement
+``statements``, ``ledger``, ``journal``  what a revision has done
 ``applying``, ``workers``    one shard; processes for many
 ``running``                  waves of shards
 ``env``                      what ``env.py`` calls

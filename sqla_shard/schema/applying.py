@@ -18,10 +18,10 @@ from sqla_shard.dialects import Failure
 from sqla_shard.engines import Places
 from sqla_shard.exc import InDoubtError
 from sqla_shard.schema import internal
-from sqla_shard.schema.journal import Entry
 from sqla_shard.schema.journal import Interrupted
 from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.journal import said
+from sqla_shard.schema.ledger import Entry
+from sqla_shard.schema.ledger import said
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State

@@ -286,11 +286,13 @@ class Environment:
         :param applier: makes what does it, in each process.
         """
         context = self._context.get_context()
+        purges = context.opts.get("purge", False)
         return run(
             versions,
             command=command,
             target=target,
-            steps=steps or (lambda heads: fn(heads, context)),
+            steps=steps
+            or (lambda heads: fn(() if purges else heads, context)),
             applier=partial(
                 applier,
                 self._context,

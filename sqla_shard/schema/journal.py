@@ -27,7 +27,6 @@ import socket
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from datetime import timezone
 from hashlib import sha256
@@ -38,61 +37,25 @@ from sqlalchemy import Connection
 from sqlalchemy import delete
 from sqlalchemy import event
 from sqlalchemy import insert
-from sqlalchemy import select
 from sqlalchemy import update
 
 from sqla_shard.dialects import DDL
 from sqla_shard.exc import InDoubtError
 from sqla_shard.exc import SchemaError
 from sqla_shard.schema.internal import LEDGER
+from sqla_shard.schema.ledger import changed_tables
+from sqla_shard.schema.ledger import Entry
+from sqla_shard.schema.ledger import FAILED
+from sqla_shard.schema.ledger import FINISHED
+from sqla_shard.schema.ledger import open_entries
+from sqla_shard.schema.ledger import said
+from sqla_shard.schema.ledger import settled
+from sqla_shard.schema.ledger import STARTED
 from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
 from sqla_shard.schema.statements import Reading
 
-__all__ = [
-    "Entry",
-    "Interrupted",
-    "Journal",
-    "open_entries",
-    "said",
-    "settled",
-]
-
-STARTED = "started"
-FAILED = "failed"
-FINISHED = "finished"
-#: What an operator has said of a statement in doubt.
-DONE = "done"
-UNDONE = "undone"
-
-_SHOWN = 300
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One statement in the ledger, of a revision that has not ended.
-
-    :ivar direction: ``"upgrade"`` or ``"downgrade"``.
-    :ivar number: position of the statement in its revision, from 0.
-    :ivar tables_before: what the tables it names were like before it; None
-        where that tells nothing.
-    """
-
-    id: int
-    direction: str
-    revision: str
-    number: int
-    state: str
-    statement: str
-    digest: str
-    tables_before: str | None
-    error: str | None
-
-    @property
-    def step(self) -> str:
-        """The revision, as messages name it."""
-        return f"{self.direction} of {self.revision}"
-
+__all__ = ["Interrupted", "Journal"]
 
 _INSERT = insert(LEDGER).inline()
 _CLOSE = (
@@ -100,67 +63,6 @@ _CLOSE = (
     .where(LEDGER.c.is_open.is_(True))
     .values(is_open=False, state=FINISHED, ended_at=bindparam("moment"))
 )
-_COLUMNS = [LEDGER.c[name] for name in Entry.__dataclass_fields__]
-_OPEN = (
-    select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
-)
-
-
-def open_entries(connection: Connection) -> list[Entry]:
-    """Return the entries of the revision that has not ended, in order."""
-    return [Entry(**row._mapping) for row in connection.execute(_OPEN)]
-
-
-def said(statement: str) -> str:
-    """Return a statement on one line, cut to what a message can show."""
-    line = " ".join(statement.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
-
-
-def settled(connection: Connection, ddl: DDL, last: Entry) -> bool:
-    """Tell whether the last entry of a revision has taken effect.
-
-    :param last: the entry that has no successor.
-    :raises InDoubtError: when that cannot be told.
-    """
-    if last.state in (DONE, UNDONE):
-        return last.state == DONE
-    if not last.statement:
-        return False  # The revision failed between two statements.
-    if last.tables_before is None:
-        if (
-            last.state == FAILED
-            and read(last.statement).effect is Effect.ROWS
-            and ddl.rolls_back(connection)
-        ):
-            return False
-        raise InDoubtError(
-            f"{last.step} was interrupted in its statement "
-            f"{last.number + 1}, and no look at the tables tells whether it "
-            f"took effect: {said(last.statement)}",
-            statement=last.statement,
-        )
-    before = json.loads(last.tables_before)
-    now = ddl.definitions(connection, before)
-    changed = {table for table in before if before[table] != now[table]}
-    if not changed:
-        return False
-    if last.state == FAILED:
-        # Usually somebody has put right what it failed for.
-        raise InDoubtError(
-            f"{last.step} has failed in its statement {last.number + 1}, and "
-            f"{', '.join(sorted(changed))} is not as it was before that: "
-            f"{said(last.statement)}",
-            statement=last.statement,
-        )
-    if len(changed) < len(before):
-        raise InDoubtError(
-            f"{last.step} was interrupted in its statement "
-            f"{last.number + 1}, and of the tables that it names only "
-            f"{', '.join(sorted(changed))} changed: {said(last.statement)}",
-            statement=last.statement,
-        )
-    return True
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: it was asked for
@@ -242,6 +144,14 @@ class Journal:
             self._connection.execute(
                 delete(LEDGER).where(LEDGER.c.id == last.id)
             )
+            # They lose their successor, which has told as much.
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.is_open.is_(True))
+                .values(state=FINISHED)
+            )
+            # Not to come back with what fails from here on.
+            self._commit()
 
     def check_ended(self) -> None:
         """Refuse to leave a revision that was interrupted as it is.
@@ -302,10 +212,21 @@ class Journal:
         done = self.entries
         if self._runs and last is not None and last.number == self._number - 1:
             done = self.entries[:-1]
+            before = last.tables_before
+            if before is not None and not changed_tables(
+                self._connection, self._ddl, json.loads(before)
+            ):
+                # Whoever mends the table now may do so.
+                before = None
             self._connection.execute(
                 update(LEDGER)
                 .where(LEDGER.c.id == last.id)
-                .values(state=FAILED, error=error, ended_at=_now())
+                .values(
+                    state=FAILED,
+                    error=error,
+                    tables_before=before,
+                    ended_at=_now(),
+                )
             )
         elif self._revision:
             self._insert(len(done), "", None, state=FAILED, error=error)

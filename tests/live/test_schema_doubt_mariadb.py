@@ -35,8 +35,7 @@ INSERT = ARIA.replace("log_aria", "log")
 BLOCK = f"with op.get_context().autocommit_block():\n    {INSERT}"
 # One such table, and rows of no other are sure to be rolled back.
 ARIA_TABLE = (
-    'op.execute("CREATE TABLE log_aria (n INT) '
-    'ENGINE=Aria TRANSACTIONAL=0")'
+    'op.execute("CREATE TABLE log_aria (n INT) ENGINE=Aria TRANSACTIONAL=0")'
 )
 KINDS = {"procedure": CALL, "aria": ARIA, "autocommit": BLOCK}
 TABLE = {"aria": "log_aria"}
@@ -327,7 +326,9 @@ def test_a_table_that_the_journal_has_not_seen_made(project):
 
 def test_rows_of_tables_without_transactions_may_be_half_written(project):
     # The second of two rows is refused; the first one stays.
-    project.add("0001", f"{ARIA_TABLE}\nop.execute('CREATE TABLE log (n INT)')")
+    project.add(
+        "0001", f"{ARIA_TABLE}\nop.execute('CREATE TABLE log (n INT)')"
+    )
     project.add(
         "0002",
         'op.execute("ALTER TABLE log_aria ADD UNIQUE (n)")\n'

@@ -23,8 +23,10 @@ KILLS = 4
 
 # As a person would write them to a server, for comparison.
 FIRST = [
-    "CREATE TABLE pins (id BIGINT NOT NULL AUTO_INCREMENT, body VARCHAR(50), "
-    "n INTEGER NOT NULL, PRIMARY KEY (id))",
+    (
+        "CREATE TABLE pins (id BIGINT NOT NULL AUTO_INCREMENT, body VARCHAR(50), "
+        "n INTEGER NOT NULL, PRIMARY KEY (id))"
+    ),
     "INSERT INTO pins (body, n) VALUES ('100% a', 0)",
     "INSERT INTO pins (body, n) VALUES ('b', 0)",
     "CREATE INDEX by_body ON pins (body)",

@@ -248,9 +248,9 @@ class Project:
                 cursor.execute(text)
                 return list(cursor.fetchall())
         path = self.file(shard_id)
-        with closing(sqlite3.connect(path, timeout=30)) as connection:
-            with connection:
-                return list(connection.execute(sql.format(db="")))
+        connection = sqlite3.connect(path, timeout=30)
+        with closing(connection), connection:
+            return list(connection.execute(sql.format(db="")))
 
     def file(self, shard_id: int) -> Path:
         """Return the SQLite file of a shard."""
@@ -285,10 +285,12 @@ class Project:
         """Let the server end a connection."""
         self.query(shard_id, f"KILL {connection}")
         until(
-            lambda: not self.query(
-                shard_id,
-                "SELECT id FROM information_schema.processlist "
-                f"WHERE id = {connection}",
+            lambda: (
+                not self.query(
+                    shard_id,
+                    "SELECT id FROM information_schema.processlist "
+                    f"WHERE id = {connection}",
+                )
             ),
             "the end of a connection",
         )

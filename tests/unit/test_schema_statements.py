@@ -33,8 +33,10 @@ READS = [
     "EXPLAIN ANALYZE SELECT 1",
     "VALUES (1), (2)",
     "WITH a AS (SELECT 1) SELECT * FROM a",
-    "with recursive a (n) as (select 1 union select n + (1) from a) "
-    "select replace(n, 1, 2) from a",
+    (
+        "with recursive a (n) as (select 1 union select n + (1) from a) "
+        "select replace(n, 1, 2) from a"
+    ),
     "WITH a AS (SELECT 1), b AS (SELECT 2 FROM (SELECT 3) c) SELECT * FROM b",
     "CREATE TEMPORARY TABLE t (id INT)",
     "CREATE TEMPORARY TABLE t AS SELECT * FROM pins",

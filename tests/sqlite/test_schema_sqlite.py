@@ -1,0 +1,196 @@
+"""Alembic's commands on SQLite files: a revision takes effect or does not."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from sqla_shard import schema
+from sqla_shard.schema import Answer
+from tests.shared.schema import on_sqlite
+from tests.shared.schema import runner_fixture
+
+runner = runner_fixture()
+project = on_sqlite(main=True)
+
+PINS = """
+    op.create_table(
+        "boards", sa.Column("id", sa.Integer, primary_key=True),
+    )
+    op.create_table(
+        "pins",
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column(
+            "board_id",
+            sa.Integer,
+            sa.ForeignKey("boards.id", ondelete="CASCADE"),
+        ),
+    )
+    op.execute("INSERT INTO boards VALUES (1)")
+    op.execute("INSERT INTO pins VALUES (10, 1)")
+"""
+
+
+def names(project, shard_id):
+    rows = project.query(
+        shard_id, "SELECT name FROM sqlite_master WHERE type = 'table'"
+    )
+    return {row[0] for row in rows} - {
+        "alembic_version",
+        "sqla_shard_ledger",
+        "sqla_shard_version",
+    }
+
+
+def test_the_commands(project):
+    project.add("0001", PINS, "op.drop_table('pins')\nop.drop_table('boards')")
+    project.add("0002", 'op.add_column("pins", sa.Column("ts", sa.Integer))')
+    assert project.states("upgrade", "head") == dict.fromkeys(
+        project.shards, "changed"
+    )
+    assert project.states("upgrade", "head") == dict.fromkeys(
+        project.shards, "nothing to do"
+    )
+    for shard_id in project.shards:
+        assert names(project, shard_id) == {"boards", "pins"}
+        ledger = project.ledger(shard_id)
+        assert [e["number"] for e in ledger] == [0, 1, 2, 3, 0]
+        assert not any(e["is_open"] for e in ledger)
+    done = project.alembic("current", "--check-heads")
+    assert "4 of objects: 0-3\n0002 (head)" in done.stdout
+    project.alembic("downgrade", "base")
+    assert names(project, 3) == set()
+    project.alembic("stamp", "0002")
+    assert project.heads(2) == ["0002"]
+    done = project.alembic("upgrade", "head", "--sql")
+    assert done.stdout.count("CREATE TABLE pins") == 1
+    report = schema.status(project.config())
+    assert report.ok
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ['raise ValueError("no")', 'op.execute("INSERT INTO nothing VALUES (1)")'],
+)
+def test_an_error_in_the_middle_leaves_nothing(project, broken):
+    project.add("0001", PINS)
+    path = project.add(
+        "0002",
+        f'op.execute("UPDATE pins SET id = id + 1")\n'
+        f'op.execute("CREATE TABLE more (n INT)")\n{broken}\n'
+        'op.execute("INSERT INTO more VALUES (1)")',
+    )
+    report = project.report("upgrade", "head", status=1)
+    assert report["shards"][0]["state"] == "failed"
+    assert report["shards"][0]["done"] == []
+    assert project.heads(0) == ["0001"]
+    assert names(project, 0) == {"boards", "pins"}
+    assert project.query(0, "SELECT id FROM pins") == [(10,)]
+    assert schema.status(project.config()).shards[0].condition == "failed"
+    project.alembic("upgrade", "head", status=1)
+    # All of it may be mended: it begins again.
+    project.rewrite(path, broken, "pass")
+    project.rewrite(path, "more (n INT)", "more (n BIGINT)")
+    project.alembic("upgrade", "head")
+    for shard_id in project.shards:
+        assert project.query(shard_id, "SELECT id FROM pins") == [(11,)]
+        assert project.query(shard_id, "SELECT n FROM more") == [(1,)]
+    assert schema.status(project.config()).ok
+
+
+def test_a_kill_in_the_middle_leaves_nothing(project):
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    flag = project.directory / "flag"
+    flag.touch()
+    project.add(
+        "0002",
+        'op.execute("UPDATE pins SET id = id + 1")\n'
+        'op.execute("CREATE TABLE more (n INT)")\n'
+        "import os, signal\n"
+        f'if os.path.exists("{flag}"):\n'
+        "    os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
+    done = project.alembic("upgrade", "head", status=1)
+    assert f"ended with status -{int(signal.SIGKILL)}" in done.stdout
+    assert names(project, 0) == {"boards", "pins"}
+    assert project.query(0, "SELECT id FROM pins") == [(10,)]
+    flag.unlink()
+    project.alembic("upgrade", "head")
+    for shard_id in project.shards:
+        assert project.query(shard_id, "SELECT id FROM pins") == [(11,)]
+        assert names(project, shard_id) == {"boards", "pins", "more"}
+
+
+def test_batch_mode_keeps_rows_that_refer_to_the_table(project):
+    project.add("0001", PINS)
+    project.add(
+        "0002",
+        'with op.batch_alter_table("boards", recreate="always") as batch:\n'
+        '    batch.add_column(sa.Column("name", sa.String(20)))\n'
+        "    batch.create_unique_constraint('one', ['name'])",
+    )
+    project.alembic("upgrade", "head")
+    for shard_id in project.shards:
+        assert project.query(shard_id, "SELECT * FROM pins") == [(10, 1)]
+        assert project.query(shard_id, "SELECT * FROM boards") == [(1, None)]
+        assert names(project, shard_id) == {"boards", "pins"}
+        with closing(sqlite3.connect(project.file(shard_id))) as connection:
+            broken = connection.execute("PRAGMA foreign_key_check")
+            assert broken.fetchall() == []
+
+
+def test_two_runners_at_once(project):
+    project.add("0001", PINS)
+    project.add("0002", 'op.execute("UPDATE pins SET id = id + 1")')
+    runs = [project.start("upgrade", "head") for _ in range(3)]
+    for run in runs:
+        done = run.wait()
+        assert done.returncode == 0, done.shown
+    for shard_id in project.shards:
+        assert project.query(shard_id, "SELECT id FROM pins") == [(11,)]
+        assert len(project.ledger(shard_id)) == 5
+
+
+def test_a_file_that_is_missing_is_not_made(project):
+    project.add("0001", PINS)
+    project.file(2).unlink()
+    states = project.states("upgrade", "head", status=1)
+    assert states == {
+        **dict.fromkeys(project.shards, "not attempted"),
+        2: "no such database",
+    }
+    states = project.states(
+        "-x", "continue_on_error=yes", "upgrade", "head", status=1
+    )
+    assert states == {
+        **dict.fromkeys(project.shards, "changed"),
+        2: "no such database",
+    }
+    assert not project.file(2).exists()
+
+
+def test_resolve_has_nothing_to_answer_for(project):
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    with pytest.raises(schema.env.SchemaError, match="no revision is unfin"):
+        schema.resolve(project.config(), 2, Answer.REVISION_DONE)
+
+
+def test_a_lock_of_another_program_is_reported(project):
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    project.add("0002", 'op.execute("DROP TABLE pins")')
+    with closing(sqlite3.connect(project.file(1))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        states = project.states(
+            *("-x", "lock_wait=0.2", "-x", "continue_on_error=yes"),
+            *("upgrade", "head"),
+            status=1,
+        )
+    assert states == {**dict.fromkeys(project.shards, "changed"), 1: "failed"}
+    project.alembic("upgrade", "head")
+    assert names(project, 1) == {"boards"}
