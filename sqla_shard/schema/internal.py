@@ -115,7 +115,8 @@ def upgrade(connection: Connection, version: str | None) -> None:
         statement: str,
         *details: object,
     ) -> None:
-        if read(statement).effect is not Effect.READS:
+        # PRAGMA, by which SQLAlchemy reads, is one for the session.
+        if read(statement).effect not in (Effect.READS, Effect.SESSION):
             sent.append(statement)
 
     event.listen(connection, "before_cursor_execute", record)
