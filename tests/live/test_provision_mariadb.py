@@ -109,6 +109,23 @@ def world(fleet: MariaDBFleet, tmp_path: Path) -> Iterator[World]:
     found.clean()
 
 
+def start(world: World, document: dict[str, Any]) -> subprocess.Popen[str]:
+    """Let another process provision."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            _PROVISION,
+            str(world.project.ini),
+            json.dumps(document),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_growing_from_16_to_24_shards(world: World) -> None:
     first = world.project.provision(options=TWO)
     assert len(first.of(State.CHANGED)) == 16
@@ -220,20 +237,9 @@ def test_killed_in_the_middle_and_run_again(world: World) -> None:
     world.project.publish(small)
     world.project.provision(options=TWO)
     world.project.flag("kill4")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            _PROVISION,
-            str(world.project.ini),
-            json.dumps(grown),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == -9, done.stderr
+    process = start(world, grown)
+    _, stderr = process.communicate()
+    assert process.returncode == -9, stderr
     [(table,)] = world.execute(0, "SHOW TABLES FROM db_prov_00004 LIKE 'p%'")
     assert table == "pins"
     states = world.execute(
@@ -256,6 +262,23 @@ def test_killed_in_the_middle_and_run_again(world: World) -> None:
     for shard_id in range(2, 10):
         rows = world.execute(
             shard_id // 6, f"SELECT id FROM db_prov_{shard_id:05d}.kinds"
+        )
+        assert rows == [(1,), (2,)], shard_id
+
+
+def test_two_at_once(world: World) -> None:
+    small = world.topology(1, [[0, 0]], [[1, 1]])
+    grown = world.topology(2, [[0, 0], [2, 7]], [[1, 1], [8, 13]])
+    world.project.publish(small)
+    world.project.provision(options=TWO)
+    for process in [start(world, grown) for _ in range(2)]:
+        _, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+    report = world.project.provision(grown, options=TWO)
+    assert len(report.of(State.CURRENT)) == 12
+    for shard_id in range(2, 14):
+        rows = world.execute(
+            shard_id // 8, f"SELECT id FROM db_prov_{shard_id:05d}.kinds"
         )
         assert rows == [(1,), (2,)], shard_id
 
