@@ -299,13 +299,9 @@ def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
 def test_a_failing_command_ends_without_a_traceback(two):
     two.query(0, "CREATE TABLE {db}pins (id INT)")
     done = two.alembic("upgrade", "head", status=1)
-    assert done.stderr.splitlines() == [
-        "upgrade to head: 4 of 4 virtual shards to do",
-        (
-            "db_schcmd_00000 on server1: failed: (1050, \"Table 'pins' already "
-            'exists")'
-        ),
-    ]
+    first, second = done.stderr.splitlines()
+    assert first == "upgrade to head: 4 of 4 virtual shards to do"
+    assert second.startswith("db_schcmd_00000 on server1: failed: (1050, ")
     assert "upgrade of 0001" in done.stdout
 
 
