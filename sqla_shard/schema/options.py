@@ -77,7 +77,7 @@ class RunOptions:
         for key, value in given.items():
             name = key.replace("-", "_")
             if name not in names:
-                near = get_close_matches(name, names, n=1, cutoff=0.75)
+                near = get_close_matches(name.lower(), names, n=1, cutoff=0.75)
                 if near:
                     raise _wrong(key, value, f"did you mean {near[0]}?")
                 continue

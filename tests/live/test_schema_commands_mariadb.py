@@ -255,28 +255,18 @@ def test_a_keyspace_with_revisions_of_its_own(two):
 
 
 ROOT = Path(__file__).parents[2]
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
-    command = [sys.executable, "-W", "error", "-m", "alembic", "-c", two.ini]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "upgrade", "0001"],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=True,
-    )
-    assert done.stdout.startswith("upgrade to 0001: 4 virtual shards of obj")
-    assert "  4 changed: 0-3" in done.stdout
-    assert done.stderr == "upgrade to 0001: 4 of 4 virtual shards to do\n"
+def on_terminal(project, *arguments):
+    """Run alembic's command line on a terminal; return what it showed."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*command, "upgrade", "head"],
+        [sys.executable, "-m", "alembic", "-c", project.ini, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
-        env={**environ, "TERM": "xterm", "COLUMNS": "100"},
+        env={**ENVIRON, "TERM": "xterm", "COLUMNS": "100"},
         start_new_session=True,
     )
     os.close(theirs)
@@ -290,7 +280,23 @@ def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
             break
         shown += part
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(60) == 0, shown
+    return shown
+
+
+def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
+    command = [sys.executable, "-W", "error", "-m", "alembic", "-c", two.ini]
+    done = subprocess.run(
+        [*command, "upgrade", "0001"],
+        capture_output=True,
+        text=True,
+        env=ENVIRON,
+        check=True,
+    )
+    assert done.stdout.startswith("upgrade to 0001: 4 virtual shards of obj")
+    assert "  4 changed: 0-3" in done.stdout
+    assert done.stderr == "upgrade to 0001: 4 of 4 virtual shards to do\n"
+    shown = on_terminal(two, "upgrade", "head")
     assert b"4/4" in shown
     assert b"4 changed: 0-3" in shown
     assert b"virtual shards to do" not in shown
@@ -299,13 +305,9 @@ def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
 def test_a_failing_command_ends_without_a_traceback(two):
     two.query(0, "CREATE TABLE {db}pins (id INT)")
     done = two.alembic("upgrade", "head", status=1)
-    assert done.stderr.splitlines() == [
-        "upgrade to head: 4 of 4 virtual shards to do",
-        (
-            "db_schcmd_00000 on server1: failed: (1050, \"Table 'pins' already "
-            'exists")'
-        ),
-    ]
+    first, second = done.stderr.splitlines()
+    assert first == "upgrade to head: 4 of 4 virtual shards to do"
+    assert second.startswith("db_schcmd_00000 on server1: failed: (1050, ")
     assert "upgrade of 0001" in done.stdout
 
 
@@ -328,3 +330,22 @@ def test_a_revision_knows_its_shard(project):
         assert rows == [(shard_id, database)]
     done = project.alembic("upgrade", "head", "--sql", status=255)
     assert "no answer for --sql" in done.stdout
+
+
+def test_no_thread_runs_when_processes_are_forked(two):
+    # From Python 3.12 on that is warned of; locks may be held for ever.
+    path = two.directory / "migrations" / "env.py"
+    note = two.directory / "threads"
+    path.write_text(
+        "import os, threading\n"
+        "def note():\n"
+        f"    with open({str(note)!r}, 'a') as file:\n"
+        "        for thread in threading.enumerate():\n"
+        "            print(thread.name, file=file)\n"
+        "os.register_at_fork(before=note)\n" + path.read_text()
+    )
+    two.alembic("upgrade", "0001")
+    on_terminal(two, "upgrade", "head")
+    found = note.read_text().splitlines()
+    assert len(found) == 8
+    assert set(found) == {"MainThread"}

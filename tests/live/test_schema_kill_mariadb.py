@@ -24,8 +24,8 @@ KILLS = 4
 # As a person would write them to a server, for comparison.
 FIRST = [
     (
-        "CREATE TABLE pins (id BIGINT NOT NULL AUTO_INCREMENT, body VARCHAR(50), "
-        "n INTEGER NOT NULL, PRIMARY KEY (id))"
+        "CREATE TABLE pins (id BIGINT NOT NULL AUTO_INCREMENT, "
+        "body VARCHAR(50), n INTEGER NOT NULL, PRIMARY KEY (id))"
     ),
     "INSERT INTO pins (body, n) VALUES ('100% a', 0)",
     "INSERT INTO pins (body, n) VALUES ('b', 0)",
@@ -199,3 +199,29 @@ def test_kill_of_one_worker(project, rng):
         assert done.stdout.count("ended with status") == 1
     project.alembic("upgrade", "head")
     check(project)
+
+
+def test_kill_of_a_worker_that_waits_for_its_first_shard(project):
+    project.add("0001", 'op.execute("CREATE TABLE pins (n INT)")')
+    project.alembic("upgrade", "head")
+    project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
+    with project.locked(0, "pins"):
+        run = project.start(
+            *("-x", "jobs=1", "-x", "continue_on_error=yes"),
+            *("-x", "lock_wait=60", "upgrade", "head"),
+        )
+        project.until_running(0, "ALTER TABLE pins%")
+        # One for each server; the first shard is tried alone.
+        _, idle = run.workers()
+        os.kill(idle, signal.SIGKILL)
+        until(lambda: not alive(idle), "its end")
+    done = run.wait()
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "8 changed: 0-7" in done.stdout
+    assert "1 failed: 8" in done.stdout
+    assert "no process is left that works on it" in done.stdout
+    project.alembic("upgrade", "head")
+    for shard_id in project.shards:
+        assert "`ts`" in project.tables(shard_id)["pins"]
+        assert len(project.ledger(shard_id)) == 2
