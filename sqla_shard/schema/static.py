@@ -127,12 +127,10 @@ def _sole_text(call: ast.Call) -> str | None:
 def _is_given(call: ast.Call, names: Names) -> bool:
     """Tell whether all arguments of a call are values."""
     arguments = list(call.args)
-    if arguments and isinstance(arguments[-1], ast.Starred):
+    last = arguments[-1] if arguments else None
+    if isinstance(last, ast.Starred) and isinstance(last.value, ast.List):
         # Alembic writes the columns of very wide tables as *[...].
-        last = arguments.pop().value
-        if not isinstance(last, ast.List):
-            return False
-        arguments += last.elts
+        arguments[-1:] = last.value.elts
     return _are_values(arguments, names) and all(
         # Those with an underscore are SQLAlchemy's own.
         keyword.arg is not None
@@ -187,6 +185,5 @@ def _is_method(
         and names.meaning(made.func) is sa.DDL
         and _sole_text(made) is not None
         and not call.args
-        and [ast.unparse(one) for one in call.keywords]
-        == ["dialect='sqlite'"]
+        and [ast.unparse(one) for one in call.keywords] == ["dialect='sqlite'"]
     )

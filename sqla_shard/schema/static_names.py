@@ -50,6 +50,7 @@ _ANNOTATION = (
     ast.Subscript,
     ast.Tuple,
 )
+_COMPILES = ("sqlalchemy.ext.compiler", "compiles", "compiles")
 _MEANINGLESS = object()
 
 
@@ -151,7 +152,7 @@ class Names:
                 self._bind(name, alias)
             elif (source, alias.name, name) == ("alembic", "op", "op"):
                 self._bind(name, op)
-            elif (source, name) == ("sqlalchemy.ext.compiler", "compiles"):
+            elif (source, alias.name, name) == _COMPILES:
                 # For the class of portable revisions; nothing else calls it.
                 self._bind(name, compiles)
             elif source in _MODULES:

@@ -77,6 +77,21 @@ nullable=False),
 """
 
 
+def test_other_shards_of_the_server_are_not_seen(
+    database: Any, tmp_path: Path
+) -> None:
+    metadata = pinboard.Base.metadata
+    engine, other = database(), database()
+    for one in (engine, other):
+        metadata.create_all(one)
+    with other.begin() as connection:
+        connection.execute(text("CREATE TABLE stray (n INTEGER)"))
+    revisions = Revisions(
+        tmp_path / "revisions", engine, BOTH, include_schemas=True
+    )
+    revisions.check(metadata)
+
+
 def test_a_plain_revision_is_short(database: Any, tmp_path: Path) -> None:
     revisions = Revisions(tmp_path / "revisions", database(), BOTH)
     revision = revisions.generate(pinboard.Base.metadata)

@@ -53,6 +53,7 @@ class Revisions:
 
     :param folder: made here.
     :param engine: of the database.
+    :param settings: more for ``context.configure()``.
     :ivar path: the revision that was written last.
     """
 
@@ -65,8 +66,10 @@ class Revisions:
         topology: Topology,
         *,
         portable: bool = False,
+        **settings: Any,
     ) -> None:
         self.portable = portable
+        self.settings = settings
         self.engine = engine
         self.topology = topology
         self.folder = folder
@@ -109,6 +112,7 @@ class Revisions:
             topology=self.topology,
             portable=self.portable,
         )
+        options.update(self.settings)
         config.attributes["run"] = lambda context: self._run(context, options)
         return config
 
