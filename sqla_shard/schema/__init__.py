@@ -5,12 +5,15 @@ commands of alembic work on all virtual shards of a keyspace.
 
 ``selecting``, ``options``   which shards, and how many at a time
 ``reports``, ``progress``    what became of them
-``portable``, ``differences``  our types, and columns, as revisions see them
+``portable``, ``plain``      our types, as revisions write them
+``differences``              what of a column has changed
 ``autogenerate``             models against the tables that are there
 ``starting``                 alembic.ini, env.py and the folders of revisions
 ``internal``                 the tables of this package itself
 ``versions``                 at which revision shards are
 ``statements``, ``ledger``, ``journal``  what a revision has done
+``static_names``, ``static``  what is the same on every shard
+``settings``                 hooks of the application
 ``applying``, ``workers``    one shard; processes for many
 ``running``                  waves of shards
 ``env``                      what ``env.py`` calls

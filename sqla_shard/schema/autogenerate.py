@@ -19,13 +19,17 @@ tables, checks, triggers.  Fields of blobs are no columns.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
+from typing import Literal
 
+from alembic.autogenerate.api import AutogenContext
 from alembic.operations.ops import AlterColumnOp
 from alembic.operations.ops import CreateTableOp
 from alembic.operations.ops import MigrationScript
 from alembic.operations.ops import OpContainer
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Dialect
 from sqlalchemy import MetaData
 from sqlalchemy import Table
 from sqlalchemy.orm import configure_mappers
@@ -37,8 +41,11 @@ from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
 from sqla_shard.schema.differences import default_differs
 from sqla_shard.schema.differences import type_differs
+from sqla_shard.schema.plain import drop_options
+from sqla_shard.schema.plain import is_plain
+from sqla_shard.schema.plain import render_item as render_plain
 from sqla_shard.schema.portable import Listeners
-from sqla_shard.schema.portable import render_item
+from sqla_shard.schema.portable import render_item as render_portable
 from sqla_shard.topology import Topology
 
 __all__ = ["comparing"]
@@ -48,7 +55,11 @@ _VERSIONS = "alembic_version"
 
 
 def comparing(
-    metadata: MetaData | None, *, keyspace: str, topology: Topology
+    metadata: MetaData | None,
+    *,
+    keyspace: str,
+    topology: Topology,
+    portable: bool = False,
 ) -> dict[str, Any]:
     """Return keyword arguments for alembic's ``context.configure()``.
 
@@ -56,6 +67,9 @@ def comparing(
         commands that do not look at them, alembic refuses the others.
     :param keyspace: name of the keyspace that is compared.
     :param topology: tells which keyspace a table is in that names none.
+    :param portable: whether revisions that are written on MySQL or MariaDB
+        run on SQLite too; those that are written on SQLite always run on
+        MariaDB.
     :raises UnknownKeyspaceError: when there is no such keyspace, or that of
         a table cannot be told.
     :raises ReservedNameError: when a table has a name of the package.
@@ -77,10 +91,10 @@ def comparing(
         "target_metadata": metadata,
         "include_name": _include_name,
         "include_object": include_object,
-        "render_item": render_item,
+        "render_item": partial(_render_item, portable),
         "compare_type": type_differs,
         "compare_server_default": True,
-        "process_revision_directives": _complete,
+        "process_revision_directives": partial(_complete, portable),
         "sqlalchemy_module_prefix": "sa.",
     }
 
@@ -115,32 +129,55 @@ def _is_reserved(name: str) -> bool:
 
 
 def _include_name(name: str | None, kind: str, parents: Any) -> bool:
+    if kind == "schema":
+        # With include_schemas=True alembic would see all other shards of the
+        # server, and propose to drop their tables.
+        return name is None
     return kind != "table" or name is None or not _is_reserved(name)
 
 
+def _is_portable(portable: bool, dialect: Dialect | None) -> bool:
+    return portable or not is_plain(dialect)
+
+
+def _render_item(
+    portable: bool, kind: str, item: Any, context: AutogenContext
+) -> str | Literal[False]:
+    """Handle ``render_item``."""
+    if _is_portable(portable, context.dialect):
+        return render_portable(kind, item, context)
+    return render_plain(kind, item, context)
+
+
 def _complete(
+    portable: bool,
     context: MigrationContext,
     revision: Any,
     directives: Iterable[MigrationScript],
 ) -> None:
     """Handle ``process_revision_directives``."""
+    everywhere = _is_portable(portable, context.dialect)
     for script in directives:
         for container in (
             *script.upgrade_ops_list,
             *script.downgrade_ops_list,
         ):
-            _complete_all(container, context)
+            _complete_all(container, context, everywhere)
 
 
-def _complete_all(container: OpContainer, context: MigrationContext) -> None:
+def _complete_all(
+    container: OpContainer, context: MigrationContext, everywhere: bool
+) -> None:
     kept = []
     for operation in container.ops:
+        if not everywhere and hasattr(operation, "kw"):
+            drop_options(operation.kw)
         if isinstance(operation, OpContainer):
-            _complete_all(operation, context)
+            _complete_all(operation, context, everywhere)
             if operation.is_empty():
                 continue
         elif isinstance(operation, CreateTableOp):
-            _complete_table(operation)
+            _complete_table(operation, everywhere)
         elif isinstance(operation, AlterColumnOp):
             _forget_default(operation, context)
             if not operation.has_changes():
@@ -149,9 +186,9 @@ def _complete_all(container: OpContainer, context: MigrationContext) -> None:
     container.ops[:] = kept
 
 
-def _complete_table(operation: CreateTableOp) -> None:
+def _complete_table(operation: CreateTableOp, everywhere: bool) -> None:
     trigger = operation.info.get(TRIGGER)
-    if trigger is not None:
+    if trigger is not None and everywhere:
         operation.kw["listeners"] = Listeners(trigger)
     # A revision would show it, and could not be run.
     for key in [key for key in operation.info if _is_ours(key)]:

@@ -42,6 +42,8 @@ from sqla_shard.schema.running import run
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.selecting import Shard
 from sqla_shard.schema.selecting import shards_of
+from sqla_shard.schema.settings import is_portable
+from sqla_shard.schema.settings import merged
 from sqla_shard.schema.versions import read_versions
 from sqla_shard.schema.versions import Version
 from sqla_shard.topology import Keyspace
@@ -81,7 +83,10 @@ def run_env(
     :param metadata: the tables of the models.
     :param cluster: the cluster, where the application makes its own.
     :param settings: more for alembic's ``context.configure()``, such as
-        ``include_object``.
+        ``include_object``, which is asked for what belongs to the keyspace;
+        :mod:`sqla_shard.schema.settings` says what becomes of them.
+    :raises SchemaOptionError: when a setting, or an option of alembic.ini,
+        cannot be used.
     :raises MigrationFailedError: when not every shard could be changed;
         alembic's own command line exits with 1 instead, having printed the
         report.
@@ -146,19 +151,23 @@ class Environment:
         self.places = self._cluster.places
         self.keyspace = self._keyspace()
         self.version_table = settings.get("version_table", "alembic_version")
-        self.settings = {
-            **comparing(
-                metadata,
-                keyspace=self.keyspace.name,
-                topology=self.places.topology,
+        ours = comparing(
+            metadata,
+            keyspace=self.keyspace.name,
+            topology=self.places.topology,
+            portable=is_portable(
+                self._option("portable"), self._config.config_ini_section
             ),
-            **settings,
-        }
+        )
+        self.settings = merged(ours, settings)
+
+    def _option(self, name: str) -> str | None:
+        section = self._config.config_ini_section
+        found: str | None = self._config.get_section_option(section, name)
+        return found
 
     def _from_file(self) -> Cluster:
-        path = self._config.get_section_option(
-            self._config.config_ini_section, "topology"
-        )
+        path = self._option("topology")
         if path is None:
             raise SchemaOptionError(
                 "alembic.ini names no topology; write topology = "
@@ -171,9 +180,7 @@ class Environment:
         return Cluster.from_file(path)
 
     def _keyspace(self) -> Keyspace:
-        name = self._config.get_section_option(
-            self._config.config_ini_section, "keyspace"
-        )
+        name = self._option("keyspace")
         topology = self.places.topology
         if name is None and len(topology.keyspaces) == 1:
             return next(iter(topology.keyspaces.values()))

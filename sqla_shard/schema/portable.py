@@ -1,9 +1,10 @@
-"""Column types and defaults of the package, as a revision writes them.
+"""Column types and defaults of the package, in revisions for all servers.
 
 A revision is kept for years and must make the same table then, whatever the
 package has become.  So it imports nothing of ours: types are written as plain
 SQLAlchemy types with a variant for each kind of server, and what has no
 SQLAlchemy construct is defined in the revision itself.
+:mod:`sqla_shard.schema.plain` writes them for one kind of server.
 
 One thing depends on the server that a revision is generated on.  MySQL and
 MariaDB have the collation of blobs under different names, and a ``mysql://``
@@ -35,7 +36,7 @@ from sqla_shard.types import Sequence38
 from sqla_shard.types import ShardedId
 from sqla_shard.types import UTCTimestamp
 
-__all__ = ["Listeners", "render_item"]
+__all__ = ["UPDATED_AT", "Listeners", "render_item"]
 
 _MYSQL = "from sqlalchemy.dialects import mysql"
 _SERVERS = "'mysql', 'mariadb'"
@@ -45,7 +46,8 @@ _PORTABLE: dict[type[Any], str] = {
     now: "func.now",
     current_timestamp: "func.current_timestamp",
 }
-_UPDATED_AT = '''\
+#: What a revision brings for :class:`UpdatedAt`.
+UPDATED_AT = '''\
 from sqlalchemy.ext.compiler import compiles
 
 
@@ -128,7 +130,7 @@ def _updated_at() -> str:
         f"on_{dialect.name}": str(UpdatedAt().compile(dialect=dialect))
         for dialect in (mysql.dialect(), sqlite.dialect())
     }
-    return _UPDATED_AT.format(**texts)
+    return UPDATED_AT.format(**texts)
 
 
 class Listeners(list[Any]):

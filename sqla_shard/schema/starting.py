@@ -32,6 +32,10 @@ __all__ = ["init", "template_path"]
 
 _FIRST = "alembic"
 _SECTION = re.compile(r"\[alembic\]\n(?:.+\n)*")
+_PORTABLE = """\
+# Plain revisions for MySQL or MariaDB; with true they run on SQLite as well.
+# portable = true
+"""
 _MODELS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)((?:\.\w+)*)")
 _ENV = "env.py"
 _COPIED = (_ENV, "script.py.mako", "README")
@@ -130,6 +134,7 @@ def _config(config: Path, topology: Path, folders: dict[str, Path]) -> str:
             "path_separator = os\n"
             f"topology = {_here(config, topology)}\n"
             f"keyspace = {name}\n"
+            f"{_PORTABLE}"
         )
     taken = ConfigParser(interpolation=None)
     taken.read_string(text)

@@ -1,10 +1,14 @@
 """Proving that a revision sends the same statements to every shard.
 
-The source of the revision is read, not run.  It is static when its module
-has nothing but imports of alembic and SQLAlchemy, constants and functions,
-and the function calls nothing but operations of alembic that send DDL
-without looking at the database, with arguments that are written out.  All
-else, a condition or a name included, makes it one that is run on each shard.
+The source of the revision is read, not run.  It is static when its function
+calls nothing but operations of alembic that send DDL without looking at the
+database, with arguments that are written out or made by constructors of
+SQLAlchemy that are known, and its module does nothing that changes what
+those names mean (:mod:`sqla_shard.schema.static_names`).  All else, a
+condition or a name included, makes it one that is run on each shard.
+
+What an application has changed in alembic or SQLAlchemy itself, such as a
+``before_create`` event of all tables, is not looked for.
 """
 
 from __future__ import annotations
@@ -13,8 +17,13 @@ import ast
 from collections.abc import Iterable
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
+from sqla_shard.schema.static_names import is_written
+from sqla_shard.schema.static_names import Names
+from sqla_shard.schema.static_names import NotStaticError
 
 __all__ = ["is_static"]
 
@@ -37,11 +46,25 @@ _OPERATIONS = frozenset(
         "rename_table",
     }
 )
-_MODULES = frozenset({"sqlalchemy", "sqlalchemy.dialects", "sqlalchemy.sql"})
-# Of annotations, which are not evaluated in a way that matters.
-_HARMLESS = frozenset({"__future__", "typing", "collections.abc"})
-#: Names of SQLAlchemy that may look at a database, or run something.
-_LOOKS = frozenset({"inspect", "create_engine", "event", "engine_from_config"})
+#: What is made from its arguments alone, beside column types.
+_MADE = (
+    sa.CheckConstraint,
+    sa.Column,
+    sa.Computed,
+    sa.FetchedValue,
+    sa.ForeignKey,
+    sa.ForeignKeyConstraint,
+    sa.Identity,
+    sa.Index,
+    sa.PrimaryKeyConstraint,
+    sa.UniqueConstraint,
+    sa.false,
+    sa.literal_column,
+    sa.null,
+    sa.text,
+    sa.true,
+)
+_PARSING = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def is_static(path: str | None, function: str) -> bool:
@@ -53,85 +76,19 @@ def is_static(path: str | None, function: str) -> bool:
     if path is None or not path.endswith(".py"):
         return False
     try:
-        module = ast.parse(Path(path).read_text("utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return False  # Loaded from elsewhere; it is run on each shard.
-    names: set[str] = set()
-    found: ast.FunctionDef | None = None
-    for node in module.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound = _imported(node)
-            if bound is None:
-                return False
-            names |= bound
-        elif isinstance(node, ast.FunctionDef):
-            found = node if node.name == function else found
-        elif not _is_constant(node):
-            return False
-    return (
-        found is not None
-        and not _is_rebound(module, names)
-        and not found.decorator_list
-        and not ast.unparse(found.args)
-        and all(_is_plain(node, names) for node in found.body)
-    )
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> set[str] | None:
-    """Return the names of SQLAlchemy that are bound, None for others."""
-    bound = set()
-    for alias in node.names:
-        source = alias.name
-        if isinstance(node, ast.ImportFrom):
-            source = str(node.module)
-            if source in _HARMLESS:
-                continue
-            if source == "alembic" and alias.name == "op":
-                if alias.asname is not None:
-                    return None
-                continue
-            if alias.name in _LOOKS:
-                return None
-        if source not in _MODULES and not source.startswith(
-            "sqlalchemy.dialects."
-        ):
-            return None
-        bound.add(alias.asname or alias.name.partition(".")[0])
-    return bound
-
-
-def _is_rebound(module: ast.Module, names: Iterable[str]) -> bool:
-    """Tell whether a name of SQLAlchemy, or ``op``, gets another meaning."""
-    known = {*names, "op"}
-    return any(
-        isinstance(node, ast.Name)
-        and isinstance(node.ctx, ast.Store)
-        and node.id in known
-        for node in ast.walk(module)
-    ) or any(
-        isinstance(node, ast.FunctionDef) and node.name in known
-        for node in module.body
-    )
-
-
-def _is_constant(node: ast.stmt) -> bool:
-    """Tell whether a statement of the module only names a constant."""
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant)
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        return node.value is not None and _is_literal(node.value)
-    return False
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except ValueError:
+        # Bytes: it may say itself in which encoding Python is to read it.
+        names = Names(ast.parse(Path(path).read_bytes()))
+    except NotStaticError:
         return False
-    return True
+    except _PARSING:
+        return False  # Loaded from elsewhere; it is run on each shard.
+    found = names.function(function)
+    return found is not None and all(
+        _is_plain(node, names) for node in found.body
+    )
 
 
-def _is_plain(node: ast.stmt, names: set[str]) -> bool:
+def _is_plain(node: ast.stmt, names: Names) -> bool:
     """Tell whether a statement of the function is one operation."""
     if isinstance(node, ast.Pass):
         return True
@@ -140,60 +97,93 @@ def _is_plain(node: ast.stmt, names: set[str]) -> bool:
     call = node.value
     if isinstance(call, ast.Constant):
         return True
-    if not (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and isinstance(call.func.value, ast.Name)
-        and call.func.value.id == "op"
-    ):
+    if not isinstance(call, ast.Call) or not names.is_operation(call.func):
         return False
+    assert isinstance(call.func, ast.Attribute)  # noqa: S101 - is_operation()
     if call.func.attr == "execute":
         return _is_ddl(call)
-    return call.func.attr in _OPERATIONS and _has_plain_arguments(call, names)
+    return call.func.attr in _OPERATIONS and _is_given(call, names)
 
 
 def _is_ddl(call: ast.Call) -> bool:
-    if len(call.args) != 1 or call.keywords:
-        return False
-    text = call.args[0]
+    text = _sole_text(call)
     return (
-        isinstance(text, ast.Constant)
-        and isinstance(text.value, str)
+        text is not None
         # A name after a colon would be a parameter.
-        and ":" not in text.value
-        and read(text.value).effect is Effect.TABLES
+        and ":" not in text
+        and read(text).effect is Effect.TABLES
     )
 
 
-def _has_plain_arguments(call: ast.Call, names: set[str]) -> bool:
-    return all(
-        _is_value(value, names)
-        for value in [*call.args, *(k.value for k in call.keywords)]
-    ) and all(keyword.arg is not None for keyword in call.keywords)
+def _sole_text(call: ast.Call) -> str | None:
+    """Return the only argument of a call, if it is a text."""
+    if len(call.args) == 1 and not call.keywords:
+        (text,) = call.args
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            return text.value
+    return None
 
 
-def _is_value(node: ast.expr, names: set[str]) -> bool:
+def _is_given(call: ast.Call, names: Names) -> bool:
+    """Tell whether all arguments of a call are values."""
+    arguments = list(call.args)
+    last = arguments[-1] if arguments else None
+    if isinstance(last, ast.Starred) and isinstance(last.value, ast.List):
+        # Alembic writes the columns of very wide tables as *[...].
+        arguments[-1:] = last.value.elts
+    return _are_values(arguments, names) and all(
+        # Those with an underscore are SQLAlchemy's own.
+        keyword.arg is not None
+        and not keyword.arg.startswith("_")
+        and _is_value(keyword.value, names)
+        for keyword in call.keywords
+    )
+
+
+def _are_values(nodes: Iterable[ast.expr | None], names: Names) -> bool:
+    return all(node is not None and _is_value(node, names) for node in nodes)
+
+
+def _is_value(node: ast.expr, names: Names) -> bool:
     """Tell whether an argument is written out, or made by SQLAlchemy."""
     if isinstance(node, ast.List | ast.Tuple):
-        return all(_is_value(item, names) for item in node.elts)
+        return _are_values(node.elts, names)
     if isinstance(node, ast.Dict):
-        return all(
-            key is not None and _is_value(key, names) for key in node.keys
-        ) and all(_is_value(value, names) for value in node.values)
+        return _are_values([*node.keys, *node.values], names)
     if isinstance(node, ast.Call):
-        return _is_made(node.func, names) and _has_plain_arguments(node, names)
-    return _is_literal(node)
+        return _is_made(node, names)
+    return is_written(node) or names.is_type(node)
 
 
-def _is_made(func: ast.expr, names: set[str]) -> bool:
-    """Tell whether what is called is of SQLAlchemy, or ``op.f``."""
-    while isinstance(func, ast.Attribute):
-        if func.attr in _LOOKS:
-            return False
-        if isinstance(func.value, ast.Name) and func.value.id == "op":
-            return func.attr == "f"
+def _is_made(call: ast.Call, names: Names) -> bool:
+    """Tell whether a call makes a value from its arguments alone."""
+    func = call.func
+    if names.is_operation(func):
+        assert isinstance(func, ast.Attribute)  # noqa: S101 - is_operation()
+        return func.attr == "f" and _sole_text(call) is not None
+    if names.is_updated_at(func):
+        return not call.args and not call.keywords
+    if not _is_given(call, names):
+        return False
+    if isinstance(func, ast.Attribute):
         if isinstance(func.value, ast.Call):
-            # Such as sa.Text().with_variant(...).
-            return _is_value(func.value, names)
-        func = func.value
-    return isinstance(func, ast.Name) and func.id in names
+            return _is_method(func.attr, func.value, call, names)
+        if names.meaning(func.value) is sa.func:
+            return not func.attr.startswith("_")
+    made = names.meaning(func)
+    return names.is_type(func) or any(made is one for one in _MADE)
+
+
+def _is_method(
+    name: str, made: ast.Call, call: ast.Call, names: Names
+) -> bool:
+    if name == "with_variant":
+        return _is_made(made, names)
+    # The trigger that SQLite needs.
+    return (
+        name == "execute_if"
+        and names.meaning(made.func) is sa.DDL
+        and _sole_text(made) is not None
+        and not call.args
+        and [ast.unparse(one) for one in call.keywords] == ["dialect='sqlite'"]
+    )

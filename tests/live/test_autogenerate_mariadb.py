@@ -20,6 +20,7 @@ from tests.shared import revision_models
 from tests.shared.autogenerating import BOTH
 from tests.shared.autogenerating import CHANGES
 from tests.shared.autogenerating import created
+from tests.shared.autogenerating import Creating
 from tests.shared.autogenerating import Finding
 from tests.shared.autogenerating import Generating
 from tests.shared.autogenerating import SERVER_CHANGES
@@ -56,7 +57,46 @@ def database(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
 
 
 class TestGenerating(Generating):
+    portable = False
+
+
+class TestCreatingPortably(Creating):
     pass
+
+
+#: The type and the default of ts are the longest that there is.
+USERS = """\
+    op.create_table('users',
+    sa.Column('local_id', sa.BigInteger(), autoincrement=True, nullable=False),
+    sa.Column('data', mysql.MEDIUMTEXT(charset='utf8mb4', \
+collation='utf8mb4_nopad_bin'), nullable=False),
+    sa.Column('ts', mysql.TIMESTAMP(fsp=6), server_default=\
+sa.text('CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)'), \
+nullable=False),
+    sa.PrimaryKeyConstraint('local_id')
+"""
+
+
+def test_other_shards_of_the_server_are_not_seen(
+    database: Any, tmp_path: Path
+) -> None:
+    metadata = pinboard.Base.metadata
+    engine, other = database(), database()
+    for one in (engine, other):
+        metadata.create_all(one)
+    with other.begin() as connection:
+        connection.execute(text("CREATE TABLE stray (n INTEGER)"))
+    revisions = Revisions(
+        tmp_path / "revisions", engine, BOTH, include_schemas=True
+    )
+    revisions.check(metadata)
+
+
+def test_a_plain_revision_is_short(database: Any, tmp_path: Path) -> None:
+    revisions = Revisions(tmp_path / "revisions", database(), BOTH)
+    revision = revisions.generate(pinboard.Base.metadata)
+    begin = revision.index("    op.create_table('users'")
+    assert revision[begin : revision.index("    )\n", begin)] == USERS
 
 
 @pytest.mark.parametrize("models", [pinboard, revision_models])
@@ -76,7 +116,9 @@ def test_a_revision_runs_on_the_other_kind_of_server(
             "mysql": created(database(), metadata),
             "sqlite": created(lite[1], metadata),
         }
-        revisions = Revisions(tmp_path / first, servers.pop(first), BOTH)
+        revisions = Revisions(
+            tmp_path / first, servers.pop(first), BOTH, portable=True
+        )
         revisions.generate(metadata)
         ((other, engine),) = servers.items()
         revisions.engine = engine

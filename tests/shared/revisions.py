@@ -53,11 +53,23 @@ class Revisions:
 
     :param folder: made here.
     :param engine: of the database.
+    :param settings: more for ``context.configure()``.
+    :ivar path: the revision that was written last.
     """
 
+    path: str
+
     def __init__(
-        self, folder: Path, engine: Engine, topology: Topology
+        self,
+        folder: Path,
+        engine: Engine,
+        topology: Topology,
+        *,
+        portable: bool = False,
+        **settings: Any,
     ) -> None:
+        self.portable = portable
+        self.settings = settings
         self.engine = engine
         self.topology = topology
         self.folder = folder
@@ -70,7 +82,8 @@ class Revisions:
         """Return the text of a new revision with what has changed."""
         config = self._config(metadata, keyspace)
         script: Any = command.revision(config, "change", autogenerate=True)
-        return Path(script.path).read_text(encoding="utf-8")
+        self.path = str(script.path)
+        return Path(self.path).read_text(encoding="utf-8")
 
     def check(self, metadata: MetaData, keyspace: str = "objects") -> None:
         """Run ``alembic check``, which raises where something has changed."""
@@ -94,8 +107,12 @@ class Revisions:
         config.set_main_option("script_location", str(self.folder))
         config.set_main_option("path_separator", "os")
         options = comparing(
-            metadata, keyspace=keyspace, topology=self.topology
+            metadata,
+            keyspace=keyspace,
+            topology=self.topology,
+            portable=self.portable,
         )
+        options.update(self.settings)
         config.attributes["run"] = lambda context: self._run(context, options)
         return config
 

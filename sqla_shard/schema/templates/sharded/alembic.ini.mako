@@ -7,6 +7,8 @@ prepend_sys_path = .
 path_separator = os
 topology = %(here)s/topology.toml
 keyspace = objects
+# Plain revisions for MySQL or MariaDB; with true they run on SQLite as well.
+# portable = true
 
 # Alembic itself would say a line for each revision of each virtual shard;
 # what runs where is shown in another way.
