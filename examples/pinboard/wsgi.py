@@ -3,9 +3,11 @@
 ::
 
     export SQLA_SHARD_TOPOLOGY=topology.toml PINBOARD_SECRET_KEY=...
-    flask --app examples.pinboard.wsgi shard create-all
+    sqla-shard schema --config examples/pinboard/alembic.ini upgrade
+    sqla-shard schema --config examples/pinboard/alembic.ini -n main upgrade
     flask --app examples.pinboard.wsgi shard --help
 
+It changes no table: several processes would do it at the same time.
 Several processes must sign cookies with the same key; without one each start
 signs everybody out.
 """
