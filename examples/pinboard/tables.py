@@ -77,9 +77,9 @@ def bring_up_to_date(cluster: Cluster) -> None:
             try:
                 schema.provision(config, initial=True, options=options)
             except ProvisionError:
-                if missing and at - {()}:
-                    pass  # The upgrade names those and does nothing else.
-                elif at <= {(), (_FIRST,)} and _are_old(cluster, section):
+                if missing or not at <= {(), (_FIRST,)}:
+                    pass  # The upgrade tells which, and does nothing.
+                elif _are_old(cluster, section):
                     command.stamp(config, _FIRST)
                 else:
                     raise
