@@ -1,4 +1,4 @@
-"""Boards of links that people put in order: Flask on top of sqla_shard.
+r"""Boards of links that people put in order: Flask on top of sqla_shard.
 
 ::
 
@@ -20,7 +20,7 @@ serves.  For other servers and several processes that is done once, before
 they are started, by ``sqla-shard schema``::
 
     sqla-shard schema --config examples/pinboard/alembic.ini status
-    sqla-shard --topology topology.toml \\
+    sqla-shard --topology topology.toml \
         schema --config examples/pinboard/alembic.ini --name main upgrade
 
 Without ``--topology`` it is the data of ``make demo``, in the current
