@@ -94,10 +94,11 @@ $(VENV)/.package: pyproject.toml
 	@$(PIP) install --editable .
 	@touch $@
 
-# With the driver, for which DB=mariadb would otherwise install all again.
+# With the driver, for which DB=mariadb would otherwise install all again, and
+# with sqla-shard, whose commands the demo's tables are changed with.
 $(VENV)/.examples: $(VENV)/.package
 	@echo "make: installing the packages of the examples in $(VENV)"
-	@$(PIP) install --editable '.[mysql]' --group examples
+	@$(PIP) install --editable '.[mysql,cli]' --group examples
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package

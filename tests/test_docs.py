@@ -8,7 +8,8 @@ it are not decoration either:
   the README) becomes that file; one of Python is imported or started later;
 * a block of class ``output`` has to be what was printed since the last one,
   with ``...`` for what is different each time; what is printed must be shown;
-* ``console`` blocks are executed too: ``$ python file.py`` and ``$ ls``;
+* ``console`` blocks are executed too: ``$ python file.py``, ``$ sqla-shard``,
+  ``$ alembic`` and ``$ ls``;
 * TOML and JSON blocks without a file name have to be valid topologies.
 
 Blocks of class ``live`` need MariaDB.  Blocks of class ``not-run`` are not
@@ -56,6 +57,10 @@ else:
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial.rst"
+#: Pages that go on with the files of another than that.
+BEFORE = {
+    DOCS / "tutorial-migrations.rst": DOCS / "tutorial-pinboard.rst",
+}
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.rst"))]
 
 #: Values for the placeholders of topologies that are shown.
@@ -89,7 +94,7 @@ class Block:
 
 
 _DIRECTIVE = re.compile(r"( *)\.\. code-block::[ ]*(\S*)")
-_OPTION = re.compile(r" +:(\w+):[ ]*(.*)")
+_OPTION = re.compile(r" +:([\w-]+):[ ]*(.*)")
 _FENCE = re.compile(r"```(\S*)")
 
 
@@ -224,6 +229,9 @@ class Runner:
             elif program == "sqla-shard":
                 program = sys.executable
                 arguments = ["-m", "sqla_shard.cli", *arguments]
+            elif program == "alembic":
+                program = sys.executable
+                arguments = ["-m", "alembic", *arguments]
             elif program != "ls":
                 pytest.fail(f"{block.where}: {program} is not run in tests")
             environ = {**os.environ, "PYTHONWARNINGS": "error"}
@@ -285,10 +293,12 @@ def directory(tmp_path, monkeypatch):
 
 def run_page(page: Path, *, live: bool) -> None:
     blocks = blocks_of(page)
-    if page != TUTORIAL and any("from models" in b.code for b in blocks):
+    before = BEFORE.get(page, TUTORIAL)
+    if page != before and any("from models" in b.code for b in blocks):
         # Later pages go on with the files of the tutorial.
-        for block in blocks_of(TUTORIAL):
+        for block in blocks_of(before):
             if block.file and not Path(block.file).exists():
+                Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.code + "\n", "utf-8")
     runner = Runner(page, live=live)
     try:

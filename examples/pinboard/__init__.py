@@ -1,4 +1,4 @@
-"""Boards of links that people put in order: Flask on top of sqla_shard.
+r"""Boards of links that people put in order: Flask on top of sqla_shard.
 
 ::
 
@@ -15,12 +15,26 @@ What it does not do: there are no passwords, whoever opens it is whom they
 choose.  It listens on 127.0.0.1 only.  How far an import is, is known to the
 one process that runs it.  A page asks one shard after the other.
 
+The command makes databases and brings their tables up to date before it
+serves.  For other servers and several processes that is done once, before
+they are started, by ``sqla-shard schema``::
+
+    sqla-shard schema --config examples/pinboard/alembic.ini status
+    sqla-shard --topology topology.toml \
+        schema --config examples/pinboard/alembic.ini --name main upgrade
+
+Without ``--topology`` it is the data of ``make demo``, in the current
+directory.
+
 A user, the user's boards, and their pins are on one shard, with three mapping
 tables: whatever one does to a board is one transaction on one database.  The
 names of the users are in the global keyspace.  In the order to read:
 
 ``models.py``
     Three object classes, three mapping classes, an ordinary table.
+``migrations/``, ``alembic.ini``, ``topology.toml``, ``tables.py``
+    How their tables came to be what they are, for each keyspace, and what
+    brings a database there.
 ``boards.py``
     All that is done with them, as functions of a session: the use of the
     library.
@@ -42,7 +56,8 @@ names of the users are in the global keyspace.  In the order to read:
     Without JavaScript everything works but dragging.
 
 To use it in a test, give :func:`~examples.pinboard.app.create_app` a cluster
-whose topology has a keyspace of objects and a global one::
+whose topology has a keyspace of objects and a global one.  There
+``create_all`` will do, which is faster than all revisions::
 
     document = sqlite_topology(directory, servers=2, shards=64, main=True)
     with Cluster.from_topology(document) as cluster:

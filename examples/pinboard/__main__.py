@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 
+from alembic.util import CommandError
 from flask import Flask
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.serving import make_server
@@ -21,11 +22,13 @@ from examples.pinboard.clusters import mariadb_cluster
 from examples.pinboard.clusters import sqlite_cluster
 from examples.pinboard.clusters import topology_cluster
 from examples.pinboard.database import importer
-from examples.pinboard.models import Base
 from examples.pinboard.samples import add_samples
+from examples.pinboard.tables import bring_up_to_date
 from sqla_shard import Cluster
 
 _HOST = "127.0.0.1"
+#: What is told in a line; all else is a mistake of ours.
+_TOLD = (CommandError, ModuleNotFoundError, OSError, SQLAlchemyError)
 
 
 def port(text: str) -> int:
@@ -53,8 +56,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     where.add_argument(
         "--topology",
         type=Path,
-        help="servers to use instead; needs a keyspace of objects and a "
-        "global one",
+        help="servers to use instead, with the keyspaces objects and main",
     )
     where.add_argument(
         "--mariadb",
@@ -113,11 +115,11 @@ def serve(app: Flask, port: int, *, browse: bool) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Open the cluster, make tables and samples, and serve."""
+    """Open the cluster, bring its tables up to date, and serve."""
     if chosen.mariadb:
         print("starting two MariaDB servers", flush=True)
     with opened(chosen) as cluster:
-        cluster.create_all(Base.metadata)
+        bring_up_to_date(cluster)
         made = add_samples(cluster)
         keyspace = cluster.topology.sole("objects")
         print(
@@ -135,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(chosen)
     except KeyboardInterrupt:
         return 130
-    except (ModuleNotFoundError, OSError, SQLAlchemyError) as error:
+    except _TOLD as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

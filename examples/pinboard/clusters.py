@@ -38,7 +38,7 @@ def mariadb_cluster() -> Iterator[Cluster]:
     """Start two MariaDB servers on 127.0.0.1, and end them afterwards.
 
     Their data is gone then.  They are those of the tests, with which the
-    account of the application has a random password.
+    account of the application has a random password and may make databases.
 
     :raises sqla_shard.exc.ServerProcessError: when MariaDB is missing or a
         server does not start.
@@ -48,6 +48,5 @@ def mariadb_cluster() -> Iterator[Cluster]:
 
     with MariaDBFleet(_SERVERS, _SHARDS) as fleet:
         document = fleet.topology_mapping(main=True)
-        fleet.create_databases(document)
         with Cluster.from_topology(document) as cluster:
             yield cluster

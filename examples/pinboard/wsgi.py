@@ -1,10 +1,16 @@
-"""The application for a WSGI server, and for the command ``flask``.
+r"""The application for a WSGI server, and for the command ``flask``.
 
 ::
 
     export SQLA_SHARD_TOPOLOGY=topology.toml PINBOARD_SECRET_KEY=...
-    flask --app examples.pinboard.wsgi shard create-all
+    sqla-shard schema -c examples/pinboard/alembic.ini provision --initial
+    sqla-shard schema -c examples/pinboard/alembic.ini -n main \
+        provision --initial
     flask --app examples.pinboard.wsgi shard --help
+
+It makes no table and changes none: several processes would do it at the same
+time.  A later version of the program may come with revisions; then it is
+``upgrade`` in the place of ``provision --initial``, before it is started.
 
 Several processes must sign cookies with the same key; without one each start
 signs everybody out.

@@ -17,11 +17,11 @@ from examples.pinboard.boards import add_pins
 from examples.pinboard.database import importer
 from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
-from examples.pinboard.models import Base
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
+from tests.shared.pinboard_tables import create_tables
 
 __all__ = ["Site", "pins"]
 
@@ -83,7 +83,7 @@ class Site:
 
     def create_tables(self) -> None:
         """Create them on every virtual shard."""
-        self.cluster.create_all(Base.metadata)
+        create_tables(self.cluster)
 
     def add_user(
         self, name: str | None = None, shard_id: int | None = None

@@ -12,10 +12,10 @@ import pytest
 from examples.pinboard import boards
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
-from examples.pinboard.models import Base
 from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
+from tests.shared.pinboard_tables import create_tables
 
 pytestmark = pytest.mark.live
 
@@ -29,7 +29,7 @@ def cluster(mariadb_installed: None) -> Iterator[Cluster]:
         document = fleet.topology_mapping(main=True)
         fleet.create_databases(document)
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:
-            cluster.create_all(Base.metadata)
+            create_tables(cluster)
             yield cluster
 
 

@@ -15,10 +15,10 @@ from werkzeug.test import TestResponse
 
 from examples.pinboard.app import create_app
 from examples.pinboard.database import importer
-from examples.pinboard.models import Base
 from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
+from tests.shared.pinboard_tables import create_tables
 
 __all__ = ["Visitor", "app", "cluster", "visitor"]
 
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("pinboard")
     document = sqlite_topology(directory, 2, 8, main=True)
     with Cluster.from_topology(document) as cluster:
-        cluster.create_all(Base.metadata)
+        create_tables(cluster)
         yield cluster
 
 

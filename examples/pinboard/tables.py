@@ -1,0 +1,100 @@
+"""The tables of both keyspaces, by the revisions in ``migrations/``.
+
+:func:`bring_up_to_date` is for the demo, which makes its databases itself and
+is one process.  Elsewhere ``sqla-shard schema`` does it before the new program
+is started.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import ProgrammingError
+
+from examples.pinboard.models import Board
+from examples.pinboard.models import BoardHasPins
+from examples.pinboard.models import BoardHasRemovedPins
+from examples.pinboard.models import Person
+from examples.pinboard.models import Pin
+from examples.pinboard.models import User
+from examples.pinboard.models import UserHasBoards
+from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard import schema
+from sqla_shard.exc import ProvisionError
+
+__all__ = ["bring_up_to_date", "configs"]
+
+_INI = Path(__file__).with_name("alembic.ini")
+#: Sections of it, with the tables that a version without revisions made.
+_SECTIONS = {
+    "alembic": (
+        *(User, Board, Pin),
+        *(UserHasBoards, BoardHasPins, BoardHasRemovedPins),
+    ),
+    "main": (Person,),
+}
+_FIRST = "0001"
+_MISSING = "no such database"
+#: For each server; each of these processes is forked.
+_JOBS = 1
+
+
+def configs(cluster: Cluster) -> dict[str, Config]:
+    """Return the configurations of alembic, by section.
+
+    :param cluster: what its commands work on.
+    """
+    found = {}
+    for section in _SECTIONS:
+        found[section] = Config(str(_INI), ini_section=section)
+        found[section].attributes["cluster"] = cluster
+    return found
+
+
+def bring_up_to_date(cluster: Cluster) -> None:
+    """Make the databases that are missing, and the newest tables in all.
+
+    To be called by one process, before any request: it forks others.
+
+    :raises sqla_shard.exc.SchemaError: when it could not be done everywhere,
+        or there are databases that look as if somebody else needs them.
+    """
+    options = schema.RunOptions(jobs=_JOBS)
+    for section, config in configs(cluster).items():
+        status = schema.status(config)
+        if status.ok:
+            continue
+        print(f"preparing the tables of {status.keyspace}", flush=True)
+        missing = any(one.condition == _MISSING for one in status.shards)
+        at = set(status.histogram())
+        if missing or () in at:
+            try:
+                schema.provision(config, initial=True, options=options)
+            except ProvisionError:
+                if missing or not at <= {(), (_FIRST,)}:
+                    pass  # The upgrade tells which, and does nothing.
+                elif _are_old(cluster, section):
+                    command.stamp(config, _FIRST)
+                else:
+                    raise
+        schema.upgrade(config, options=options)
+
+
+def _are_old(cluster: Cluster, section: str) -> bool:
+    """Tell whether ``create_all`` has made the tables, on every shard."""
+    with cluster.session() as session:
+        for cls in _SECTIONS[section]:
+            rows = select(func.count()).select_from(cls)
+            if section != "main":
+                rows = rows.options(scatter())
+            try:
+                session.scalar(rows)
+            except (OperationalError, ProgrammingError):
+                return False  # As SQLite and as MariaDB call it.
+    return True

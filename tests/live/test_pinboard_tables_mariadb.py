@@ -1,0 +1,44 @@
+"""The tables of the pinboard, on MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.testing import MariaDBFleet
+from tests.shared.pinboard_tables import MakeCluster
+from tests.shared.pinboard_tables import Tables
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=2, shards=2, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def make_cluster(fleet: MariaDBFleet) -> Iterator[MakeCluster]:
+    numbers = count()
+    with ExitStack() as stack:
+
+        def make() -> Cluster:
+            number = next(numbers)
+            document = fleet.topology_mapping(
+                database=f"db_pb{number}_{{shard:05d}}",
+                main=f"db_pb{number}_main",
+            )
+            stack.callback(fleet.drop_databases, document)
+            cluster = Cluster.from_topology(document, environ=fleet.environ)
+            return stack.enter_context(cluster)
+
+        yield make
+
+
+class TestTables(Tables):
+    pass
