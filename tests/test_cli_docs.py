@@ -20,7 +20,11 @@ def commands(
     if command.params or not isinstance(command, click.Group):
         yield path, command
     if isinstance(command, click.Group):
-        for name, inner in command.commands.items():
+        context = click.Context(command)
+        # Not all of them are loaded before they are asked for.
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
             yield from commands(inner, f"{path} {name}")
 
 
