@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import importlib.util
+import logging
 import subprocess
 import sys
 import warnings
@@ -22,6 +23,9 @@ from typing import Any
 from sqlalchemy.exc import SAWarning
 
 ROOT = Path(__file__).parents[1]
+
+# Sphinx shows what others log; alembic tells of each plugin that it loads.
+logging.getLogger("alembic").setLevel(logging.WARNING)
 
 project = "sqla_shard"
 author = "the sqla_shard authors"
