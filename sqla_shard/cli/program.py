@@ -49,7 +49,7 @@ def _schema_group() -> click.Group:
         from sqla_shard.cli.schema import schema_group
     except ImportError as error:
         raise MissingExtraError(
-            package=error.name or "alembic", extra="alembic", reason=str(error)
+            package=error.name or "alembic", extra="cli", reason=str(error)
         ) from error
     return schema_group
 
