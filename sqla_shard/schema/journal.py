@@ -98,7 +98,8 @@ class Journal:
         self._direction = self._revision = ""
         self._digest = ""
         self._number = 0
-        self._runs = self._has_read = False
+        self._runs = self._has_read = self._is_many = False
+        self._refused: Exception | None = None
         self.sent: list[str] = []
         self.is_repeatable = True
         self._skipped: list[Entry] = []
@@ -176,6 +177,9 @@ class Journal:
         :raises InDoubtError: when it is not the one that was interrupted.
         """
         self._listening = False
+        if self._refused is not None:
+            # The revision has caught it, and left out what was to follow.
+            raise self._refused
         if self._number < len(self._skipped):
             raise self._changed(self._skipped[self._number])
 
@@ -218,11 +222,13 @@ class Journal:
             ):
                 # Whoever mends the table now may do so.
                 before = None
+            # Some of its rows may have been committed before it failed.
+            half = self._is_many and read(last.statement).effect is Effect.ROWS
             self._connection.execute(
                 update(LEDGER)
                 .where(LEDGER.c.id == last.id)
                 .values(
-                    state=FAILED,
+                    state=STARTED if half else FAILED,
                     error=error,
                     tables_before=before,
                     ended_at=_now(),
@@ -254,6 +260,7 @@ class Journal:
             lambda: dialect.do_executemany(
                 cursor, statement, parameters, context
             ),
+            many=True,
         )
 
     def _execute_bare(
@@ -267,11 +274,45 @@ class Journal:
         )
 
     def _on(
-        self, statement: str, parameters: Any, run: Callable[[], None]
+        self,
+        statement: str,
+        parameters: Any,
+        run: Callable[[], None],
+        *,
+        many: bool = False,
     ) -> bool | None:
         if not self._listening:
             return None
-        reading = read(statement)
+        self._is_many = many
+        try:
+            reading = read(statement)
+            number = self._admitted(statement, parameters, reading)
+        except (Interrupted, SchemaError) as refusal:
+            self._refused = refusal
+            raise
+        if number is None:
+            return None
+        if number < len(self._skipped):
+            return True
+        with self._silently():
+            apart = self._write(number, statement, reading)
+        self._runs = True
+        run()
+        self._runs = False
+        self.count += 1
+        if apart:
+            self._commit()
+        return True
+
+    def _admitted(
+        self, statement: str, parameters: Any, reading: Reading
+    ) -> int | None:
+        """Number a statement; None for one that needs no entry.
+
+        :raises InDoubtError: when the revision cannot be gone on with.
+        :raises SchemaError: when it would leave its database.
+        :raises Interrupted: when no other statement is to run.
+        """
         if reading.effect is Effect.LEAVES:
             raise SchemaError(
                 "a revision stays in the database of its virtual shard, and "
@@ -286,6 +327,8 @@ class Journal:
             self.is_repeatable = False
         if reading.effect in (Effect.READS, Effect.SESSION):
             return None
+        if self._refused is not None:
+            raise self._refused
         number = self._number
         self._number += 1
         shown = f"{self._digest}\n{statement}\n{parameters or ()!r}"
@@ -293,20 +336,12 @@ class Journal:
         if number < len(self._skipped):
             if self._skipped[number].digest != self._digest:
                 raise self._changed(self._skipped[number])
-            return True
+            return number
         # One that has read could not be gone on with after statements that
         # have taken effect: it goes on to its end instead.
         if self.stop and not self._has_read:
             raise Interrupted
-        with self._silently():
-            apart = self._write(number, statement, reading)
-        self._runs = True
-        run()
-        self._runs = False
-        self.count += 1
-        if apart:
-            self._commit()
-        return True
+        return number
 
     def _write(self, number: int, statement: str, reading: Reading) -> bool:
         """Insert the entry of a statement.

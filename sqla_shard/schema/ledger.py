@@ -125,10 +125,11 @@ def settled(connection: Connection, ddl: DDL, last: Entry) -> bool:
 
 def _is_without_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
     """Tell whether nothing is left of a statement that failed."""
-    effect = read(last.statement).effect
-    if effect is Effect.TABLES:
-        return True  # They were looked at when it failed.
-    return effect is Effect.ROWS and ddl.rolls_back(connection)
+    reading = read(last.statement)
+    if reading.effect is Effect.ROWS:
+        return ddl.rolls_back(connection)
+    # Tables were looked at when it failed.
+    return reading.effect is Effect.TABLES or reading.is_whole
 
 
 def changed_tables(

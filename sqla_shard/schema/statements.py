@@ -32,12 +32,14 @@ class Reading:
     :ivar tables: those that a change of tables names, as they are written.
     :ivar creates: whether it makes a table, rather than changes one.
     :ivar answers: whether a revision may read from its result.
+    :ivar is_whole: whether nothing is left of it when the server refuses it.
     """
 
     effect: Effect
     tables: tuple[str, ...] = ()
     creates: bool = False
     answers: bool = False
+    is_whole: bool = False
 
 
 # Comments and what is quoted, in the order in which they begin.
@@ -81,6 +83,12 @@ _MOVES_DATA = re.compile(
 )
 _TEMPORARY = re.compile(r"(?:CREATE|DROP)\s+(?:OR\s+REPLACE\s+)?TEMP", re.I)
 _SELECT = re.compile(r"\bSELECT\b", re.I)
+# Whatever follows in it belongs to the one thing that it makes.
+_PROGRAM = re.compile(
+    r"CREATE\s+(?:AGGREGATE\s+)?(?:DEFINER\s*=\s*\S+\s+)?"
+    r"(?:AGGREGATE\s+)?(?:TRIGGER|PROCEDURE|FUNCTION|EVENT)\b",
+    re.I,
+)
 _MAIN = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
 _IF = r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?"
 _CREATE = (
@@ -143,7 +151,7 @@ def read(statement: str) -> Reading:
     bare = _without(text, "name")
     if ";" in bare:
         # Some drivers send several statements as one.
-        return Reading(effect=Effect.UNKNOWN)
+        return _unknown(bare)
     found = _WORD.match(text)
     word = found[1].upper() if found else ""
     if word == "WITH":
@@ -216,8 +224,13 @@ def _of_tables(text: str, bare: str) -> Reading:
     elif found := next(filter(None, (p.match(text) for p in _OTHERS)), None):
         names = tuple(_ONE.findall(found[1]))
     if not names:
-        return Reading(effect=Effect.UNKNOWN)
+        return _unknown(bare)
     return Reading(effect=Effect.TABLES, tables=names, creates=creates)
+
+
+def _unknown(bare: str) -> Reading:
+    is_whole = _PROGRAM.match(bare) is not None
+    return Reading(effect=Effect.UNKNOWN, is_whole=is_whole)
 
 
 def _renamed(text: str) -> tuple[str, ...]:

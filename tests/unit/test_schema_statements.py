@@ -197,6 +197,25 @@ def test_rows_that_a_statement_returns_may_be_read():
     assert not read("INSERT INTO pins VALUES ('RETURNING')").answers
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_whole"),
+    [
+        ("CREATE TRIGGER t BEFORE INSERT ON a FOR EACH ROW SET @a = 1", True),
+        ("create definer=`app`@`%` procedure p() BEGIN SELECT 1; END", True),
+        ("CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO DELETE FROM a", True),
+        # What it replaces may be gone.
+        ("CREATE OR REPLACE TRIGGER t BEFORE INSERT ON a", False),
+        ("CALL fill()", False),
+        ("DROP FUNCTION f", False),
+        ("DELETE FROM a; CREATE TRIGGER t BEFORE INSERT ON a", False),
+    ],
+)
+def test_what_is_refused_as_a_whole(statement, is_whole):
+    found = read(statement)
+    assert found.effect is Effect.UNKNOWN
+    assert found.is_whole is is_whole
+
+
 _SPACE = st.sampled_from(
     [" ", "\n", "\t\r\n", "/* SELECT 1 */", " -- SELECT ';\n", "\n# it's\n"]
 )
