@@ -120,6 +120,10 @@ SAMPLES = [
     ),
     exc.ReservedNameError(table="sqla_shard_x"),
     exc.SchemaSetupError("m", value="alembic.ini"),
+    exc.SchemaOptionError("m", option="jobs", value="0"),
+    exc.DivergedRevisionsError(target="+1", heads={"a": "shards 0-3"}),
+    exc.InDoubtError("m", statement="TRUNCATE pins"),
+    exc.MigrationFailedError("m", report={"ok": False}, shards=[3]),
     exc.ExtensionSetupError("m", app="shop"),
     exc.ServerProcessError("m", log="l"),
 ]
@@ -141,5 +145,6 @@ def test_every_error_has_a_sample() -> None:
         exc.BlobError,
         exc.MappingError,
         exc.StaleListError,
+        exc.SchemaError,
     }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases

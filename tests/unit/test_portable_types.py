@@ -47,7 +47,9 @@ def test_every_type_is_tried() -> None:
 
 
 @pytest.mark.parametrize("kind", OURS, ids=repr)
-@pytest.mark.parametrize("seen", [MARIADB, MYSQL, SQLITE], ids=str)
+@pytest.mark.parametrize(
+    "seen", [MARIADB, MYSQL, SQLITE], ids=["mariadb", "mysql", "sqlite"]
+)
 def test_is_the_same_type_in_sql(kind: Any, seen: Any) -> None:
     text, imports = rendered("type", kind, seen)
     assert "sqla_shard" not in text
