@@ -289,8 +289,9 @@ def test_a_signal_is_not_lost_in_a_revision_that_catches_errors(
     once(project)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to_all", [True, False])
+@pytest.mark.parametrize(
+    ("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)]
+)
 def test_a_signal_lets_statements_end(project, number, to_all):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")

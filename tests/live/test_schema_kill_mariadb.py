@@ -10,6 +10,7 @@ from collections import Counter
 import pymysql
 import pytest
 
+from sqla_shard.schema.static import is_static
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import runner_fixture
 from tests.shared.schema import until
@@ -18,8 +19,9 @@ pytestmark = pytest.mark.live
 runner = runner_fixture()
 project = on_mariadb("schkill", shards=16)
 
-SEEDS = 20 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 3
-KILLS = 4
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+SEEDS = 20 if SOAK else 3
+KILLS = 5 if SOAK else 3
 
 # As a person would write them to a server, for comparison.
 FIRST = [
@@ -225,3 +227,36 @@ def test_kill_of_a_worker_that_waits_for_its_first_shard(project):
     for shard_id in project.shards:
         assert "`ts`" in project.tables(shard_id)["pins"]
         assert len(project.ledger(shard_id)) == 2
+
+
+CHANGES = """
+    op.create_table("pins", sa.Column("n", sa.Integer))
+    op.add_column("pins", sa.Column("a", sa.Integer))
+    op.create_index("by_a", "pins", ["a"])
+    op.add_column("pins", sa.Column("b", sa.Integer))
+    op.drop_index("by_a", table_name="pins")
+    op.drop_column("pins", "a")
+    op.add_column("pins", sa.Column("a", sa.BigInteger))
+    op.rename_table("pins", "cards")
+"""
+
+
+@pytest.mark.parametrize("replay", ["yes", "no"] if SOAK else ["yes"])
+def test_kill_in_changes_of_tables_alone(project, rng, replay):
+    # Such a revision is run once; to other shards its statements are sent.
+    path = project.add("0001", CHANGES)
+    assert is_static(str(path), "upgrade")
+    arguments = ("-x", "jobs=2", "-x", f"replay={replay}", "upgrade", "head")
+    for _ in range(KILLS):
+        run = project.start(*arguments)
+        until_at(project, run, rng)
+        run.kill()
+    project.alembic(*arguments)
+    for shard_id in project.shards:
+        assert list(project.tables(shard_id)) == ["cards"]
+        columns = project.query(shard_id, "SHOW COLUMNS FROM {db}cards")
+        assert [column[0] for column in columns] == ["n", "b", "a"]
+        ledger = project.ledger(shard_id)
+        assert [e["number"] for e in ledger] == list(range(8))
+        assert not any(e["is_open"] for e in ledger)
+        assert {e["state"] for e in ledger} == {"finished"}
