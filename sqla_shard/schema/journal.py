@@ -17,6 +17,11 @@ revision, which also writes alembic's version, the entries are closed.
 When a revision is run again after an interruption, statements that have
 taken effect are skipped, if they are the same as then.  A revision that
 reads the database before that is not run: its answers could be others now.
+The number of rows that a skipped statement changed is not kept: ``rowcount``
+of it is -1.
+
+What the journal refuses a revision, it refuses again at the end, should the
+revision have caught the error.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ __all__ = [
 
 LEDGER = "sqla_shard_ledger"
 VERSIONS = "alembic_version"
-TIMEOUT = 15
+TIMEOUT = 60
 
 _INI = """\
 [alembic]
