@@ -48,6 +48,7 @@ import sqla_shard
 from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard.topology import Topology
+from tests.shared.warm import WarmPython
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -173,8 +174,12 @@ def _comment(lines: list[str], number: int, pattern: str) -> str | None:
 class Runner:
     """Executes the blocks of one page in the current directory."""
 
-    def __init__(self, page: Path, *, live: bool) -> None:
+    def __init__(
+        self, page: Path, *, live: bool, python: WarmPython, output: Path
+    ) -> None:
         self.live = live
+        self.python = python
+        self.output = output
         self.printed = ""
         self.clusters: set[Cluster] = set()
         self.module = types.ModuleType(f"docs_{page.stem.replace('-', '_')}")
@@ -238,16 +243,23 @@ class Runner:
             # What a reader sees at his desk: where it is set, pytest says
             # things twice.
             environ.pop("CI", None)
-            done = subprocess.run(
-                [program, *arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-                env=environ,
-            )
-            wanted, printed = "", done.stdout
+            wanted, printed = "", self._printed(program, arguments, environ)
         self._same(block, wanted, printed)
+
+    def _printed(
+        self, program: str, arguments: list[str], environ: dict[str, str]
+    ) -> str:
+        if program == sys.executable:
+            return self.python.run(arguments, environ, self.output)
+        done = subprocess.run(
+            [program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env=environ,
+        )
+        return done.stdout
 
     def compare(self, block: Block) -> None:
         self._same(block, f"{block.code}\n", self.printed)
@@ -271,6 +283,19 @@ class Runner:
         del sys.modules[self.module.__name__]
 
 
+@pytest.fixture(scope="module")
+def python():
+    """What the programs of all pages are run with."""
+    with WarmPython() as warm:
+        yield warm
+
+
+@pytest.fixture
+def output(tmp_path_factory):
+    """A file that is not where the pages are."""
+    return tmp_path_factory.mktemp("output") / "output"
+
+
 def check_topology(block: Block) -> None:
     loads: Any = tomllib.loads if block.language == "toml" else json.loads
     Topology.from_mapping(
@@ -291,7 +316,9 @@ def directory(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def run_page(page: Path, *, live: bool) -> None:
+def run_page(
+    page: Path, *, live: bool, python: WarmPython, output: Path
+) -> None:
     blocks = blocks_of(page)
     before = BEFORE.get(page, TUTORIAL)
     if page != before and any("from models" in b.code for b in blocks):
@@ -300,7 +327,7 @@ def run_page(page: Path, *, live: bool) -> None:
             if block.file and not Path(block.file).exists():
                 Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.code + "\n", "utf-8")
-    runner = Runner(page, live=live)
+    runner = Runner(page, live=live, python=python, output=output)
     try:
         for block in blocks:
             runner.run(block)
@@ -322,14 +349,16 @@ LIVE = [
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=ids_of(WITH_CODE))
-def test_code_runs(page, directory):
-    run_page(page, live=False)
+def test_code_runs(page, directory, python, output):
+    run_page(page, live=False, python=python, output=output)
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("page", LIVE, ids=ids_of(LIVE))
-def test_code_runs_on_real_servers(page, directory, mariadb_installed):
-    run_page(page, live=True)
+def test_code_runs_on_real_servers(
+    page, directory, mariadb_installed, python, output
+):
+    run_page(page, live=True, python=python, output=output)
 
 
 # -- completeness ----------------------------------------------------------
