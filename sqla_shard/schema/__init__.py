@@ -3,28 +3,21 @@
 ``env.py`` of an application is one call, :func:`run_env`; from then on the
 commands of alembic work on all virtual shards of a keyspace.
 
-``selecting``, ``options``   which shards, and how many at a time
-``reports``, ``progress``    what became of them
-``portable``, ``plain``      our types, as revisions write them
-``differences``              what of a column has changed
-``autogenerate``             models against the tables that are there
-``starting``                 alembic.ini, env.py and the folders of revisions
-``internal``                 the tables of this package itself
-``versions``                 at which revision shards are
-``statements``, ``ledger``, ``journal``  what a revision has done
-``static_names``, ``static``  what is the same on every shard
-``settings``                 hooks of the application
-``applying``, ``workers``    one shard; processes for many
-``running``                  waves of shards
-``env``                      what ``env.py`` calls
+``selecting``, ``options``  which shards, and how many at a time
+``reports``, ``progress``   what became of them
+``statements``              what a statement does, from its text
+``internal``, ``migrations/``  the tables of this package itself
+``versions``                at which revision shards are
+``revisions/``              what is written into revisions
+``running/``                revisions on many shards, in processes
+``settings``, ``env``       what ``env.py`` calls
 ``status``, ``resolving``, ``commands``  commands beside alembic's
-``provisioning/``            databases for shards that a topology opens
-``drift/``                   whether the tables of all shards are alike
+``provisioning/``           databases for shards that a topology opens
+``drift/``                  whether the tables of all shards are alike
 """
 
 from __future__ import annotations
 
-from sqla_shard.schema.autogenerate import comparing
 from sqla_shard.schema.commands import downgrade
 from sqla_shard.schema.commands import resolve
 from sqla_shard.schema.commands import status
@@ -42,10 +35,11 @@ from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.resolving import Answer
 from sqla_shard.schema.resolving import Resolution
+from sqla_shard.schema.revisions import comparing
+from sqla_shard.schema.revisions import init
+from sqla_shard.schema.revisions import template_path
 from sqla_shard.schema.selecting import parse_shards
 from sqla_shard.schema.selecting import Shard
-from sqla_shard.schema.starting import init
-from sqla_shard.schema.starting import template_path
 from sqla_shard.schema.status import ShardStatus
 from sqla_shard.schema.status import StatusReport
 

@@ -33,7 +33,7 @@ class RunOptions:
     :ivar runner_wait: seconds to wait for a shard that another runner has.
     :ivar continue_on_error: go on with other shards when one fails.
     :ivar replay: send the statements of a revision that is proven to be
-        static (see :mod:`sqla_shard.schema.static`) to further shards as
+        static (:mod:`~sqla_shard.schema.running.static`) to other shards as
         they were sent to the first, instead of running it on each.
     :ivar reference: the shard that models are compared with; the lowest by
         default.

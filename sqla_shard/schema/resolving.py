@@ -21,11 +21,11 @@ from sqlalchemy import update
 from sqla_shard.exc import SchemaError
 from sqla_shard.schema.env import Environment
 from sqla_shard.schema.internal import LEDGER
-from sqla_shard.schema.ledger import DONE
-from sqla_shard.schema.ledger import Entry
-from sqla_shard.schema.ledger import FINISHED
-from sqla_shard.schema.ledger import open_entries
-from sqla_shard.schema.ledger import UNDONE
+from sqla_shard.schema.running.ledger import DONE
+from sqla_shard.schema.running.ledger import Entry
+from sqla_shard.schema.running.ledger import FINISHED
+from sqla_shard.schema.running.ledger import open_entries
+from sqla_shard.schema.running.ledger import UNDONE
 from sqla_shard.schema.selecting import Shard
 from sqla_shard.schema.selecting import shards_of
 

@@ -12,10 +12,10 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.exc import InDoubtError
 from sqla_shard.schema.env import Environment
-from sqla_shard.schema.ledger import FAILED
-from sqla_shard.schema.ledger import open_entries
-from sqla_shard.schema.ledger import said
-from sqla_shard.schema.ledger import settled
+from sqla_shard.schema.running.ledger import FAILED
+from sqla_shard.schema.running.ledger import open_entries
+from sqla_shard.schema.running.ledger import said
+from sqla_shard.schema.running.ledger import settled
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.versions import Version
 

@@ -10,7 +10,7 @@ from collections import Counter
 import pymysql
 import pytest
 
-from sqla_shard.schema.static import is_static
+from sqla_shard.schema.running.static import is_static
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import runner_fixture
 from tests.shared.schema import until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sqla_shard.schema.static import is_static
+from sqla_shard.schema.running.static import is_static
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import Project
 from tests.shared.schema import runner_fixture
@@ -27,7 +27,7 @@ run_env(context, Base.metadata)
 def generated(project: Project, line: str) -> str:
     folder = project.directory / "migrations"
     (folder / "env.py").write_text(ENV)
-    mako = Path("sqla_shard/schema/templates/sharded/script.py.mako")
+    mako = Path("sqla_shard/schema/revisions/templates/sharded/script.py.mako")
     (folder / "script.py.mako").write_text(mako.read_text())
     ini = Path(project.ini)
     text = ini.read_text()

@@ -44,7 +44,7 @@ from sqla_shard import JSONBlob
 from sqla_shard import Sequence38
 from sqla_shard import ShardedId
 from sqla_shard.dialects.sql import UpdatedAt
-from sqla_shard.schema.static import is_static
+from sqla_shard.schema.running.static import is_static
 from sqla_shard.types import UTCTimestamp
 from tests.shared import revision_models
 from tests.shared.revisions import Revisions

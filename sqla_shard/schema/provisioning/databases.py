@@ -38,10 +38,8 @@ from sqla_shard.exc import Problem
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import internal
-from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.commands import in_environment
 from sqla_shard.schema.env import Environment
-from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.provisioning.accepting import compared
@@ -52,6 +50,8 @@ from sqla_shard.schema.provisioning.opening import holders
 from sqla_shard.schema.provisioning.opening import refusals
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
+from sqla_shard.schema.running.applying import Applier
+from sqla_shard.schema.running.journal import Journal
 from sqla_shard.schema.selecting import Shard
 from sqla_shard.schema.selecting import shards_of
 from sqla_shard.schema.versions import read_versions

@@ -34,8 +34,8 @@ from sqlalchemy import update
 
 from sqla_shard.schema.internal import LEDGER
 from sqla_shard.schema.internal import PREFIX
-from sqla_shard.schema.ledger import FINISHED
-from sqla_shard.schema.ledger import STARTED
+from sqla_shard.schema.running.ledger import FINISHED
+from sqla_shard.schema.running.ledger import STARTED
 from sqla_shard.schema.selecting import Shard
 
 __all__ = ["Mark", "begin_mark", "finish_mark", "read_marks", "written_since"]

@@ -4,7 +4,7 @@ The source of the revision is read, not run.  It is static when its function
 calls nothing but operations of alembic that send DDL without looking at the
 database, with arguments that are written out or made by constructors of
 SQLAlchemy that are known, and its module does nothing that changes what
-those names mean (:mod:`sqla_shard.schema.static_names`).  All else, a
+those names mean (:mod:`sqla_shard.schema.running.static_names`).  All else, a
 condition or a name included, makes it one that is run on each shard.
 
 What an application has changed in alembic or SQLAlchemy itself, such as a
@@ -19,11 +19,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from sqla_shard.schema.running.static_names import is_written
+from sqla_shard.schema.running.static_names import Names
+from sqla_shard.schema.running.static_names import NotStaticError
 from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
-from sqla_shard.schema.static_names import is_written
-from sqla_shard.schema.static_names import Names
-from sqla_shard.schema.static_names import NotStaticError
 
 __all__ = ["is_static"]
 

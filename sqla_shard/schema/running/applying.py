@@ -18,15 +18,15 @@ from sqla_shard.dialects import Failure
 from sqla_shard.engines import Places
 from sqla_shard.exc import InDoubtError
 from sqla_shard.schema import internal
-from sqla_shard.schema.journal import Interrupted
-from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.ledger import Entry
-from sqla_shard.schema.ledger import said
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
+from sqla_shard.schema.running.journal import Interrupted
+from sqla_shard.schema.running.journal import Journal
+from sqla_shard.schema.running.ledger import Entry
+from sqla_shard.schema.running.ledger import said
+from sqla_shard.schema.running.static import is_static
 from sqla_shard.schema.selecting import Shard
-from sqla_shard.schema.static import is_static
 from sqla_shard.schema.versions import Version
 
 __all__ = ["Applier"]

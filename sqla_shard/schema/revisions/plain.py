@@ -15,7 +15,7 @@ from typing import Literal
 from alembic.autogenerate.api import AutogenContext
 
 from sqla_shard.dialects.sql import UpdatedAt
-from sqla_shard.schema import portable
+from sqla_shard.schema.revisions import portable
 from sqla_shard.types import JSONBlob
 from sqla_shard.types import ObjectRef
 from sqla_shard.types import Sequence38

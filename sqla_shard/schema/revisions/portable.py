@@ -4,7 +4,7 @@ A revision is kept for years and must make the same table then, whatever the
 package has become.  So it imports nothing of ours: types are written as plain
 SQLAlchemy types with a variant for each kind of server, and what has no
 SQLAlchemy construct is defined in the revision itself.
-:mod:`sqla_shard.schema.plain` writes them for one kind of server.
+:mod:`sqla_shard.schema.revisions.plain` writes them for one kind of server.
 
 One thing depends on the server that a revision is generated on.  MySQL and
 MariaDB have the collation of blobs under different names, and a ``mysql://``

@@ -39,13 +39,13 @@ from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
-from sqla_shard.schema.differences import default_differs
-from sqla_shard.schema.differences import type_differs
-from sqla_shard.schema.plain import drop_options
-from sqla_shard.schema.plain import is_plain
-from sqla_shard.schema.plain import render_item as render_plain
-from sqla_shard.schema.portable import Listeners
-from sqla_shard.schema.portable import render_item as render_portable
+from sqla_shard.schema.revisions.differences import default_differs
+from sqla_shard.schema.revisions.differences import type_differs
+from sqla_shard.schema.revisions.plain import drop_options
+from sqla_shard.schema.revisions.plain import is_plain
+from sqla_shard.schema.revisions.plain import render_item as render_plain
+from sqla_shard.schema.revisions.portable import Listeners
+from sqla_shard.schema.revisions.portable import render_item as render_portable
 from sqla_shard.topology import Topology
 
 __all__ = ["comparing"]

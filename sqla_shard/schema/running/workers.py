@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
-from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
+from sqla_shard.schema.running.applying import Applier
 from sqla_shard.schema.versions import Version
 
 __all__ = ["Workers"]

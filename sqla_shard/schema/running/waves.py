@@ -20,15 +20,15 @@ from typing import Any
 from alembic.util import CommandError
 
 from sqla_shard.exc import DivergedRevisionsError
-from sqla_shard.schema.applying import Applier
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
+from sqla_shard.schema.running.applying import Applier
+from sqla_shard.schema.running.workers import Workers
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.versions import Version
-from sqla_shard.schema.workers import Workers
 
 __all__ = ["check_target", "run"]
 

@@ -22,7 +22,7 @@ from alembic import op
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.schema.portable import UPDATED_AT
+from sqla_shard.schema.revisions.portable import UPDATED_AT
 
 __all__ = ["Names", "NotStaticError", "is_written"]
 
