@@ -33,6 +33,8 @@ class Reading:
     :ivar creates: whether it makes a table, rather than changes one.
     :ivar answers: whether a revision may read from its result.
     :ivar is_whole: whether nothing is left of it when the server refuses it.
+    :ivar stays: whether it may leave something on the connection, such as a
+        setting, which the next shard would find there.
     """
 
     effect: Effect
@@ -40,6 +42,7 @@ class Reading:
     creates: bool = False
     answers: bool = False
     is_whole: bool = False
+    stays: bool = False
 
 
 # Comments and what is quoted, in the order in which they begin.
@@ -146,7 +149,7 @@ def read(statement: str) -> Reading:
     :param statement: its text, as the server gets it.
     """
     if _EXECUTED.search(statement):
-        return Reading(effect=Effect.UNKNOWN)
+        return Reading(effect=Effect.UNKNOWN, stays=True)
     text = _without(statement, "comment", "text")
     bare = _without(text, "name")
     if ";" in bare:
@@ -165,9 +168,9 @@ def read(statement: str) -> Reading:
         return Reading(effect=Effect.LEAVES)
     if _TEMPORARY.match(bare):
         # What a temporary table held is lost with its connection.
-        return Reading(effect=Effect.READS)
+        return Reading(effect=Effect.READS, stays=True)
     if _SESSION.match(bare):
-        return Reading(effect=_of_session(bare))
+        return Reading(effect=_of_session(bare), stays=True)
     return _of_tables(text, bare)
 
 
@@ -230,7 +233,9 @@ def _of_tables(text: str, bare: str) -> Reading:
 
 def _unknown(bare: str) -> Reading:
     is_whole = _PROGRAM.match(bare) is not None
-    return Reading(effect=Effect.UNKNOWN, is_whole=is_whole)
+    return Reading(
+        effect=Effect.UNKNOWN, is_whole=is_whole, stays=not is_whole
+    )
 
 
 def _renamed(text: str) -> tuple[str, ...]:

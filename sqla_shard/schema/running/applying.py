@@ -95,6 +95,9 @@ class Applier:
         else:
             found = self._attempt(version, connection, journal)
             count = journal.count
+            if journal.is_soiled:
+                # The next shard would have what this one has set.
+                self.close()
         return Outcome(
             shard_id=shard.shard_id,
             server=shard.server,

@@ -82,6 +82,7 @@ class Journal:
     :ivar count: how many statements ran on the shard.
     :ivar sent: the statements of the revision.
     :ivar is_repeatable: whether sending them once more does the same.
+    :ivar is_soiled: whether the connection may be another than before.
     """
 
     stop = False
@@ -93,6 +94,7 @@ class Journal:
         self._listening = False
         self.entries: list[Entry] = []
         self.count = 0
+        self.is_soiled = False
         self._forget()
         engine = connection.engine
         event.listen(engine, "do_execute", self._execute)
@@ -116,6 +118,7 @@ class Journal:
         self._listening = False
         self._forget()
         self.count = 0
+        self.is_soiled = False
         self.entries = open_entries(self._connection)
 
     # -- one revision
@@ -323,6 +326,7 @@ class Journal:
                 "a revision stays in the database of its virtual shard, and "
                 f"the next would not be in its own: {said(statement)}"
             )
+        self.is_soiled |= reading.stays
         if reading.effect is Effect.READS or reading.answers:
             self._check_reading(statement)
             self._has_read = True
