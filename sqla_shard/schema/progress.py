@@ -79,7 +79,7 @@ class LineProgress:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._total = self._done = self._failed = 0
+        self._total = self._known = self._done = self._failed = 0
         self._began = self._shown = 0.0
 
     def begin(
@@ -93,7 +93,8 @@ class LineProgress:
         self._began = self._shown = monotonic()
         self._total = total
         outcomes = list(known)
-        self._done = len(outcomes)
+        # They took no time, and would make the rest look as quick.
+        self._known = self._done = len(outcomes)
         self._failed = sum(not one.state.is_good for one in outcomes)
         self._print(
             f"{command} to {target}: {total - self._done} of {total} "
@@ -114,7 +115,7 @@ class LineProgress:
         now = monotonic()
         if now - self._shown >= _EVERY:
             self._shown = now
-            rate = self._done / (now - self._began)
+            rate = (self._done - self._known) / (now - self._began)
             left = (self._total - self._done) / rate
             self._print(
                 f"{self._done} of {self._total}, {self._failed} failed, "
