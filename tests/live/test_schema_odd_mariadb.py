@@ -13,6 +13,8 @@ project = on_mariadb("schodd")
 
 PINS = 'op.execute("CREATE TABLE pins (n INT)")'
 
+OTHER = 'op.execute("CREATE TABLE boards (n INT)")'
+
 
 @pytest.mark.parametrize(
     "change",
@@ -35,3 +37,31 @@ def test_a_setting_ends_with_its_shard(project, change):
     project.alembic("-x", "jobs=1", "upgrade", "head")
     found = {project.tables(shard)["pins"] for shard in project.shards}
     assert len(found) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("odd", "error"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("__import__('os')._exit(0)", "ended with status 0"),
+        ("op.get_bind().close()", "This Connection is closed"),
+        ("op.get_bind().invalidate()", "Can't reconnect"),
+        ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
+        ("raise ValueError('x' * 100_000)", "(100012 characters)"),
+    ],
+)
+def test_every_shard_is_tried(project, odd, error):
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    project.add("0002", f"{OTHER}\n{odd}")
+    options = ("-x", "jobs=1", "-x", "continue_on_error=true")
+    report = project.report(*options, "upgrade", "head", status=1)
+    for one in report["shards"]:
+        assert one["state"] == "failed", one
+        assert error in one["error"]
+        assert len(one["error"]) < 11_000
+    # The table is there; only the version is missing.
+    project.add("0002", OTHER, after="0001")
+    states = project.states("upgrade", "head")
+    assert set(states.values()) == {"changed"}

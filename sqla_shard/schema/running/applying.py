@@ -13,6 +13,7 @@ from alembic.runtime.migration import RevisionStep
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.engines import Places
@@ -33,6 +34,10 @@ __all__ = ["Applier"]
 
 #: Commands whose steps depend on nothing but where a shard is.
 _CACHED = frozenset({"upgrade", "downgrade"})
+#: What sys.exit() in a revision raises, and what is like it.
+_ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+#: How much of an error is kept.
+_MOST = 10_000
 
 
 class Applier:
@@ -145,7 +150,7 @@ class Applier:
             return self._failed(shard, journal, State.IN_DOUBT, error)
         # Whatever it is that a revision raises, it is told of in the report
         # and other shards go on.
-        except Exception as error:
+        except (Exception, *_ENDINGS) as error:
             return self._failed(shard, journal, State.FAILED, error)
         return {"state": State.CHANGED if self._steps else State.CURRENT}
 
@@ -230,7 +235,11 @@ class Applier:
         self._steps.append(f"{verb} of {', '.join(revisions)}")
 
     def _failed(
-        self, shard: Shard, journal: Journal, state: State, error: Exception
+        self,
+        shard: Shard,
+        journal: Journal,
+        state: State,
+        error: BaseException,
     ) -> dict[str, Any]:
         journal.mute()
         step = journal.step
@@ -245,7 +254,7 @@ class Applier:
                     "\nThe connection is lost: the next run looks at what "
                     "the statement in flight has done"
                 )
-        except DBAPIError as second:
+        except (SQLAlchemyError, OSError) as second:
             self.close()
             text += f"\nand nothing could be written down: {_shown(second)}"
         return {
@@ -259,7 +268,12 @@ class Applier:
             ),
         }
 
-    def _is_lost(self, shard: Shard, error: Exception) -> bool:
+    def _is_lost(self, shard: Shard, error: BaseException) -> bool:
+        connection = self._connection
+        # By the revision itself; SQLAlchemy would open another one, in no
+        # database and without the lock.
+        if connection is None or connection.closed or connection.invalidated:
+            return True
         if not isinstance(error, DBAPIError) or error.orig is None:
             return False
         backend = shard.place.backend
@@ -288,4 +302,8 @@ def _shown(error: BaseException) -> str:
     if isinstance(error, DBAPIError):
         statement = said(error.statement or "")
         return f"{error.orig}" + (f"\nin: {statement}" if statement else "")
-    return f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
+    if len(text) > _MOST:
+        text = f"{text[:_MOST]}... ({len(text)} characters)"
+    # What is no Unicode could be neither written down nor printed.
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -52,6 +52,8 @@ class Workers:
         self._server: dict[Connection, str] = {}
         self._busy: dict[Connection, int] = {}
         self._down: dict[str, str] = {}
+        #: The servers of processes that have died.
+        self._bereft: list[str] = []
         self._reader, self._writer = os.pipe()
         #: Whether no other shard is to be begun.
         self.is_stopped = False
@@ -89,7 +91,7 @@ class Workers:
         try:
             while (index := pipe.recv()) is not None:
                 pipe.send(applier(self._versions[index]))
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             pass  # The parent was killed; the shard has been finished.
         finally:
             applier.close()
@@ -121,11 +123,13 @@ class Workers:
                 yield index, self._not_done(index, self._down.get(server))
 
     def _dispatch(self, queues: dict[str, deque[int]]) -> None:
+        while self._bereft and not self.is_stopped:
+            self._start(self._bereft.pop())
         for pipe, server in self._server.items():
             if self.is_stopped or server in self._down:
                 continue
             queue = queues.get(server)
-            if queue and pipe not in self._busy and pipe in self._processes:
+            if queue and pipe not in self._busy:
                 index = queue.popleft()
                 # One that has died is told of when it is waited for.
                 with suppress(BrokenPipeError):
@@ -150,9 +154,8 @@ class Workers:
     def _lost(self, pipe: Connection, index: int) -> Outcome:
         process = self._processes.pop(pipe)
         process.join()
-        server = self._server[pipe]
-        if not any(self._server[other] == server for other in self._processes):
-            self._down[server] = "no process is left that works on it"
+        pipe.close()
+        self._bereft.append(self._server.pop(pipe))
         return self._made(
             index,
             State.FAILED,
