@@ -108,6 +108,7 @@ def run(
         )
         with _signals(workers):
             try:
+                workers.start()
                 for position, outcome in _in_waves(
                     workers, todo, versions, options
                 ):

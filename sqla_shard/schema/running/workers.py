@@ -47,7 +47,9 @@ class Workers:
         applier: Callable[[], Applier],
     ) -> None:
         self._versions = versions
+        self._jobs = jobs
         self._applier = applier
+        self._parent = os.getpid()
         self._processes: dict[Connection, BaseProcess] = {}
         self._server: dict[Connection, str] = {}
         self._busy: dict[Connection, int] = {}
@@ -59,19 +61,22 @@ class Workers:
         self.is_stopped = False
         #: Whether that is because somebody has said so.
         self.is_told = False
+
+    def start(self) -> None:
+        """Fork the processes."""
         counts: dict[str, int] = {}
-        for version in versions:
+        for version in self._versions:
             counts[version.shard.server] = (
                 counts.get(version.shard.server, 0) + 1
             )
-        # What is buffered would be printed by every child.
-        sys.stdout.flush()
-        sys.stderr.flush()
         for server, count in counts.items():
-            for _ in range(min(jobs, count)):
+            for _ in range(min(self._jobs, count)):
                 self._start(server)
 
     def _start(self, server: str) -> None:
+        # What is buffered would be printed by every child.
+        sys.stdout.flush()
+        sys.stderr.flush()
         ours, theirs = get_context("fork").Pipe()
         process = get_context("fork").Process(
             target=self._work, args=(theirs, ours), daemon=True
@@ -185,6 +190,8 @@ class Workers:
 
     def stop(self, *details: object) -> None:
         """Let statements in flight end and begin no other; a handler."""
+        if os.getpid() != self._parent:
+            return  # A process that was just forked gets no work any more.
         self.is_stopped = self.is_told = True
         os.write(self._writer, b".")
         for process in self._processes.values():

@@ -1,0 +1,57 @@
+"""The processes of a run, without a database."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from sqla_shard import Cluster
+from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.progress import SilentProgress
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.running import run
+from sqla_shard.schema.selecting import shards_of
+from sqla_shard.schema.versions import Version
+from sqla_shard.testing import sqlite_topology
+
+
+class Interrupting:
+    """Presses Ctrl-C as soon as its process has begun."""
+
+    def __init__(self):
+        os.kill(os.getppid(), signal.SIGINT)
+
+    def __call__(self, version):
+        shard = version.shard
+        return Outcome(
+            shard_id=shard.shard_id,
+            server=shard.server,
+            database=shard.database,
+            state=State.CHANGED,
+        )
+
+    def stop(self, *details):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_signal_while_processes_are_begun(tmp_path: Path):
+    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 16)) as cluster:
+        keyspace = cluster.places.topology.keyspace("objects")
+        shards = shards_of(cluster.places, keyspace)
+        report = run(
+            [Version(shard=shard) for shard in shards],
+            command="upgrade",
+            target="head",
+            steps=lambda heads: ["one"],
+            applier=Interrupting,
+            options=RunOptions(jobs=8),
+            progress=SilentProgress(),
+        )
+    assert report.interrupted
+    assert report.of(State.SKIPPED)
+    assert not report.ok
