@@ -144,8 +144,11 @@ def _select(
     columns: Sequence[str],
     where: str,
 ) -> str:
-    quoted = connection.dialect.identifier_preparer.quote(schema)
+    quote = connection.dialect.identifier_preparer.quote_identifier
     wanted = "".join(f", {column}" for column in columns)
     condition = where and f" WHERE {where}"
     # The topology lets letters, digits and '_' stand in names only.
-    return f"SELECT '{schema}'{wanted} FROM {quoted}.{table}{condition}"  # noqa: S608 - see above
+    return (
+        f"SELECT '{schema}'{wanted} "  # noqa: S608 - see above
+        f"FROM {quote(schema)}.{quote(table)}{condition}"
+    )

@@ -105,8 +105,11 @@ class SQLiteDDL:
             if not inspect(connection).has_table(table):
                 return {}
             condition = where and f" WHERE {where}"
+            name = connection.dialect.identifier_preparer.quote_identifier(
+                table
+            )
             found = connection.exec_driver_sql(
-                f"SELECT {', '.join(columns)} FROM {table}{condition}"  # noqa: S608 - names of our own
+                f"SELECT {', '.join(columns)} FROM {name}{condition}"  # noqa: S608 - names of our own
             )
             rows = [tuple(row) for row in found]
         return dict.fromkeys(schemas, rows)
