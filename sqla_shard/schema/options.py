@@ -75,7 +75,7 @@ class RunOptions:
         found: dict[str, object] = {}
         names = [one.name for one in fields(cls)]
         for key, value in given.items():
-            name = key.replace("-", "_")
+            name = key.replace("-", "_").strip().lower()
             if name not in names:
                 near = get_close_matches(name.lower(), names, n=1, cutoff=0.75)
                 if near:
