@@ -148,6 +148,7 @@ class Environment:
         )
         self._cluster = given.get("cluster") or cluster or self._from_file()
         self._closes = cluster is None and "cluster" not in given
+        self._newest: dict[tuple[str, ...], bool] = {}
         self.places = self._cluster.places
         self.keyspace = self._keyspace()
         self.version_table = settings.get("version_table", "alembic_version")
@@ -199,6 +200,23 @@ class Environment:
         """The revisions of the application."""
         found: ScriptDirectory = self._context.script
         return found
+
+    def is_newest(self, heads: tuple[str, ...]) -> bool:
+        """Tell whether a shard at some revisions needs no upgrade.
+
+        Alembic notes none that another one depends on, so they need not be
+        the newest of the scripts.
+        """
+        if heads not in self._newest:
+            try:
+                revisions: Any = heads  # alembic's annotation has one
+                steps = self.script._upgrade_revs("heads", revisions)
+            except CommandError:
+                # A revision that no script has.
+                self._newest[heads] = False
+            else:
+                self._newest[heads] = not steps
+        return self._newest[heads]
 
     # -- what is asked for
 
@@ -292,6 +310,10 @@ class Environment:
             default the steps of ``fn``.
         :param applier: makes what does it, in each process.
         """
+        unwritten = self._write("", "a")
+        if unwritten is not None:
+            # Known before anything is changed, rather than after it.
+            raise unwritten
         context = self._context.get_context()
         purges = context.opts.get("purge", False)
         return run(
@@ -317,24 +339,46 @@ class Environment:
         return given or progress_on(sys.stderr)
 
     def tell(self, report: RunReport) -> None:
-        """Write and print the report, where that is asked for.
+        """Print and write the report, where that is asked for.
 
         :raises MigrationFailedError: when not every shard is as it should
             be.
+        :raises SchemaOptionError: when it cannot be written any more.
         """
-        if self.options.report is not None:
-            text = json.dumps(report.to_mapping(), indent=2)
-            Path(self.options.report).write_text(f"{text}\n", "utf-8")
         self._given["report"] = report
         if "progress" not in self._given:
             self._config.print_stdout("%s", report)
+        text = json.dumps(report.to_mapping(), indent=2)
+        unwritten = self._write(f"{text}\n", "w")
         if not report.ok:
             bad = [o for o in report.outcomes if not o.state.is_good]
             raise MigrationFailedError(
                 str(report),
                 report=report.to_mapping(),
                 shards=[one.shard_id for one in bad],
+            ) from unwritten
+        if unwritten is not None:
+            raise unwritten
+
+    def _write(self, text: str, mode: str) -> SchemaOptionError | None:
+        """Write to the file of the report, where that is asked for.
+
+        :returns: why that is not possible.
+        """
+        path = self.options.report
+        if path is None:
+            return None
+        try:
+            with Path(path).open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            return SchemaOptionError(
+                f"the report cannot be written: {error.strerror}; name "
+                "another file",
+                option="report",
+                value=path,
             )
+        return None
 
     # -- on one, or none
 

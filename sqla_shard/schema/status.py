@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -115,9 +114,13 @@ class StatusReport:
             f"{self.keyspace}: {len(self.shards)} virtual shards, newest "
             f"revision {', '.join(self.heads) or 'none'}"
         )
+        newest = {
+            one.revisions for one in self.shards if one.condition == CURRENT
+        }
         for revisions, ids in self.histogram().items():
             name = ", ".join(revisions) or "no revision"
-            mark = " (head)" if set(revisions) == set(self.heads) else ""
+            is_head = revisions in newest or set(revisions) == set(self.heads)
+            mark = " (head)" if is_head else ""
             yield f"  {len(ids):6} at {name}{mark}: {as_ranges(ids)}"
         others: dict[str, list[ShardStatus]] = {}
         for one in self.shards:
@@ -141,7 +144,7 @@ def status_of(environment: Environment, steps: Any) -> StatusReport:
         keyspace=environment.keyspace.name,
         heads=heads,
         shards=tuple(
-            _status(version, heads, known)
+            _status(environment, version, known)
             for version in environment.versions()
         ),
         seconds=monotonic() - began,
@@ -149,9 +152,9 @@ def status_of(environment: Environment, steps: Any) -> StatusReport:
 
 
 def _status(
-    version: Version, heads: Sequence[str], known: set[str]
+    environment: Environment, version: Version, known: set[str]
 ) -> ShardStatus:
-    condition, detail = _condition(version, heads, known)
+    condition, detail = _condition(environment, version, known)
     shard = version.shard
     return ShardStatus(
         shard_id=shard.shard_id,
@@ -164,25 +167,29 @@ def _status(
 
 
 def _condition(
-    version: Version, heads: Sequence[str], known: set[str]
+    environment: Environment, version: Version, known: set[str]
 ) -> tuple[str, str | None]:
     if version.is_missing:
         return MISSING, None
     if version.error is not None:
         return UNREACHABLE, version.error
     if version.open is not None:
-        return _unfinished(version)
+        return _unfinished(environment, version)
     strange = [one for one in version.heads if one not in known]
     if strange:
         return UNKNOWN_REVISION, f"no script has {', '.join(strange)}"
-    return (CURRENT if set(version.heads) == set(heads) else BEHIND), None
+    is_newest = environment.is_newest(version.heads)
+    return (CURRENT if is_newest else BEHIND), None
 
 
-def _unfinished(version: Version) -> tuple[str, str | None]:
+def _unfinished(
+    environment: Environment, version: Version
+) -> tuple[str, str | None]:
     """Look at one of the few shards where a revision has not ended."""
     shard = version.shard
     ddl = shard.place.backend.ddl
-    engine = shard.place.engine
+    # A connection of the pool must keep nothing of what is set here.
+    engine = environment.places.engines.apart(shard.place.engine)
     try:
         with engine.connect() as connection:
             ddl.enter(connection, shard.schema)
@@ -194,6 +201,8 @@ def _unfinished(version: Version) -> tuple[str, str | None]:
                 ddl.release(connection, shard.database)
     except DBAPIError as error:
         return UNREACHABLE, str(error.orig)
+    finally:
+        engine.dispose()
 
 
 def _told(connection: Any, version: Version) -> tuple[str, str | None]:

@@ -235,9 +235,8 @@ class _Provisioning:
     def _check_reference(self, shard: Shard) -> None:
         if self._initial:
             return
-        heads = self._environment.script.get_heads()
         [version] = self._environment.versions([shard])
-        error = _not_at(version, heads)
+        error = _not_newest(self._environment, version)
         if error is not None:
             self._problems.append(
                 Problem(
@@ -376,7 +375,7 @@ def _refused(shard: Shard, error: DBAPIError) -> str:
     return text
 
 
-def _not_at(version: Version, heads: Sequence[str]) -> str | None:
+def _not_newest(environment: Environment, version: Version) -> str | None:
     if version.error is not None:
         return f"its server could not be asked: {version.error}"
     if version.is_missing:
@@ -386,9 +385,10 @@ def _not_at(version: Version, heads: Sequence[str]) -> str | None:
         )
     if version.open is not None:
         return f"{version.open.step} has not ended there; run alembic upgrade"
-    if set(version.heads) != set(heads):
+    if not environment.is_newest(version.heads):
+        newest = environment.script.get_heads()
         return (
             f"it is at {', '.join(version.heads) or 'no revision'}, not at "
-            f"{', '.join(heads)}; run alembic upgrade head first"
+            f"{', '.join(newest)}; run alembic upgrade head first"
         )
     return None

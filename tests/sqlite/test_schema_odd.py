@@ -1,0 +1,93 @@
+"""Unusual ways to use alembic, and options that are written wrongly."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard import schema
+from sqla_shard.exc import MigrationFailedError
+from sqla_shard.exc import SchemaOptionError
+from sqla_shard.schema import RunOptions
+from tests.shared.schema import on_sqlite
+from tests.shared.schema import runner_fixture
+
+runner = runner_fixture()
+project = on_sqlite(main=True)
+
+PINS = 'op.execute("CREATE TABLE pins (n INT)")'
+BOARDS = 'op.execute("CREATE TABLE boards (n INT)")'
+
+
+def test_a_revision_that_another_one_depends_on_is_no_lag(project):
+    project.add("a1", PINS, after=None, labels="a")
+    path = project.add("b1", BOARDS, after=None, labels="b")
+    project.rewrite(path, "depends_on = None", "depends_on = 'a1'")
+    schema.upgrade(project.config(), "a@head")
+    report = schema.status(project.config())
+    assert {one.condition for one in report.shards} == {"behind"}
+    schema.upgrade(project.config(), "heads")
+    assert project.heads(0) == ["b1"]
+    report = schema.status(project.config())
+    assert report.ok, report
+    assert "4 at b1 (head): 0-3" in str(report)
+
+
+@pytest.mark.parametrize("name", ["my versions", "order", "a-b"])
+def test_a_version_table_of_any_name(project, name):
+    project.add("0001", PINS)
+    path = project.directory / "migrations" / "env.py"
+    text = path.read_text()
+    path.write_text(
+        text.replace("MetaData())", f"MetaData(), version_table={name!r})")
+    )
+    schema.upgrade(project.config())
+    report = schema.status(project.config())
+    assert report.ok, report
+
+
+def test_status_leaves_nothing_on_connections_of_the_application(project):
+    project.add("0001", "raise RuntimeError")
+    options = RunOptions(continue_on_error=True)
+    with pytest.raises(MigrationFailedError):
+        schema.upgrade(project.config(), options=options)
+    path = project.directory / "topology.json"
+    with Cluster.from_file(path) as cluster:
+        report = schema.status(project.config(), cluster=cluster)
+        assert {one.condition for one in report.shards} == {"failed"}
+        keyspace = cluster.places.topology.keyspace("objects")
+        for shard_id in project.shards:
+            engine = cluster.places.place(keyspace, shard_id).engine
+            with engine.connect() as connection:
+                asked = connection.exec_driver_sql("PRAGMA foreign_keys")
+                assert asked.scalar() == 1
+
+
+@pytest.mark.parametrize("name", ["SHARDS", "Shards", " shards"])
+def test_the_name_of_an_option_in_any_case(name):
+    assert RunOptions.parse({name: "1-2"}).shards == (1, 2)
+
+
+def test_a_report_that_cannot_be_written_is_told_of_first(project):
+    project.add("0001", PINS)
+    options = RunOptions(report=str(project.directory / "no" / "report"))
+    with pytest.raises(SchemaOptionError, match=r"report=.*cannot be written"):
+        schema.upgrade(project.config(), options=options)
+    assert not project.query(0, "SELECT * FROM sqlite_master")
+
+
+def test_a_report_that_cannot_be_written_any_more(project):
+    folder = project.directory / "reports"
+    folder.mkdir()
+    project.add(
+        "0001",
+        f"__import__('shutil').rmtree({str(folder)!r}, ignore_errors=True)",
+    )
+    path = folder / "report.json"
+    done = project.alembic(
+        "-x", f"report={path}", "upgrade", "head", status=None
+    )
+    assert done.returncode != 0
+    assert "4 changed: 0-3" in done.stdout
+    assert "the report cannot be written" in done.shown
+    assert "Traceback" not in done.shown
