@@ -447,3 +447,30 @@ def test_another_runner_has_made_the_tables_of_this_package(
                 internal.upgrade(connection, None)
                 names.append(place.backend.ddl.names(connection))
     assert names == [{"sqla_shard_ledger", "sqla_shard_version"}] * 3
+
+
+def test_a_database_that_appears_meanwhile(
+    project: Project, grown: dict[str, Any], tmp_path: Path
+) -> None:
+    project.provision(options=ONE)
+    path = path_of(tmp_path, "server2", 3)
+    revision = project.versions / "0001_first.py"
+    began = "shard_id = current_shard().shard_id\n"
+    text = revision.read_text()
+    assert began in text
+    revision.write_text(
+        text.replace(
+            began,
+            began + "    if shard_id == 2:\n"
+            "        import sqlite3\n"
+            f"        found = sqlite3.connect({str(path)!r})\n"
+            "        found.execute('CREATE TABLE users (n INT)')\n"
+            "        found.close()\n",
+        )
+    )
+    with pytest.raises(MigrationFailedError) as raised:
+        project.provision(grown, options=ONE)
+    assert raised.value.shards == (3,)
+    assert "with tables that no provision has made: users" in str(raised.value)
+    names = execute(path, "SELECT name FROM sqlite_master")
+    assert names == [("users",)]

@@ -43,6 +43,7 @@ from sqla_shard.schema.env import Environment
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.provisioning.accepting import compared
+from sqla_shard.schema.provisioning.existing import check_unused
 from sqla_shard.schema.provisioning.existing import in_the_way
 from sqla_shard.schema.provisioning.marking import begin_mark
 from sqla_shard.schema.provisioning.opening import elsewhere
@@ -352,6 +353,8 @@ class Provisioner(Applier):
     def _migrate(
         self, version: Version, connection: Connection, journal: Journal
     ) -> None:
+        # Made, or restored, by somebody else since it was looked at.
+        check_unused(connection, version.shard)
         if version.internal != internal.head():
             internal.upgrade(connection, version.internal)
         begin_mark(connection, self._epoch)

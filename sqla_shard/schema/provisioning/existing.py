@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.engines import Engines
 from sqla_shard.exc import Problem
+from sqla_shard.exc import SchemaError
 from sqla_shard.schema.internal import PREFIX
 from sqla_shard.schema.provisioning.accepting import by_engine
 from sqla_shard.schema.provisioning.marking import Mark
@@ -22,7 +23,7 @@ from sqla_shard.schema.provisioning.marking import read_marks
 from sqla_shard.schema.provisioning.marking import written_since
 from sqla_shard.schema.selecting import Shard
 
-__all__ = ["in_the_way"]
+__all__ = ["check_unused", "in_the_way"]
 
 _SHOWN = 5
 
@@ -40,6 +41,17 @@ def in_the_way(
         [partial(work, some) for some in by_engine(shards)], "look", 8
     )
     return [problem for problems in found for problem in problems]
+
+
+def check_unused(connection: Connection, shard: Shard) -> None:
+    """Refuse a database with tables that no provision has made.
+
+    :param connection: on the database, with its lock.
+    :raises SchemaError: when it is one.
+    """
+    reason = _strange(shard.place.backend.ddl.names(connection))
+    if reason is not None and not read_marks([shard]):
+        raise SchemaError(f"{shard.database} {reason}")
 
 
 def _on_engine(
