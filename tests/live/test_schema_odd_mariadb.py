@@ -65,3 +65,22 @@ def test_every_shard_is_tried(project, odd, error):
     project.add("0002", OTHER, after="0001")
     states = project.states("upgrade", "head")
     assert set(states.values()) == {"changed"}
+
+
+def test_two_runners_do_not_take_two_steps_for_one(project):
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
+    project.add("0003", OTHER)
+    options = ("-x", "lock_wait=60", "-x", "runner_wait=60")
+    with project.locked(0, "pins"):
+        first = project.start(*options, "upgrade", "+1")
+        project.until_running(0, "ALTER%")
+        second = project.start(*options, "upgrade", "+1")
+        project.until_running(0, "SELECT GET_LOCK%")
+    assert first.wait().returncode == 0
+    done = second.wait()
+    assert done.returncode == 1
+    assert "it was at 0001 when this run began, and is at 0002" in done.stdout
+    for shard_id in project.shards:
+        assert project.heads(shard_id) == ["0002"]

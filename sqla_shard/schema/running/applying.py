@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.dialects import Failure
 from sqla_shard.engines import Places
 from sqla_shard.exc import InDoubtError
+from sqla_shard.exc import SchemaError
 from sqla_shard.schema import internal
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.reports import Outcome
@@ -30,7 +32,9 @@ from sqla_shard.schema.running.static import is_static
 from sqla_shard.schema.selecting import Shard
 from sqla_shard.schema.versions import Version
 
-__all__ = ["Applier"]
+__all__ = ["Applier", "is_relative"]
+
+_RELATIVE = re.compile(r"(?:[^@]+@)?[+-]\d+")
 
 #: Commands whose steps depend on nothing but where a shard is.
 _CACHED = frozenset({"upgrade", "downgrade"})
@@ -70,6 +74,7 @@ class Applier:
         self._connection: Connection | None = None
         self._journal: Journal | None = None
         self._steps: list[str] = []
+        self._expected: tuple[str, ...] = ()
         self._is_stopped = False
 
     def stop(self, *details: object) -> None:
@@ -161,6 +166,7 @@ class Applier:
         if version.internal != internal.head():
             internal.upgrade(connection, version.internal)
         journal.enter()
+        self._expected = version.heads
         # Alembic would not commit by itself what others have begun.
         connection.commit()
         self._context.configure(
@@ -182,6 +188,15 @@ class Applier:
     def _stepping(self, heads: Any, context: Any) -> Iterable[MigrationStep]:
         """Give alembic its steps, with the journal around each."""
         key = tuple(sorted(heads))
+        if key != self._expected and is_relative(
+            context.opts.get("destination_rev")
+        ):
+            # One step more than was asked for, after another runner's.
+            raise SchemaError(
+                f"it was at {_listed(self._expected)} when this run began, "
+                f"and is at {_listed(key)} now; another runner was here. "
+                "Name the revision itself"
+            )
         steps = self._cache.get(key)
         if steps is None:
             steps = [
@@ -296,6 +311,15 @@ class Applier:
         shard.place.backend.ddl.release(connection, shard.database)
         connection.commit()
         return done
+
+
+def is_relative(target: object) -> bool:
+    """Tell whether a target counts from where a shard is."""
+    return isinstance(target, str) and bool(_RELATIVE.fullmatch(target))
+
+
+def _listed(heads: tuple[str, ...]) -> str:
+    return ", ".join(heads) or "no revision"
 
 
 def _shown(error: BaseException) -> str:

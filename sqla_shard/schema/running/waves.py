@@ -6,7 +6,6 @@ the first is changed by itself: most mistakes of a revision show there.
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -26,13 +25,13 @@ from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.running.applying import Applier
+from sqla_shard.schema.running.applying import is_relative
 from sqla_shard.schema.running.workers import Workers
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.versions import Version
 
 __all__ = ["check_target", "run"]
 
-_RELATIVE = re.compile(r"(?:[^@]+@)?[+-]\d+")
 #: Commands of alembic that have something to do on every shard.
 _ALWAYS = frozenset({"ensure_version"})
 
@@ -42,7 +41,7 @@ def check_target(target: str, versions: Iterable[Version]) -> None:
 
     :raises DivergedRevisionsError: in that case.
     """
-    if not _RELATIVE.fullmatch(target):
+    if not is_relative(target):
         return
     at: dict[str, list[int]] = {}
     for version in versions:
