@@ -31,6 +31,7 @@ _HAVING = text(
     "SELECT table_schema FROM information_schema.tables "
     "WHERE table_name = :name"
 )
+_FOLDS = text("SELECT @@lower_case_table_names")
 _NAMES = text(
     "SELECT table_name FROM information_schema.tables "
     "WHERE table_schema = DATABASE()"
@@ -103,6 +104,9 @@ class MySQLDDL:
         found: dict[str, list[tuple[Any, ...]]] = {}
         with engine.connect() as connection:
             have = set(connection.scalars(_HAVING, {"name": table}))
+            if connection.scalar(_FOLDS):
+                # It gives all names in small letters.
+                have = {s for s in schemas if s.lower() in have}
             there = [schema for schema in schemas if schema in have]
             for chunk in _chunks(there):
                 found.update((schema, []) for schema in chunk)

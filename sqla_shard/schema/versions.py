@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
@@ -108,7 +107,7 @@ def _asked(shards: Sequence[Shard], version_table: str) -> list[Version]:
     names = place.backend.catalogue.databases(place.engine)
     versions = {
         shard.shard_id: Version(
-            shard=shard, is_missing=not _is_among(shard.database, names)
+            shard=shard, is_missing=shard.database not in names
         )
         for shard in shards
     }
@@ -120,11 +119,6 @@ def _asked(shards: Sequence[Shard], version_table: str) -> list[Version]:
         for version in _read(on_one, versions, version_table):
             versions[version.shard.shard_id] = version
     return list(versions.values())
-
-
-def _is_among(name: str, names: Collection[str]) -> bool:
-    # Small letters alone where the server is told to write them so.
-    return name in names or name.lower() in names
 
 
 def _read(

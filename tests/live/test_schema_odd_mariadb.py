@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sqla_shard import schema
+from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.documents import topology_document
 from tests.shared.schema import on_mariadb
+from tests.shared.schema import Project
 from tests.shared.schema import runner_fixture
 
 pytestmark = pytest.mark.live
@@ -84,3 +88,31 @@ def test_two_runners_do_not_take_two_steps_for_one(project):
     assert "it was at 0001 when this run began, and is at 0002" in done.stdout
     for shard_id in project.shards:
         assert project.heads(shard_id) == ["0002"]
+
+
+@pytest.mark.parametrize("folds", [0, 1])
+def test_names_of_databases_in_capital_letters(tmp_path, runner, folds):
+    option = f"--lower-case-table-names={folds}"
+    with MariaDBServer(options=[option], fast=True) as server:
+        url = f"mysql://{server.user}:{server.password}@{server.host}"
+        document = topology_document(
+            {server.name: f"{url}:{server.port}"},
+            2,
+            database="DB_Odd{shard:05d}",
+        )
+        project = Project(tmp_path, document, [server], runner)
+        project.add("0001", PINS)
+        project.query(0, f"GRANT ALL ON *.* TO {server.user}@'127.0.0.1'")
+        project.query(0, "CREATE DATABASE db_odd00000")
+        project.query(0, "CREATE DATABASE db_odd00001")
+        found = {
+            one.condition for one in schema.status(project.config()).shards
+        }
+        if folds:
+            assert found == {"behind"}
+            schema.upgrade(project.config())
+            assert schema.status(project.config()).ok
+        else:
+            # Those with small letters are others.
+            assert found == {"no such database"}
+        project.close()
