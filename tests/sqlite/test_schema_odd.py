@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from sqla_shard import Cluster
@@ -91,3 +95,16 @@ def test_a_report_that_cannot_be_written_any_more(project):
     assert "4 changed: 0-3" in done.stdout
     assert "the report cannot be written" in done.shown
     assert "Traceback" not in done.shown
+
+
+def test_what_a_revision_prints_is_not_in_the_report(project):
+    project.add("0001", "print('hello')")
+    program = ("-m", "sqla_shard.cli", "schema", "-c", project.ini)
+    done = subprocess.run(
+        [sys.executable, *program, "upgrade", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["ok"]
+    assert done.stderr.count("hello") == 4

@@ -90,6 +90,8 @@ class Workers:
         # that its parent is gone.
         for connection in [*self._processes, parents_end]:
             connection.close()
+        # The report is alone on standard output, for --json.
+        sys.stdout = sys.stderr
         applier = self._applier()
         for number in _SIGNALS:
             signal.signal(number, applier.stop)
