@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
+
 import pytest
 
 from sqla_shard import schema
@@ -10,6 +14,7 @@ from sqla_shard.testing.documents import topology_document
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import Project
 from tests.shared.schema import runner_fixture
+from tests.shared.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -116,3 +121,35 @@ def test_names_of_databases_in_capital_letters(tmp_path, runner, folds):
             # Those with small letters are others.
             assert found == {"no such database"}
         project.close()
+
+
+def test_several_signals_end_a_run_whose_server_hangs(
+    project, mariadb_proxies
+):
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
+    through = json.loads(json.dumps(project.document))
+    servers = through["keyspaces"]["objects"]["servers"]
+    for server, proxy in zip(servers, mariadb_proxies, strict=False):
+        url = re.sub("@.*", f"@{proxy.host}:{proxy.port}", server["primary"])
+        server["primary"] = url
+    project.write_topology(through)
+    with project.locked(0, "pins"):
+        run = project.start("-x", "lock_wait=60", "upgrade", "head")
+        connection = project.until_running(0, "ALTER%")
+        mariadb_proxies[0].hang()
+        # Those that come too fast are one.
+        until(
+            lambda: run.has_ended() or run.signal_parent(signal.SIGINT),
+            "the end of the run",
+        )
+        done = run.wait()
+        project.end(0, connection)
+    assert done.returncode == 1
+    assert "ended with status -9" in done.stdout
+    assert "3 not attempted: 1-3" in done.stdout
+    mariadb_proxies[0].restore()
+    project.write_topology(project.document)
+    states = project.states("upgrade", "head")
+    assert set(states.values()) == {"changed"}

@@ -30,6 +30,8 @@ from sqla_shard.schema.versions import Version
 __all__ = ["Workers"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: With how many of them statements in flight are not waited for any more.
+_PATIENCE = 3
 
 
 class Workers:
@@ -50,6 +52,7 @@ class Workers:
         self._jobs = jobs
         self._applier = applier
         self._parent = os.getpid()
+        self._told = 0
         self._processes: dict[Connection, BaseProcess] = {}
         self._server: dict[Connection, str] = {}
         self._busy: dict[Connection, int] = {}
@@ -191,14 +194,20 @@ class Workers:
             os.read(self._reader, 64)
 
     def stop(self, *details: object) -> None:
-        """Let statements in flight end and begin no other; a handler."""
+        """Let statements in flight end and begin no other; a handler.
+
+        The third time processes are killed: a server that does not answer
+        would keep them for ever.  The ledger tells what was in flight.
+        """
         if os.getpid() != self._parent:
             return  # A process that was just forked gets no work any more.
         self.is_stopped = self.is_told = True
+        self._told += 1
+        how = signal.SIGINT if self._told < _PATIENCE else signal.SIGKILL
         os.write(self._writer, b".")
         for process in self._processes.values():
             if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGINT)
+                os.kill(process.pid, how)
 
     def close(self) -> None:
         """Let the processes end."""
