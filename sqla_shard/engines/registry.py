@@ -92,6 +92,7 @@ class Engines:
         self._options = {"pool_reset_on_return": None, **options}
         self._on_open = on_open
         self._environ = environ
+        self._servers: dict[str, tuple[URL, Backend]] = {}
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
@@ -117,16 +118,10 @@ class Engines:
         name, text = server.name, server.primary
         if standby and server.standby is not None:
             name, text = f"{name} (standby)", server.standby
-        url = make_url(text)
-        url = url.set(
-            username=_filled(url.username, self._environ),
-            password=_filled(url.password, self._environ),
-        )
-        backend = backend_for(
-            url.drivername,
-            driver=self._driver,
-            asynchronous=self.asynchronous,
-        )
+        # Once for each server: there may be thousands of databases on it.
+        if text not in self._servers:
+            self._servers[text] = self._read(text)
+        url, backend = self._servers[text]
         url, schema = backend.locate(url, database)
         with self._lock:
             if self._closed:
@@ -144,6 +139,20 @@ class Engines:
             # Servers of two keyspaces may be one and the same.
             self._names[url][name] = None
         return engine, schema, self._backends[url]
+
+    def _read(self, text: str) -> tuple[URL, Backend]:
+        """Return the URL of a server with its secrets, and its kind."""
+        url = make_url(text)
+        url = url.set(
+            username=_filled(url.username, self._environ),
+            password=_filled(url.password, self._environ),
+        )
+        backend = backend_for(
+            url.drivername,
+            driver=self._driver,
+            asynchronous=self.asynchronous,
+        )
+        return url, backend
 
     def _listen(
         self, engine: Engine, backend: Backend, names: Iterable[str]
