@@ -51,6 +51,17 @@ def once(project, shard_ids=None):
 # -- revisions that fail
 
 
+def test_what_may_have_done_something_before_it_failed_is_in_doubt(project):
+    project.add("0001", 'op.execute("CREATE SEQUENCE s INCREMENT BY no")')
+    report = project.report("upgrade", "head", status=1)
+    first, *others = report["shards"]
+    assert first["state"] == "in doubt"
+    assert "no look at the tables tells" in first["error"]
+    assert first["done"] is None
+    assert {one["state"] for one in others} == {"not attempted"}
+    assert conditions(project)[0] == "in doubt"
+
+
 @pytest.mark.parametrize(
     ("broken", "error"),
     [

@@ -262,7 +262,11 @@ class Applier:
         text = "" if state is State.INTERRUPTED else _shown(error)
         try:
             if not self._is_lost(shard, error):
-                done = self._recorded(shard, journal, state, text)
+                done, doubt = self._recorded(shard, journal, state, text)
+                if doubt is not None:
+                    # The next run would say so; somebody can look now.
+                    state, done = State.IN_DOUBT, None
+                    text += f"\n{doubt}"
             else:
                 self.close()
                 text += (
@@ -299,18 +303,20 @@ class Applier:
 
     def _recorded(
         self, shard: Shard, journal: Journal, state: State, text: str
-    ) -> Sequence[Entry] | None:
+    ) -> tuple[Sequence[Entry] | None, InDoubtError | None]:
         connection = self._connection
         assert connection is not None  # noqa: S101 - of _connected()
         connection.rollback()
         done: Sequence[Entry] | None = None
+        doubt = None
         if state is State.FAILED and journal.step is not None:
             done = journal.fail(text)
+            doubt = journal.doubt()
         elif state is State.IN_DOUBT:
             journal.note(text)
         shard.place.backend.ddl.release(connection, shard.database)
         connection.commit()
-        return done
+        return done, doubt
 
 
 def is_relative(target: object) -> bool:

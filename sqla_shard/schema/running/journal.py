@@ -246,6 +246,16 @@ class Journal:
             self._insert(len(done), "", None, state=FAILED, error=error)
         return done
 
+    def doubt(self) -> InDoubtError | None:
+        """Return why it cannot be told what was done, or None if it can."""
+        entries = open_entries(self._connection)
+        try:
+            if entries:
+                settled(self._connection, self._ddl, entries[-1])
+        except InDoubtError as error:
+            return error
+        return None
+
     # -- one statement
 
     def _execute(
