@@ -44,14 +44,38 @@ _COMMANDS = (
 _LATE = frozenset({"schema"})
 
 
-def _schema_group() -> click.Group:
+def _schema_group() -> click.Command:
     try:
         from sqla_shard.cli.schema import schema_group
     except ImportError as error:
-        raise MissingExtraError(
-            package=error.name or "alembic", extra="cli", reason=str(error)
-        ) from error
+        return _without(
+            "schema",
+            MissingExtraError(
+                package=(error.name or "alembic").partition(".")[0],
+                extra="cli",
+                reason=str(error),
+            ),
+        )
     return schema_group
+
+
+def _without(name: str, missing: MissingExtraError) -> click.Command:
+    """Return what stands for a command whose packages are not installed.
+
+    It is listed by ``--help`` like any other, and fails whatever it is given.
+    """
+
+    def fail(**given: object) -> None:
+        raise missing
+
+    return click.Command(
+        name,
+        callback=fail,
+        params=[click.Argument(["arguments"], nargs=-1)],
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+        help=f"Needs: pip install 'sqla-shard[{missing.extra}]'.",
+    )
 
 
 class _Failure(click.ClickException):

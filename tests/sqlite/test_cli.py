@@ -218,6 +218,38 @@ def test_without_the_extra(tmp_path, package):
     assert (done.returncode, done.stdout) == (1, "")
 
 
+def without_alembic(tmp_path, *arguments):
+    code = (
+        "import sys; sys.modules['alembic'] = None\n"
+        "from sqla_shard.cli import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_without_alembic(tmp_path):
+    done = without_alembic(tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "schema      Needs: pip install 'sqla-shard[cli]'" in done.stdout
+    assert "topology" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), ("-n", "main", "upgrade", "--jobs", "2")]
+)
+def test_schema_without_alembic(tmp_path, arguments):
+    done = without_alembic(tmp_path, "schema", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("sqla-shard: error: alembic cannot be")
+    assert done.stderr.endswith("pip install 'sqla-shard[cli]'\n")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell):
     done = invoke("completion", shell)
