@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any
 from typing import TypeVar
 
-from alembic import command as alembic_command
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.exc import SchemaError
 from sqla_shard.schema.env import ATTRIBUTE
 from sqla_shard.schema.env import Environment
 from sqla_shard.schema.options import RunOptions
@@ -42,36 +43,75 @@ def in_environment(
     config: Config,
     command: Callable[[Environment, Callable[..., Any]], T],
     *,
-    fn: Callable[..., Any] | None = None,
+    steps: Callable[[ScriptDirectory], Callable[..., Any]] | None = None,
+    target: str = "heads",
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
     progress: Progress | None = None,
 ) -> T:
     """Run the application's ``env.py``, and a command in its place.
 
-    :param command: is called with the environment, and with ``fn``.
-    :param fn: the steps of a database, as alembic's own commands give them;
-        by default an upgrade to the newest revision.
+    :param command: is called with the environment, and with the steps.
+    :param steps: makes the steps of a database, as alembic's own commands
+        give them; by default an upgrade to the newest revision.
+    :param target: the revision that was asked for.
+    :raises SchemaError: when ``env.py`` does not call ``run_env()``.
     """
     script = ScriptDirectory.from_config(config)
+    fn = (steps or _upgrade_to("heads"))(script)
     results: list[T] = []
 
-    def upgrade(heads: Any, context: Any) -> Any:
-        return script._upgrade_revs("heads", heads)
+    def run(environment: Environment, given: Callable[..., Any]) -> None:
+        entered.context_opts.update(fn=fn, dont_mutate=False)
+        results.append(command(environment, fn))
 
-    def run(environment: Environment, steps: Callable[..., Any]) -> None:
-        results.append(command(environment, steps))
+    def refuse(*args: object) -> Any:
+        raise SchemaError(
+            f"{script.env_py_location} does not call run_env(), so it would "
+            "change one database, and no virtual shard; write it as "
+            "sqla-shard schema init does, with: from sqla_shard.schema "
+            "import run_env"
+        )
 
     given = _given(options, cluster, progress)
     config.attributes[ATTRIBUTE] = {**given, "command": run}
+    # An env.py that knows nothing of shards would run these steps on the
+    # database that it has, even for status().
+    entered = EnvironmentContext(
+        config, script, fn=refuse, dont_mutate=True, destination_rev=target
+    )
     try:
-        with EnvironmentContext(
-            config, script, fn=fn or upgrade, destination_rev="heads"
-        ):
+        with entered:
             script.run_env()
     finally:
         del config.attributes[ATTRIBUTE]
+    if not results:
+        refuse()
     return results[0]
+
+
+def _upgrade_to(
+    revision: str,
+) -> Callable[[ScriptDirectory], Callable[..., Any]]:
+    def steps(script: ScriptDirectory) -> Callable[..., Any]:
+        def upgrade(heads: Any, context: Any) -> Any:
+            return script._upgrade_revs(revision, heads)
+
+        return upgrade
+
+    return steps
+
+
+def _downgrade_to(
+    revision: str,
+) -> Callable[[ScriptDirectory], Callable[..., Any]]:
+    def steps(script: ScriptDirectory) -> Callable[..., Any]:
+        def downgrade(heads: Any, context: Any) -> Any:
+            return script._downgrade_revs(revision, heads)
+
+        return downgrade
+
+    return steps
 
 
 def _given(
@@ -105,7 +145,7 @@ def upgrade(
     :raises MigrationFailedError: when not every shard could be upgraded.
     """
     return _changed(
-        config, alembic_command.upgrade, revision, options, cluster, progress
+        config, _upgrade_to(revision), revision, options, cluster, progress
     )
 
 
@@ -126,26 +166,31 @@ def downgrade(
     :raises MigrationFailedError: when not every shard could be downgraded.
     """
     return _changed(
-        config, alembic_command.downgrade, revision, options, cluster, progress
+        config, _downgrade_to(revision), revision, options, cluster, progress
     )
 
 
 def _changed(
     config: Config,
-    command: Callable[[Config, str], None],
+    steps: Callable[[ScriptDirectory], Callable[..., Any]],
     revision: str,
     options: RunOptions | None,
     cluster: Cluster | None,
     progress: Progress | None,
 ) -> RunReport:
-    given = _given(options, cluster, progress)
-    config.attributes[ATTRIBUTE] = given
-    try:
-        command(config, revision)
-    finally:
-        del config.attributes[ATTRIBUTE]
-    report: RunReport = given["report"]
-    return report
+    if ":" in revision:
+        raise CommandError(
+            f"{revision!r} is a range, which is for: alembic upgrade --sql"
+        )
+    return in_environment(
+        config,
+        lambda environment, fn: environment.everywhere(fn, revision),
+        steps=steps,
+        target=revision,
+        options=options,
+        cluster=cluster,
+        progress=progress,
+    )
 
 
 def status(
