@@ -17,6 +17,7 @@ from rich.progress import TimeRemainingColumn
 
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.reports import State
 
 __all__ = [
     "LineProgress",
@@ -27,6 +28,14 @@ __all__ = [
 ]
 
 _EVERY = 5.0
+#: Left for the next run.  After Ctrl-C they would be counted as failures.
+_LEFT = frozenset({State.INTERRUPTED, State.SKIPPED})
+
+
+def _failures(outcomes: Iterable[Outcome]) -> int:
+    return sum(
+        not one.state.is_good and one.state not in _LEFT for one in outcomes
+    )
 
 
 class Progress(Protocol):
@@ -95,7 +104,7 @@ class LineProgress:
         outcomes = list(known)
         # They took no time, and would make the rest look as quick.
         self._known = self._done = len(outcomes)
-        self._failed = sum(not one.state.is_good for one in outcomes)
+        self._failed = _failures(outcomes)
         self._print(
             f"{command} to {target}: {total - self._done} of {total} "
             "virtual shards to do"
@@ -103,6 +112,8 @@ class LineProgress:
 
     def advance(self, outcome: Outcome) -> None:
         """Say what failed at once, and now and then how far it is."""
+        if outcome.state in _LEFT:
+            return
         self._done += 1
         if not outcome.state.is_good:
             self._failed += 1
@@ -161,7 +172,7 @@ class TerminalProgress:
         outcomes = list(known)
         self._began = monotonic()
         self._done = 0
-        self._failed = sum(not one.state.is_good for one in outcomes)
+        self._failed = _failures(outcomes)
         self._task = self._bar.add_task(
             f"{command} to {target}",
             total=total,
@@ -174,6 +185,8 @@ class TerminalProgress:
 
     def advance(self, outcome: Outcome) -> None:
         """Move the bar, and name what failed."""
+        if outcome.state in _LEFT:
+            return
         self._done += 1
         if not outcome.state.is_good:
             self._failed += 1
