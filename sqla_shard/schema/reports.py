@@ -130,13 +130,17 @@ _SHOWN = 10
 
 
 def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Show each error once, with the shards that had it."""
-    alike: dict[str, list[Outcome]] = {}
+    """Show each error once, with the shards that had it.
+
+    And that are alike in what has taken effect, which is told with it.
+    """
+    alike: dict[tuple[object, ...], list[Outcome]] = {}
     for one in outcomes:
         if one.error is not None:
             error = one.error.replace(one.database, "<database>")
-            alike.setdefault(error, []).append(one)
-    for error, found in list(alike.items())[:_SHOWN]:
+            key = (error, one.state, one.step, one.done)
+            alike.setdefault(key, []).append(one)
+    for found in list(alike.values())[:_SHOWN]:
         first = found[0]
         names = ", ".join(
             f"{one.database} on {one.server}" for one in found[:3]
@@ -144,7 +148,7 @@ def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
         if len(found) > 3:
             names += f" and {len(found) - 3} more"
         yield f"{first.state.value}: {names}"
-        for line in (first.error or error).splitlines():
+        for line in (first.error or "").splitlines():
             yield f"    {line}"
         if first.step is not None and first.done is not None:
             yield from _already(first.step, first.done)
