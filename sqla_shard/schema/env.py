@@ -459,13 +459,29 @@ class Environment:
             literal_binds=True,
             dialect_opts={"paramstyle": "named"},
         )
-        names = f"{shards[0].database} to {shards[-1].database}"
         context = self._context.get_context()
         context.impl.static_output(
-            f"-- The same for each of {len(shards)} databases: {names}"
+            f"-- The same for each of {len(shards)} databases: "
+            f"{_databases(shards)}"
         )
         with self._context.begin_transaction():
             self._context.run_migrations()
+
+
+def _databases(shards: Sequence[Shard]) -> str:
+    """Name the databases of shards; who pastes SQL believes the list."""
+    runs: list[list[Shard]] = []
+    for shard in shards:
+        if runs and runs[-1][-1].shard_id + 1 == shard.shard_id:
+            runs[-1].append(shard)
+        else:
+            runs.append([shard])
+    return ", ".join(
+        run[0].database
+        if len(run) == 1
+        else f"{run[0].database} to {run[-1].database}"
+        for run in runs
+    )
 
 
 def _shown(target: Any) -> str:
