@@ -32,6 +32,7 @@ __all__ = ["main"]
 
 # In the order of reading, each may import those above it:
 #   printing, settings           JSON and tables; options of all commands
+#   revisions                    which revisions a command is for
 #   ids, topologies, schema, completion  commands
 #   expressions, explaining      Python from the command line; `explain`
 #   clients, sessions, shell     programs, and sessions of one shard; `shell`

@@ -16,6 +16,7 @@ from sqla_shard import schema
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.revisions import RelativeCommand
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
@@ -70,7 +71,7 @@ def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
 def _config() -> Config:
     """Return alembic's configuration.
 
-    :raises click.ClickException: when there is none.
+    :raises click.ClickException: when there is none, or not that section.
     """
     ini, name = click.get_current_context().meta["sqla_shard.ini"]
     if not ini.is_file():
@@ -78,7 +79,18 @@ def _config() -> Config:
             f"there is no {ini}; name the configuration of alembic with "
             "--config, or make one with: sqla-shard schema init"
         )
-    return Config(str(ini), ini_section=name)
+    config = Config(str(ini), ini_section=name)
+    sections = [
+        section
+        for section in config.file_config.sections()
+        if config.file_config.has_option(section, "script_location")
+    ]
+    if name not in sections:
+        raise click.ClickException(
+            f"{ini} has no section [{name}] with a script_location; name one "
+            f"that has with --name: {', '.join(sections) or 'there is none'}"
+        )
+    return config
 
 
 def _cluster(settings: Settings) -> Cluster | None:
@@ -274,7 +286,11 @@ def upgrade_command(
 
 @schema_group.command(
     "downgrade",
-    epilog=examples("sqla-shard schema downgrade 1975ea83b712"),
+    cls=RelativeCommand,
+    epilog=examples(
+        "sqla-shard schema downgrade 1975ea83b712",
+        "sqla-shard schema downgrade -1 --shards 7",
+    ),
 )
 @click.argument("revision")
 @_with(*_WHICH, *_HOW)
