@@ -1,0 +1,226 @@
+"""What is shown of runs, and what command lines of schema changes take."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from click.testing import Result
+from rich.console import Console
+
+from sqla_shard import schema
+from sqla_shard.cli.program import program
+from sqla_shard.schema import Outcome
+from sqla_shard.schema import RunReport
+from sqla_shard.schema import State
+from sqla_shard.schema.progress import LineProgress
+from sqla_shard.schema.progress import TerminalProgress
+
+TOPOLOGY = """\
+epoch = 1
+
+[keyspaces.objects]
+kind = "objects"
+shards = 8
+database = "db{shard:05d}"
+
+[[keyspaces.objects.servers]]
+name = "server1"
+primary = "sqlite:///data"
+shards = [0, 7]
+"""
+
+
+def outcome(shard_id: int, state: State, **more: object) -> Outcome:
+    return Outcome(
+        shard_id=shard_id,
+        server="server1",
+        database=f"db{shard_id:05d}",
+        state=state,
+        **more,
+    )
+
+
+def drawn(outcomes: list[Outcome]) -> str:
+    stream = StringIO()
+    bar = TerminalProgress(Console(file=stream, force_terminal=True, width=80))
+    bar.begin("upgrade", "head", 8, [])
+    for one in outcomes:
+        bar.advance(one)
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    bar.end(
+        RunReport(
+            command="upgrade",
+            target="head",
+            keyspace="objects",
+            outcomes=tuple(outcomes),
+            seconds=0.1,
+        )
+    )
+    return last.splitlines()[-1]
+
+
+def test_what_ctrl_c_leaves_is_no_failure() -> None:
+    left = [
+        outcome(0, State.CHANGED),
+        outcome(1, State.INTERRUPTED),
+        *(outcome(n, State.SKIPPED) for n in range(2, 8)),
+    ]
+    assert "1/8" in drawn(left)
+    assert "failed" not in drawn(left)
+    failed = outcome(1, State.FAILED, error="no")
+    assert "2/8" in drawn([left[0], failed, *left[2:]])
+    assert "1 failed" in drawn([left[0], failed, *left[2:]])
+
+
+def test_time_left_is_not_told_by_shards_that_were_done_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = StringIO()
+    lines = LineProgress(stream)
+    monkeypatch.setattr("sqla_shard.schema.progress._EVERY", 0.0)
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr(
+        "sqla_shard.schema.progress.monotonic", lambda: next(clock)
+    )
+    known = [outcome(n, State.CURRENT) for n in range(4000)]
+    lines.begin("upgrade", "head", 4096, known)
+    lines.advance(outcome(4000, State.CHANGED))
+    told = stream.getvalue().splitlines()[-1]
+    assert told == "4001 of 4096, 0 failed, 0 a second, 950 s left"
+
+
+def test_failures_with_other_statements_done_are_told_apart() -> None:
+    report = RunReport(
+        command="upgrade",
+        target="head",
+        keyspace="objects",
+        outcomes=tuple(
+            outcome(
+                n, State.FAILED, error="no", step="upgrade of a", done=done
+            )
+            for n, done in enumerate([("CREATE 1",), (), ("CREATE 1",)])
+        ),
+        seconds=0.1,
+    )
+    assert str(report).splitlines()[2:] == [
+        "failed: db00000 on server1, db00002 on server1",
+        "    no",
+        (
+            "    of the upgrade of a 1 statement(s) have taken effect "
+            "already; the next run goes on after them:"
+        ),
+        "      1. CREATE 1",
+        "failed: db00001 on server1",
+        "    no",
+        "    nothing of the upgrade of a has taken effect",
+    ]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("topology.toml").write_text(TOPOLOGY)
+    schema.init("m", topology="topology.toml")
+    for name, after in (("a", None), ("b", "a")):
+        Path(f"m/versions/{name}.py").write_text(
+            "from alembic import op\n"
+            f"revision = {name!r}\ndown_revision = {after!r}\n"
+            "def upgrade():\n"
+            f"    op.execute('CREATE TABLE {name} (id INT)')\n"
+            "def downgrade():\n"
+            f"    op.execute('DROP TABLE {name}')\n"
+        )
+    Path("data").mkdir()
+    for n in range(8):
+        with closing(sqlite3.connect(f"data/db{n:05d}.sqlite")) as shard:
+            shard.execute("VACUUM")  # SQLite makes the file
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(program, ["schema", *arguments])
+
+
+def test_a_section_that_is_not_there(project: Path) -> None:
+    done = invoke("-n", "nosuch", "status")
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "sqla-shard: error: alembic.ini has no section [nosuch] with a "
+        "script_location; name one that has with --name: alembic\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-1", "--shards", "7"),
+        ("--shards", "7", "-1"),
+        ("--shards=7", "--", "-1"),
+    ],
+)
+def test_one_revision_back(project: Path, arguments: tuple[str, ...]) -> None:
+    assert invoke("upgrade").exit_code == 0
+    done = invoke("downgrade", *arguments)
+    assert done.exit_code == 0, done.output
+    assert "1 changed: 7" in done.stdout
+    assert "1 at a: 7" in invoke("status").stdout
+
+
+def test_sql_names_the_databases_that_it_is_for(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from alembic.config import main
+
+    main(["-x", "shards=0,3-5,7", "upgrade", "a:b", "--sql"])
+    told = capfd.readouterr().out
+    assert told.startswith(
+        "-- The same for each of 5 databases: db00000, db00003 to db00005, "
+        "db00007\n"
+    )
+
+
+ENV_OF_ONE_DATABASE = """\
+from alembic import context
+from sqlalchemy import create_engine
+
+with create_engine("sqlite:///one.sqlite").connect() as connection:
+    context.configure(connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+
+
+@pytest.mark.parametrize("env", [ENV_OF_ONE_DATABASE, "pass"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("upgrade",),
+        ("downgrade", "base"),
+        ("provision", "--initial"),
+        ("resolve", "0", "statement-done"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_env_py_of_alembic_itself_is_refused(
+    project: Path, arguments: tuple[str, ...], env: str
+) -> None:
+    Path("m/env.py").write_text(env)
+    done = invoke(*arguments)
+    assert done.exit_code == 1
+    assert "env.py does not call run_env()" in done.stderr
+    with closing(sqlite3.connect("one.sqlite")) as database:
+        assert not database.execute("SELECT * FROM sqlite_master").fetchall()
+
+
+def test_a_range_is_for_sql(project: Path) -> None:
+    done = invoke("upgrade", "a:b")
+    assert done.exit_code == 1
+    assert "'a:b' is a range, which is for: alembic" in done.stderr
+    assert "8 at no revision" in invoke("status").stdout
