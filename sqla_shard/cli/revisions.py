@@ -1,4 +1,4 @@
-"""Revisions on the command line."""
+"""What commands say and take of revisions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ import re
 
 import click
 
-__all__ = ["RelativeCommand"]
+__all__ = ["RESOLVE_HELP", "RelativeCommand"]
+
+# Not a docstring: the backspace keeps click from filling the lines below it,
+# and a docstring with an escape would have to be a raw one, which has none.
+RESOLVE_HELP = """\
+Say what is true of a SHARD whose revision is in doubt.
+
+`status` shows the statement; look at the database, with `sqla-shard shell
+--shard N`, and answer one of these:
+
+\b
+statement-done    it took effect; the next run goes on after it
+statement-undone  it did not; the next run repeats it
+revision-done     all of the revision is there; it is written down
+revision-undone   nothing of it is left; the next run begins it again
+"""
 
 
 class RelativeCommand(click.Command):

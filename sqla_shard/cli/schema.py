@@ -17,6 +17,7 @@ from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.revisions import RelativeCommand
+from sqla_shard.cli.revisions import RESOLVE_HELP
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
@@ -410,6 +411,7 @@ def status_command(
 
 @schema_group.command(
     "resolve",
+    help=RESOLVE_HELP,
     epilog=examples(
         "sqla-shard schema resolve 17 statement-done",
         "sqla-shard schema resolve 17 revision-undone",
@@ -417,21 +419,13 @@ def status_command(
 )
 @click.argument("shard", type=int)
 @click.argument(
-    "answer", type=click.Choice([answer.value for answer in schema.Answer])
+    "answer",
+    metavar="ANSWER",
+    type=click.Choice([answer.value for answer in schema.Answer]),
 )
 @pass_settings
 def resolve_command(settings: Settings, shard: int, answer: str) -> None:
-    r"""Say what is true of a SHARD whose revision is in doubt.
-
-    `status` shows the statement; look at the database, with `sqla-shard
-    shell --shard N`, and answer one of these:
-
-    \b
-    statement-done    it took effect; the next run goes on after it
-    statement-undone  it did not; the next run repeats it
-    revision-done     all of the revision is there; it is written down
-    revision-undone   nothing of it is left; the next run begins it again
-    """
+    """Say what is true of a shard; RESOLVE_HELP is shown."""
     done = schema.resolve(
         _config(),
         shard,

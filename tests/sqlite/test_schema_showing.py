@@ -224,3 +224,12 @@ def test_a_range_is_for_sql(project: Path) -> None:
     assert done.exit_code == 1
     assert "'a:b' is a range, which is for: alembic" in done.stderr
     assert "8 at no revision" in invoke("status").stdout
+
+
+def test_help_has_a_line_for_each_answer() -> None:
+    lines = invoke("resolve", "--help").stdout.splitlines()
+    assert lines[0].endswith("resolve [OPTIONS] SHARD ANSWER")
+    first = next(n for n, line in enumerate(lines) if "-done" in line)
+    assert [line.split()[0] for line in lines[first : first + 4]] == [
+        answer.value for answer in schema.Answer
+    ]
