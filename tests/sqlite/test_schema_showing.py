@@ -18,7 +18,6 @@ from sqla_shard.cli.program import program
 from sqla_shard.schema import Outcome
 from sqla_shard.schema import RunReport
 from sqla_shard.schema import State
-from sqla_shard.schema.progress import LineProgress
 from sqla_shard.schema.progress import TerminalProgress
 
 TOPOLOGY = """\
@@ -76,23 +75,6 @@ def test_what_ctrl_c_leaves_is_no_failure() -> None:
     failed = outcome(1, State.FAILED, error="no")
     assert "2/8" in drawn([left[0], failed, *left[2:]])
     assert "1 failed" in drawn([left[0], failed, *left[2:]])
-
-
-def test_time_left_is_not_told_by_shards_that_were_done_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = StringIO()
-    lines = LineProgress(stream)
-    monkeypatch.setattr("sqla_shard.schema.progress._EVERY", 0.0)
-    clock = iter([100.0, 110.0])
-    monkeypatch.setattr(
-        "sqla_shard.schema.progress.monotonic", lambda: next(clock)
-    )
-    known = [outcome(n, State.CURRENT) for n in range(4000)]
-    lines.begin("upgrade", "head", 4096, known)
-    lines.advance(outcome(4000, State.CHANGED))
-    told = stream.getvalue().splitlines()[-1]
-    assert told == "4001 of 4096, 0 failed, 0 a second, 950 s left"
 
 
 def test_failures_with_other_statements_done_are_told_apart() -> None:
