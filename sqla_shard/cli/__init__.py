@@ -33,7 +33,8 @@ __all__ = ["main"]
 # In the order of reading, each may import those above it:
 #   printing, settings           JSON and tables; options of all commands
 #   revisions                    which revisions a command is for
-#   ids, topologies, schema, completion  commands
+#   ids, topologies, completion  commands
+#   schema_options, schema       `schema`, loaded when it is asked for
 #   expressions, explaining      Python from the command line; `explain`
 #   clients, sessions, shell     programs, and sessions of one shard; `shell`
 #   program                      all of them in one

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from typing import TypeVar
 
 import click
 from alembic.config import Config
@@ -18,6 +17,10 @@ from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.revisions import RelativeCommand
 from sqla_shard.cli.revisions import RESOLVE_HELP
+from sqla_shard.cli.schema_options import HOW
+from sqla_shard.cli.schema_options import run_options
+from sqla_shard.cli.schema_options import WHICH
+from sqla_shard.cli.schema_options import with_options
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
@@ -25,8 +28,6 @@ from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 
 __all__ = ["schema_group"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Group(click.Group):
@@ -101,97 +102,6 @@ def _cluster(settings: Settings) -> Cluster | None:
     return Cluster(settings.topology(connects=True))
 
 
-def _shards(text: str) -> tuple[int, ...]:
-    return tuple(schema.parse_shards(text))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-_WHICH = (
-    click.option(
-        "--shards",
-        metavar="RANGES",
-        type=_shards,
-        help="Only these virtual shards, such as 0-511,600.",
-    ),
-    click.option(
-        "--servers",
-        metavar="NAMES",
-        type=_names,
-        help="Only those on these physical servers, with commas between.",
-    ),
-)
-_HOW = (
-    click.option(
-        "--jobs",
-        metavar="N",
-        type=int,
-        help="Change so many shards of one server at a time; 4 by default.",
-    ),
-    click.option(
-        "--wave",
-        metavar="N",
-        type=int,
-        help="After the first shard, change so many and then so many again. "
-        "By default one for each process, and then all others.",
-    ),
-    click.option(
-        "--pause",
-        metavar="SECONDS",
-        type=float,
-        help="Wait between the first shard and the waves.",
-    ),
-    click.option(
-        "--lock-wait",
-        metavar="SECONDS",
-        type=float,
-        help="Wait so long for a table that somebody else uses; 5 by default.",
-    ),
-    click.option(
-        "--runner-wait",
-        metavar="SECONDS",
-        type=float,
-        help="Wait so long for a shard that another runner has; 10 by "
-        "default.",
-    ),
-    click.option(
-        "--continue-on-error/--stop-on-error",
-        default=None,
-        help="Go on with other shards when one fails; by default none is "
-        "begun after it.",
-    ),
-    click.option(
-        "--replay/--no-replay",
-        default=None,
-        help="Repeat the statements of revisions that are proven to be "
-        "static, or run every revision on every shard.",
-    ),
-    click.option(
-        "--report",
-        metavar="PATH",
-        help="Write what became of every shard to a file, as JSON.",
-    ),
-)
-
-
-def _with(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-def _options(given: dict[str, Any]) -> schema.RunOptions:
-    """Return the options that were given; others have their defaults."""
-    return schema.RunOptions(
-        **{name: value for name, value in given.items() if value is not None}
-    )
-
-
 def _run(run: Callable[[], schema.RunReport], *, as_json: bool) -> None:
     """Print the report of a run; the status is 1 when it was not all good."""
     try:
@@ -261,7 +171,7 @@ def init_command(
     ),
 )
 @click.argument("revision", default="head")
-@_with(*_WHICH, *_HOW)
+@with_options(*WHICH, *HOW)
 @json_option
 @pass_settings
 def upgrade_command(
@@ -277,7 +187,7 @@ def upgrade_command(
         lambda: schema.upgrade(
             _config(),
             revision,
-            options=_options(given),
+            options=run_options(given),
             cluster=_cluster(settings),
             progress=schema.progress_on(sys.stderr),
         ),
@@ -294,7 +204,7 @@ def upgrade_command(
     ),
 )
 @click.argument("revision")
-@_with(*_WHICH, *_HOW)
+@with_options(*WHICH, *HOW)
 @json_option
 @pass_settings
 def downgrade_command(
@@ -305,7 +215,7 @@ def downgrade_command(
         lambda: schema.downgrade(
             _config(),
             revision,
-            options=_options(given),
+            options=run_options(given),
             cluster=_cluster(settings),
             progress=schema.progress_on(sys.stderr),
         ),
@@ -332,7 +242,7 @@ def downgrade_command(
     is_flag=True,
     help="No application is running yet: make all databases.",
 )
-@_with(*_HOW)
+@with_options(*HOW)
 @json_option
 @pass_settings
 def provision_command(
@@ -363,7 +273,7 @@ def provision_command(
                 _config(),
                 topology,
                 initial=initial,
-                options=_options(given),
+                options=run_options(given),
                 cluster=_cluster(settings),
                 progress=schema.progress_on(sys.stderr),
             ),
@@ -381,7 +291,7 @@ def provision_command(
         "sqla-shard schema status --exit-code --json",
     ),
 )
-@_with(*_WHICH)
+@with_options(*WHICH)
 @click.option(
     "--exit-code",
     is_flag=True,
@@ -398,7 +308,7 @@ def status_command(
     """
     found = schema.status(
         _config(),
-        options=_options(given),
+        options=run_options(given),
         cluster=_cluster(settings),
     )
     if as_json:
@@ -451,7 +361,7 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
     metavar="NAME",
     help="Only this keyspace; by default each one, by itself.",
 )
-@_with(*_WHICH)
+@with_options(*WHICH)
 @click.option(
     "--reference",
     metavar="N",

@@ -10,7 +10,7 @@ commands of alembic work on all virtual shards of a keyspace.
 ``versions``                at which revision shards are
 ``revisions/``              what is written into revisions
 ``running/``                revisions on many shards, in processes
-``settings``, ``env``       what ``env.py`` calls
+``settings``, ``environment``, ``env``  what ``env.py`` calls
 ``status``, ``resolving``, ``commands``  commands beside alembic's
 ``provisioning/``           databases for shards that a topology opens
 ``drift/``                  whether the tables of all shards are alike

@@ -22,8 +22,8 @@ from alembic.util import CommandError
 
 from sqla_shard.cluster import Cluster
 from sqla_shard.exc import SchemaError
-from sqla_shard.schema.env import ATTRIBUTE
-from sqla_shard.schema.env import Environment
+from sqla_shard.schema.environment import ATTRIBUTE
+from sqla_shard.schema.environment import Environment
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.progress import SilentProgress

@@ -69,10 +69,11 @@ class RunOptions:
         A name of somebody else is left alone, but not one that is nearly
         one of ours: ``-x shard=5`` would change all shards.
 
-        :param given: as ``context.get_x_argument(as_dictionary=True)``.
+        :param given: as ``context.get_x_argument(as_dictionary=True)``, or
+            with a list of the values of each name.
         :raises SchemaOptionError: for a value that cannot be used.
         """
-        found: dict[str, object] = {}
+        values: dict[str, list[str]] = {}
         names = [one.name for one in fields(cls)]
         for key, value in given.items():
             name = key.replace("-", "_").strip().lower()
@@ -81,12 +82,17 @@ class RunOptions:
                 if near:
                     raise _wrong(key, value, f"did you mean {near[0]}?")
                 continue
-            text = ",".join(value) if isinstance(value, list) else value
-            found[name] = _parsed(name, text)
+            more = value if isinstance(value, list) else [value]
+            values.setdefault(name, []).extend(more)
+        found = {name: _parsed(name, given) for name, given in values.items()}
         return cls(**found)  # type: ignore[arg-type]  # by name, parsed
 
 
-def _parsed(name: str, text: str) -> object:
+def _parsed(name: str, given: list[str]) -> object:
+    """Return the value of an option; only lists may be given in parts."""
+    text = ",".join(given)
+    if name not in ("shards", "servers") and given[1:]:
+        raise _wrong(name, text, "it was given twice; say it once")
     if name == "shards":
         return tuple(parse_shards(text))
     if name == "servers":

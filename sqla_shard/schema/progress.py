@@ -38,6 +38,13 @@ def _failures(outcomes: Iterable[Outcome]) -> int:
     )
 
 
+_STOPPING = (
+    "stopping: statements that run now are waited for; told a third time, "
+    "processes are killed"
+)
+_KILLED = "stopped: processes were killed; the next run goes on"
+
+
 class Progress(Protocol):
     """Told of each shard as it is done."""
 
@@ -59,6 +66,13 @@ class Progress(Protocol):
         """Count a shard."""
         ...
 
+    def stopping(self, kills: bool) -> None:
+        """Say that the run was told to stop.
+
+        :param kills: whether processes are killed now.
+        """
+        ...
+
     def end(self, report: RunReport) -> None:
         """End a run."""
         ...
@@ -77,6 +91,9 @@ class SilentProgress:
         """Show nothing."""
 
     def advance(self, outcome: Outcome) -> None:
+        """Show nothing."""
+
+    def stopping(self, kills: bool) -> None:
         """Show nothing."""
 
     def end(self, report: RunReport) -> None:
@@ -132,6 +149,10 @@ class LineProgress:
                 f"{self._done} of {self._total}, {self._failed} failed, "
                 f"{rate:.0f} a second, {left:.0f} s left"
             )
+
+    def stopping(self, kills: bool) -> None:
+        """Say what is waited for."""
+        self._print(_KILLED if kills else _STOPPING)
 
     def end(self, report: RunReport) -> None:
         """Show nothing: the report follows."""
@@ -204,6 +225,12 @@ class TerminalProgress:
             failed=self._told(),
             rate=f"{rate:.0f}/s",
             refresh=True,
+        )
+
+    def stopping(self, kills: bool) -> None:
+        """Say what is waited for."""
+        self._bar.console.print(
+            _KILLED if kills else _STOPPING, markup=False, highlight=False
         )
 
     def end(self, report: RunReport) -> None:

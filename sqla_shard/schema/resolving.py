@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy import update
 
 from sqla_shard.exc import SchemaError
-from sqla_shard.schema.env import Environment
+from sqla_shard.schema.environment import Environment
 from sqla_shard.schema.internal import LEDGER
 from sqla_shard.schema.running.ledger import DONE
 from sqla_shard.schema.running.ledger import Entry

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.exc import InDoubtError
-from sqla_shard.schema.env import Environment
+from sqla_shard.schema.environment import Environment
 from sqla_shard.schema.running.ledger import FAILED
 from sqla_shard.schema.running.ledger import open_entries
 from sqla_shard.schema.running.ledger import said

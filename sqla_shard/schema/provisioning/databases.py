@@ -39,7 +39,7 @@ from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import internal
 from sqla_shard.schema.commands import in_environment
-from sqla_shard.schema.env import Environment
+from sqla_shard.schema.environment import Environment
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.provisioning.accepting import compared

@@ -104,6 +104,7 @@ def run(
             versions=[versions[i] for i in todo],
             jobs=options.jobs,
             applier=applier,
+            on_told=progress.stopping,
         )
         with _signals(workers):
             try:

@@ -40,6 +40,8 @@ class Workers:
     :param versions: the shards that there is something to do for.
     :param jobs: how many processes for each server, at most.
     :param applier: makes what each process does.
+    :param on_told: called when the run is told to stop, with whether
+        processes are killed now.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Workers:
         versions: Sequence[Version],
         jobs: int,
         applier: Callable[[], Applier],
+        on_told: Callable[[bool], None],
     ) -> None:
+        self._on_told = on_told
         self._versions = versions
         self._jobs = jobs
         self._applier = applier
@@ -149,7 +153,7 @@ class Workers:
     def _received(self) -> Iterator[tuple[int, Outcome]]:
         for ready in wait([*self._busy, self._reader]):
             if ready == self._reader:
-                os.read(self._reader, 64)
+                self._hear()
                 continue
             assert isinstance(ready, Connection)  # noqa: S101 - one or the other
             index = self._busy.pop(ready)
@@ -191,7 +195,11 @@ class Workers:
     def pause(self, seconds: float) -> None:
         """Wait, unless and until told to stop."""
         if not self.is_stopped and wait([self._reader], seconds):
-            os.read(self._reader, 64)
+            self._hear()
+
+    def _hear(self) -> None:
+        os.read(self._reader, 64)
+        self._on_told(self._told >= _PATIENCE)
 
     def stop(self, *details: object) -> None:
         """Let statements in flight end and begin no other; a handler.
