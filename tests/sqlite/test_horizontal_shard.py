@@ -65,6 +65,10 @@ def lanes() -> Iterator[Lanes]:
     lanes = Lanes(8)
     yield lanes
     lanes.close()
+    # Ctrl-C may fall into the start of one, which nobody waits for then.
+    for thread in threading.enumerate():
+        if thread.name.startswith("sqla-shard-lane") and not before:
+            thread.join(TIMEOUT)
     assert lane_threads() <= before
 
 
