@@ -33,6 +33,13 @@ class DDL(Protocol):
         """Set how long a statement may wait for a lock on a table."""
         ...
 
+    def quicken(self, connection: Connection, table: str) -> None:
+        """Let SQLAlchemy's question whether a table is there cost little.
+
+        :param table: what alembic asks for on each shard.
+        """
+        ...
+
     def hold(
         self, connection: Connection, schema: str, seconds: float
     ) -> str | None:

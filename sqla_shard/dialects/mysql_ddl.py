@@ -32,6 +32,10 @@ _HAVING = text(
     "WHERE table_name = :name"
 )
 _FOLDS = text("SELECT @@lower_case_table_names")
+_HAS = text(
+    "SELECT COUNT(*) FROM information_schema.tables "
+    "WHERE table_schema = DATABASE() AND table_name = :name"
+)
 _NAMES = text(
     "SELECT table_name FROM information_schema.tables "
     "WHERE table_schema = DATABASE()"
@@ -62,6 +66,23 @@ class MySQLDDL:
             f"SET SESSION lock_wait_timeout = {max(ceil(seconds), 1)}, "
             f"innodb_lock_wait_timeout = {max(ceil(seconds), 1)}"
         )
+
+    def quicken(self, connection: Connection, table: str) -> None:
+        """Read a name; DESCRIBE costs as much as half a CREATE TABLE."""
+        dialect = connection.dialect
+        asked = dialect.has_table
+
+        def has_table(
+            connection: Connection,
+            table_name: str,
+            schema: str | None = None,
+            **kwargs: Any,
+        ) -> bool:
+            if table_name != table or schema is not None:
+                return asked(connection, table_name, schema, **kwargs)
+            return bool(connection.scalar(_HAS, {"name": table}))
+
+        dialect.has_table = has_table  # type: ignore[method-assign]  # of this engine alone
 
     def hold(
         self, connection: Connection, schema: str, seconds: float

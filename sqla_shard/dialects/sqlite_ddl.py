@@ -57,6 +57,9 @@ class SQLiteDDL:
             f"PRAGMA busy_timeout={int(seconds * 1000)}"
         )
 
+    def quicken(self, connection: Connection, table: str) -> None:
+        """Do nothing: the catalogue is at hand."""
+
     def hold(
         self, connection: Connection, schema: str, seconds: float
     ) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 __all__ = ["Effect", "Reading", "read"]
 
@@ -143,6 +144,7 @@ _PARTS = frozenset(
 )
 
 
+@lru_cache(maxsize=1024)
 def read(statement: str) -> Reading:
     """Return what is known of a statement.
 

@@ -126,6 +126,10 @@ class Applier:
         if self._connection is None or self._journal is None:
             self._connection = self._engine.connect()
             ddl.patience(self._connection, self._options.lock_wait)
+            ddl.quicken(
+                self._connection,
+                self._settings.get("version_table", "alembic_version"),
+            )
             self._journal = Journal(self._connection, ddl)
             self._journal.stop = self._is_stopped
         return self._connection, self._journal
@@ -222,19 +226,13 @@ class Applier:
                 if sent is None:
                     run(**kwargs)
                 else:
-                    self._repeat(sent)
+                    journal.repeat(sent)
                 journal.end()
                 if repeats and journal.is_repeatable:
                     self._sent[direction, revision] = journal.sent
 
             step.migration_fn = journalled
         return step
-
-    def _repeat(self, statements: Iterable[str]) -> None:
-        """Send what a revision has sent to the shard before."""
-        assert self._connection is not None  # noqa: S101 - of _connected()
-        for statement in statements:
-            self._connection.exec_driver_sql(statement)
 
     def _applied(self, *, step: Any, **kwargs: Any) -> None:
         assert self._journal is not None  # noqa: S101 - of _connected()

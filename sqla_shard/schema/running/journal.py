@@ -30,10 +30,12 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from datetime import timezone
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -43,6 +45,7 @@ from sqlalchemy import delete
 from sqlalchemy import event
 from sqlalchemy import insert
 from sqlalchemy import update
+from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import DDL
 from sqla_shard.exc import InDoubtError
@@ -62,7 +65,19 @@ from sqla_shard.schema.statements import Reading
 
 __all__ = ["Interrupted", "Journal"]
 
-_INSERT = insert(LEDGER).inline()
+_NEW = (
+    "direction",
+    "revision",
+    "number",
+    "state",
+    "statement",
+    "digest",
+    "tables_before",
+    "error",
+    "runner",
+    "started_at",
+    "is_open",
+)
 _CLOSE = (
     update(LEDGER)
     .where(LEDGER.c.is_open.is_(True))
@@ -96,6 +111,9 @@ class Journal:
         self.count = 0
         self.is_soiled = False
         self._forget()
+        self._new = insert(LEDGER).compile(
+            dialect=connection.dialect, column_keys=list(_NEW)
+        )
         engine = connection.engine
         event.listen(engine, "do_execute", self._execute)
         event.listen(engine, "do_executemany", self._execute_many)
@@ -256,6 +274,11 @@ class Journal:
             return error
         return None
 
+    def repeat(self, statements: Iterable[str]) -> None:
+        """Send what a static revision has sent to another shard."""
+        for statement in statements:
+            self._on(statement, (), partial(self._send, statement, ()))
+
     # -- one statement
 
     def _execute(
@@ -408,22 +431,46 @@ class Journal:
         state: str = STARTED,
         error: str | None = None,
     ) -> None:
-        self._connection.execute(
-            _INSERT,
-            {
-                "direction": self._direction,
-                "revision": self._revision,
-                "number": number,
-                "state": state,
-                "statement": statement,
-                "digest": self._digest,
-                "tables_before": before,
-                "error": error,
-                "runner": self._runner,
-                "started_at": _now(),
-                "is_open": True,
-            },
+        values = (
+            self._direction,
+            self._revision,
+            number,
+            state,
+            statement,
+            self._digest,
+            before,
+            error,
+            self._runner,
+            _now().isoformat(" ", "microseconds"),
+            True,
         )
+        # In the order of the columns, or by their names.
+        self._send(
+            str(self._new),
+            values
+            if self._new.positional
+            else dict(zip(_NEW, values, strict=True)),
+        )
+
+    def _send(self, statement: str, parameters: Any) -> None:
+        """Send a statement past SQLAlchemy, which takes ten times as long.
+
+        :raises DBAPIError: as SQLAlchemy would.
+        """
+        errors = self._connection.dialect.loaded_dbapi.Error
+        cursor = self._connection.connection.cursor()
+        try:
+            cursor.execute(statement, parameters)
+        except errors as error:
+            raise DBAPIError.instance(
+                statement,
+                parameters,
+                error,
+                errors,
+                dialect=self._connection.dialect,
+            ) from error
+        finally:
+            cursor.close()
 
     def _is_rolled_back(self) -> bool:
         if self._rolls_back is None:
