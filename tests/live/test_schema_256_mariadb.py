@@ -17,7 +17,7 @@ from sqla_shard.schema import State
 pytestmark = pytest.mark.live
 
 SHARDS = 256
-SECOND = '''
+SECOND = """
 import sqlalchemy as sa
 from alembic import op
 
@@ -27,7 +27,7 @@ down_revision = {first!r}
 
 def upgrade() -> None:
     op.add_column("pins", sa.Column("likes", sa.Integer(), nullable=True))
-'''
+"""
 
 
 def counts(report: schema.RunReport) -> dict[State, int]:

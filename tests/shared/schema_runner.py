@@ -66,6 +66,10 @@ class Run:
         path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         return [int(word) for word in path.read_text().split()]
 
+    def said(self) -> str:
+        """Return what it has printed to standard error by now."""
+        return self._output.with_suffix(".err").read_text("utf-8")
+
     def wait(self) -> Finished:
         status = self._runner.ask({"wait": self.pid})
         return Finished(
