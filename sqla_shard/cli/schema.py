@@ -102,10 +102,28 @@ def _cluster(settings: Settings) -> Cluster | None:
     return Cluster(settings.topology(connects=True))
 
 
-def _run(run: Callable[[], schema.RunReport], *, as_json: bool) -> None:
-    """Print the report of a run; the status is 1 when it was not all good."""
+def _run(
+    command: Callable[..., schema.RunReport],
+    *arguments: Any,
+    settings: Settings,
+    given: dict[str, Any],
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Print the report of a run; the status is 1 when it was not all good.
+
+    :param command: the function of the package that does it.
+    :param arguments: for it, after alembic's configuration.
+    """
     try:
-        report = run()
+        report = command(
+            _config(),
+            *arguments,
+            options=run_options(given),
+            cluster=_cluster(settings),
+            progress=schema.progress_on(sys.stderr),
+            **more,
+        )
     except MigrationFailedError as error:
         if as_json:
             print_json(error.report)
@@ -184,13 +202,10 @@ def upgrade_command(
     where it was.  The status is 1 when a shard could not be upgraded.
     """
     _run(
-        lambda: schema.upgrade(
-            _config(),
-            revision,
-            options=run_options(given),
-            cluster=_cluster(settings),
-            progress=schema.progress_on(sys.stderr),
-        ),
+        schema.upgrade,
+        revision,
+        settings=settings,
+        given=given,
         as_json=as_json,
     )
 
@@ -212,13 +227,10 @@ def downgrade_command(
 ) -> None:
     """Downgrade every virtual shard to REVISION, as `alembic downgrade`."""
     _run(
-        lambda: schema.downgrade(
-            _config(),
-            revision,
-            options=run_options(given),
-            cluster=_cluster(settings),
-            progress=schema.progress_on(sys.stderr),
-        ),
+        schema.downgrade,
+        revision,
+        settings=settings,
+        given=given,
         as_json=as_json,
     )
 
@@ -269,15 +281,12 @@ def provision_command(
     topology = settings.topology(new, connects=True) if new else None
     try:
         _run(
-            lambda: schema.provision(
-                _config(),
-                topology,
-                initial=initial,
-                options=run_options(given),
-                cluster=_cluster(settings),
-                progress=schema.progress_on(sys.stderr),
-            ),
+            schema.provision,
+            topology,
+            settings=settings,
+            given=given,
             as_json=as_json,
+            initial=initial,
         )
     except ProvisionError as error:
         click.echo(f"sqla-shard: error: {error}", err=True)

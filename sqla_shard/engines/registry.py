@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -18,6 +19,7 @@ from typing import Any
 from typing import ClassVar
 from typing import TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
@@ -223,6 +225,20 @@ class Engines:
         with the others.
         """
         return self._backends[engine.url].open(engine.url, self._options)
+
+    @contextmanager
+    def visit(self, engine: Engine) -> Iterator[Connection]:
+        """Yield a connection for one visit, closed afterwards.
+
+        A connection of the pool would keep what is set on it, such as the
+        database that it is in.
+        """
+        own = self.apart(engine)
+        try:
+            with own.connect() as connection:
+                yield connection
+        finally:
+            own.dispose()
 
     def connect_together(
         self, engines: Iterable[Engine], timeout: float | None

@@ -43,7 +43,7 @@ def in_environment(
     config: Config,
     command: Callable[[Environment, Callable[..., Any]], T],
     *,
-    steps: Callable[[ScriptDirectory], Callable[..., Any]] | None = None,
+    verb: str = "upgrade",
     target: str = "heads",
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
@@ -51,17 +51,17 @@ def in_environment(
 ) -> T:
     """Run the application's ``env.py``, and a command in its place.
 
-    :param command: is called with the environment, and with the steps.
-    :param steps: makes the steps of a database, as alembic's own commands
-        give them; by default an upgrade to the newest revision.
-    :param target: the revision that was asked for.
+    :param command: is called with the environment, and with what gives the
+        steps of a database.
+    :param verb: the direction of these, ``"upgrade"`` or ``"downgrade"``.
+    :param target: the revision that they lead to.
     :raises SchemaError: when ``env.py`` does not call ``run_env()``.
     """
     script = ScriptDirectory.from_config(config)
-    fn = (steps or _upgrade_to("heads"))(script)
+    fn = _steps_of(script, verb, target)
     results: list[T] = []
 
-    def run(environment: Environment, given: Callable[..., Any]) -> None:
+    def run(environment: Environment, _: Callable[..., Any]) -> None:
         entered.context_opts.update(fn=fn, dont_mutate=False)
         results.append(command(environment, fn))
 
@@ -90,27 +90,20 @@ def in_environment(
     return results[0]
 
 
-def _upgrade_to(
-    revision: str,
-) -> Callable[[ScriptDirectory], Callable[..., Any]]:
-    def steps(script: ScriptDirectory) -> Callable[..., Any]:
-        def upgrade(heads: Any, context: Any) -> Any:
-            return script._upgrade_revs(revision, heads)
+def _steps_of(
+    script: ScriptDirectory, verb: str, revision: str
+) -> Callable[..., Any]:
+    """Return what gives the steps of a database, as alembic's commands do."""
+    revisions = {
+        "upgrade": script._upgrade_revs,
+        "downgrade": script._downgrade_revs,
+    }[verb]
 
-        return upgrade
+    def steps(heads: Any, context: Any) -> Any:
+        return revisions(revision, heads)
 
-    return steps
-
-
-def _downgrade_to(
-    revision: str,
-) -> Callable[[ScriptDirectory], Callable[..., Any]]:
-    def steps(script: ScriptDirectory) -> Callable[..., Any]:
-        def downgrade(heads: Any, context: Any) -> Any:
-            return script._downgrade_revs(revision, heads)
-
-        return downgrade
-
+    # By which alembic's own are known, too.
+    steps.__name__ = verb
     return steps
 
 
@@ -144,9 +137,7 @@ def upgrade(
     :param progress: told of each shard as it is done.
     :raises MigrationFailedError: when not every shard could be upgraded.
     """
-    return _changed(
-        config, _upgrade_to(revision), revision, options, cluster, progress
-    )
+    return _changed(config, "upgrade", revision, options, cluster, progress)
 
 
 def downgrade(
@@ -165,14 +156,12 @@ def downgrade(
     :param progress: told of each shard as it is done.
     :raises MigrationFailedError: when not every shard could be downgraded.
     """
-    return _changed(
-        config, _downgrade_to(revision), revision, options, cluster, progress
-    )
+    return _changed(config, "downgrade", revision, options, cluster, progress)
 
 
 def _changed(
     config: Config,
-    steps: Callable[[ScriptDirectory], Callable[..., Any]],
+    verb: str,
     revision: str,
     options: RunOptions | None,
     cluster: Cluster | None,
@@ -185,7 +174,7 @@ def _changed(
     return in_environment(
         config,
         lambda environment, fn: environment.everywhere(fn, revision),
-        steps=steps,
+        verb=verb,
         target=revision,
         options=options,
         cluster=cluster,

@@ -269,7 +269,6 @@ class Environment:
             be.
         :raises SchemaOptionError: when it cannot be written any more.
         """
-        self._given["report"] = report
         if "progress" not in self._given:
             self._config.print_stdout("%s", report)
         text = json.dumps(report.to_mapping(), indent=2)
@@ -337,13 +336,11 @@ class Environment:
                 "reference=N, or make the databases with: sqla-shard schema "
                 "provision"
             )
-        engine = self.places.engines.apart(shard.place.engine)
-        with engine.connect() as connection:
+        with self.places.engines.visit(shard.place.engine) as connection:
             shard.place.backend.ddl.enter(connection, shard.schema)
             self._configure(connection=connection, sqla_shard=shard)
             with self._context.begin_transaction():
                 self._context.run_migrations()
-        engine.dispose()
 
     def _current(self, fn: Callable[..., Any]) -> None:
         groups: dict[tuple[str, ...], list[Version]] = {}
@@ -362,12 +359,10 @@ class Environment:
             )
             # Alembic itself prints the revision, as its options want it.
             shard = versions[0].shard
-            engine = self.places.engines.apart(shard.place.engine)
-            with engine.connect() as connection:
+            with self.places.engines.visit(shard.place.engine) as connection:
                 shard.place.backend.ddl.enter(connection, shard.schema)
                 self._configure(connection=connection)
                 self._context.run_migrations()
-            engine.dispose()
         if lost:
             raise SchemaError(
                 "; ".join(

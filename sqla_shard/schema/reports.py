@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from sqla_shard.schema.selecting import as_ranges
+from sqla_shard.schema.selecting import Shard
 
 __all__ = ["Outcome", "RunReport", "State"]
 
@@ -59,6 +60,20 @@ class Outcome:
     error: str | None = None
     step: str | None = None
     done: tuple[str, ...] | None = ()
+
+    @classmethod
+    def of(cls, shard: Shard, state: State, **more: Any) -> Outcome:
+        """Return what became of a shard.
+
+        :param more: the other attributes, as far as there are any.
+        """
+        return cls(
+            shard_id=shard.shard_id,
+            server=shard.server,
+            database=shard.database,
+            state=state,
+            **more,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what JSON can hold."""

@@ -72,20 +72,16 @@ def resolve_shard(
             + (f": {version.error}" if version.error else "")
         )
     ddl = shard.place.backend.ddl
-    engine = environment.places.engines.apart(shard.place.engine)
-    try:
-        with engine.connect() as connection:
-            ddl.enter(connection, shard.schema)
-            holder = ddl.hold(connection, shard.database, 0)
-            if holder is not None:
-                raise SchemaError(
-                    f"{shard} is held by {holder}; wait until it has ended"
-                )
-            last = _written(environment, connection, shard, answer)
-            ddl.release(connection, shard.database)
-            connection.commit()
-    finally:
-        engine.dispose()
+    with environment.places.engines.visit(shard.place.engine) as connection:
+        ddl.enter(connection, shard.schema)
+        holder = ddl.hold(connection, shard.database, 0)
+        if holder is not None:
+            raise SchemaError(
+                f"{shard} is held by {holder}; wait until it has ended"
+            )
+        last = _written(environment, connection, shard, answer)
+        ddl.release(connection, shard.database)
+        connection.commit()
     return Resolution(
         shard_id=shard_id,
         database=shard.database,

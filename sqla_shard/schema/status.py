@@ -16,6 +16,7 @@ from sqla_shard.schema.running.ledger import open_entries
 from sqla_shard.schema.running.ledger import said
 from sqla_shard.schema.running.ledger import settled
 from sqla_shard.schema.selecting import as_ranges
+from sqla_shard.schema.versions import listed
 from sqla_shard.schema.versions import Version
 
 __all__ = ["ShardStatus", "StatusReport", "status_of"]
@@ -118,7 +119,7 @@ class StatusReport:
             one.revisions for one in self.shards if one.condition == CURRENT
         }
         for revisions, ids in self.histogram().items():
-            name = ", ".join(revisions) or "no revision"
+            name = listed(revisions)
             is_head = revisions in newest or set(revisions) == set(self.heads)
             mark = " (head)" if is_head else ""
             yield f"  {len(ids):6} at {name}{mark}: {as_ranges(ids)}"
@@ -188,10 +189,9 @@ def _unfinished(
     """Look at one of the few shards where a revision has not ended."""
     shard = version.shard
     ddl = shard.place.backend.ddl
-    # A connection of the pool must keep nothing of what is set here.
-    engine = environment.places.engines.apart(shard.place.engine)
+    engines = environment.places.engines
     try:
-        with engine.connect() as connection:
+        with engines.visit(shard.place.engine) as connection:
             ddl.enter(connection, shard.schema)
             if ddl.hold(connection, shard.database, 0) is not None:
                 return RUNNING, None
@@ -201,8 +201,6 @@ def _unfinished(
                 ddl.release(connection, shard.database)
     except DBAPIError as error:
         return UNREACHABLE, str(error.orig)
-    finally:
-        engine.dispose()
 
 
 def _told(connection: Any, version: Version) -> tuple[str, str | None]:

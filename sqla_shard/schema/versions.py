@@ -16,25 +16,19 @@ from sqla_shard.schema.internal import LEDGER
 from sqla_shard.schema.internal import VERSION_TABLE
 from sqla_shard.schema.selecting import Shard
 
-__all__ = ["Open", "Version", "read_versions"]
+__all__ = ["Open", "Version", "listed", "read_versions"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Open:
     """A revision that has begun on a shard and has not ended.
 
-    :ivar state: of its last statement, as in the ledger.
-    :ivar statement: the last one that was begun; empty where the revision
-        failed between two.
+    :ivar number: position of the last statement that was begun.
     """
 
     direction: str
     revision: str
     number: int
-    state: str
-    statement: str
-    error: str | None
-    runner: str
 
     @property
     def step(self) -> str:
@@ -64,6 +58,11 @@ class Version:
     def is_known(self) -> bool:
         """Whether the database is there and has answered."""
         return not self.is_missing and self.error is None
+
+
+def listed(heads: Sequence[str]) -> str:
+    """Return the revisions of a shard, as messages name them."""
+    return ", ".join(heads) or "no revision"
 
 
 def read_versions(

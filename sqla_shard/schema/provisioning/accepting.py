@@ -148,16 +148,11 @@ def _finish(
     if not tables:
         return
     first = next(iter(tables)).place
-    # A connection of the pool must keep no database of its own.
-    engine = places.engines.apart(first.engine)
-    try:
-        with engine.connect() as connection:
-            for shard, names in tables.items():
-                first.backend.ddl.enter(connection, shard.schema)
-                finish_mark(connection, names, version_table)
-                connection.commit()
-    finally:
-        engine.dispose()
+    with places.engines.visit(first.engine) as connection:
+        for shard, names in tables.items():
+            first.backend.ddl.enter(connection, shard.schema)
+            finish_mark(connection, names, version_table)
+            connection.commit()
 
 
 def _differences(

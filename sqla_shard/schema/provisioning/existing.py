@@ -57,15 +57,11 @@ def check_unused(connection: Connection, shard: Shard) -> None:
 def _on_engine(
     engines: Engines, version_table: str, shards: Sequence[Shard]
 ) -> list[Problem]:
-    # A connection of the pool must keep no database of its own.
-    engine = engines.apart(shards[0].place.engine)
     try:
-        with engine.connect() as connection:
+        with engines.visit(shards[0].place.engine) as connection:
             return _asked(connection, version_table, shards)
     except (DBAPIError, OSError) as error:
         return [Problem(shards[0].server, f"cannot be asked: {error}")]
-    finally:
-        engine.dispose()
 
 
 def _asked(

@@ -39,6 +39,7 @@ from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
+from sqla_shard.schema.internal import PREFIX
 from sqla_shard.schema.revisions.differences import default_differs
 from sqla_shard.schema.revisions.differences import type_differs
 from sqla_shard.schema.revisions.plain import drop_options
@@ -50,7 +51,6 @@ from sqla_shard.topology import Topology
 
 __all__ = ["comparing"]
 
-_PREFIX = "sqla_shard_"
 _VERSIONS = "alembic_version"
 
 
@@ -125,7 +125,7 @@ def _keyspace_of(table: Table, topology: Topology) -> str:
 
 
 def _is_reserved(name: str) -> bool:
-    return name == _VERSIONS or name.startswith(_PREFIX)
+    return name == _VERSIONS or name.startswith(PREFIX)
 
 
 def _include_name(name: str | None, kind: str, parents: Any) -> bool:

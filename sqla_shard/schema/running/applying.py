@@ -30,6 +30,7 @@ from sqla_shard.schema.running.ledger import Entry
 from sqla_shard.schema.running.ledger import said
 from sqla_shard.schema.running.static import is_static
 from sqla_shard.schema.selecting import Shard
+from sqla_shard.schema.versions import listed
 from sqla_shard.schema.versions import Version
 
 __all__ = ["Applier", "is_relative"]
@@ -108,10 +109,8 @@ class Applier:
             if journal.is_soiled:
                 # The next shard would have what this one has set.
                 self.close()
-        return Outcome(
-            shard_id=shard.shard_id,
-            server=shard.server,
-            database=shard.database,
+        return Outcome.of(
+            shard,
             steps=tuple(self._steps),
             statements=count,
             seconds=monotonic() - began,
@@ -197,8 +196,8 @@ class Applier:
         ):
             # One step more than was asked for, after another runner's.
             raise SchemaError(
-                f"it was at {_listed(self._expected)} when this run began, "
-                f"and is at {_listed(key)} now; another runner was here. "
+                f"it was at {listed(self._expected)} when this run began, "
+                f"and is at {listed(key)} now; another runner was here. "
                 "Name the revision itself"
             )
         steps = self._cache.get(key)
@@ -320,10 +319,6 @@ class Applier:
 def is_relative(target: object) -> bool:
     """Tell whether a target counts from where a shard is."""
     return isinstance(target, str) and bool(_RELATIVE.fullmatch(target))
-
-
-def _listed(heads: tuple[str, ...]) -> str:
-    return ", ".join(heads) or "no revision"
 
 
 def _shown(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from sqla_shard.schema.running.applying import Applier
 from sqla_shard.schema.running.applying import is_relative
 from sqla_shard.schema.running.workers import Workers
 from sqla_shard.schema.selecting import as_ranges
+from sqla_shard.schema.versions import listed
 from sqla_shard.schema.versions import Version
 
 __all__ = ["check_target", "run"]
@@ -46,7 +47,7 @@ def check_target(target: str, versions: Iterable[Version]) -> None:
     at: dict[str, list[int]] = {}
     for version in versions:
         if version.is_known:
-            heads = ", ".join(version.heads) or "no revision"
+            heads = listed(version.heads)
             at.setdefault(heads, []).append(version.shard.shard_id)
     if len(at) > 1:
         raise DivergedRevisionsError(
@@ -84,11 +85,13 @@ def run(
             continue
         need = needs[version.heads]
         if isinstance(need, str):
-            outcomes[index] = _outcome(version, State.FAILED, need)
+            outcomes[index] = Outcome.of(
+                version.shard, State.FAILED, error=need
+            )
         elif need or version.open is not None:
             todo.append(index)
         else:
-            outcomes[index] = _outcome(version, State.CURRENT)
+            outcomes[index] = Outcome.of(version.shard, State.CURRENT)
     stopped = False
     if any(not one.state.is_good for one in outcomes.values()) and not (
         options.continue_on_error
@@ -97,7 +100,7 @@ def run(
         # has looked.
         todo, skipped = [], todo
         for index in skipped:
-            outcomes[index] = _outcome(versions[index], State.SKIPPED)
+            outcomes[index] = Outcome.of(versions[index].shard, State.SKIPPED)
     progress.begin(command, target, len(versions), outcomes.values())
     if todo:
         workers = Workers(
@@ -160,29 +163,21 @@ def _known(versions: Sequence[Version]) -> Iterator[tuple[int, Outcome]]:
         if version.is_missing:
             yield (
                 index,
-                _outcome(
-                    version,
+                Outcome.of(
+                    version.shard,
                     State.MISSING,
-                    f"there is no database {version.shard.database} on "
+                    error=f"there is no database {version.shard.database} on "
                     f"{version.shard.server}. Is it lost, or elsewhere? "
                     "New databases are made by: sqla-shard schema provision",
                 ),
             )
         elif version.error is not None:
-            yield index, _outcome(version, State.UNREACHABLE, version.error)
-
-
-def _outcome(
-    version: Version, state: State, error: str | None = None
-) -> Outcome:
-    shard = version.shard
-    return Outcome(
-        shard_id=shard.shard_id,
-        server=shard.server,
-        database=shard.database,
-        state=state,
-        error=error,
-    )
+            yield (
+                index,
+                Outcome.of(
+                    version.shard, State.UNREACHABLE, error=version.error
+                ),
+            )
 
 
 def _in_waves(

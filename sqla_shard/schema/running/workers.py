@@ -170,27 +170,18 @@ class Workers:
         process.join()
         pipe.close()
         self._bereft.append(self._server.pop(pipe))
-        return self._made(
-            index,
+        return Outcome.of(
+            self._versions[index].shard,
             State.FAILED,
-            f"the process that worked on it ended with status "
+            error=f"the process that worked on it ended with status "
             f"{process.exitcode}; the next run looks at what it has done",
         )
 
     def _not_done(self, index: int, reason: str | None) -> Outcome:
-        if reason is None:
-            return self._made(index, State.SKIPPED, None)
-        return self._made(index, State.UNREACHABLE, reason)
-
-    def _made(self, index: int, state: State, error: str | None) -> Outcome:
         shard = self._versions[index].shard
-        return Outcome(
-            shard_id=shard.shard_id,
-            server=shard.server,
-            database=shard.database,
-            state=state,
-            error=error,
-        )
+        if reason is None:
+            return Outcome.of(shard, State.SKIPPED)
+        return Outcome.of(shard, State.UNREACHABLE, error=reason)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless and until told to stop."""
