@@ -206,7 +206,9 @@ class Workers:
         os.write(self._writer, b".")
         for process in self._processes.values():
             if process.pid is not None and process.is_alive():
-                os.kill(process.pid, how)
+                # It may have been waited for where this has interrupted.
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, how)
 
     def close(self) -> None:
         """Let the processes end."""
