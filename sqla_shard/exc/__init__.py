@@ -12,6 +12,10 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── DuplicateTypeError                two classes with one type id
     ├── ClassDefinitionError (TypeError)  a mapped class that cannot work
     ├── TopologyError                     a topology that cannot be used
+    ├── TopologyUnavailableError          its source has none, or is gone
+    ├── StaleTopologyError                not newer than the one in use
+    ├── TopologyRefusedError              would lose what the one in use has
+    ├── TopologyConflictError             somebody else has published
     ├── UnknownKeyspaceError              no such keyspace in the topology
     ├── UnknownShardError                 a shard that is not open
     ├── UnknownServerError                no such server in the topology
@@ -25,6 +29,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── ScatterTimeoutError               servers did not answer in time
     ├── ScatterFailedError                not one shard has answered
     ├── ServerUnreachableError (OperationalError)  a server is gone
+    ├── ServerRetiredError                a server that left the topology
     ├── PlacementError                    no shard for a new object
     │   └── ColocationError               the parent's shard cannot be used
     ├── CrossShardWriteError              a second shard in a transaction
@@ -73,6 +78,11 @@ from sqla_shard.exc.definitions import UnknownKeyspaceError
 from sqla_shard.exc.definitions import UnknownServerError
 from sqla_shard.exc.definitions import UnknownShardError
 from sqla_shard.exc.definitions import WrongTypeError
+from sqla_shard.exc.following import ServerRetiredError
+from sqla_shard.exc.following import StaleTopologyError
+from sqla_shard.exc.following import TopologyConflictError
+from sqla_shard.exc.following import TopologyRefusedError
+from sqla_shard.exc.following import TopologyUnavailableError
 from sqla_shard.exc.lists import InvalidBookmarkError
 from sqla_shard.exc.lists import InvalidMoveError
 from sqla_shard.exc.lists import InvalidSequenceError
@@ -162,12 +172,17 @@ __all__ = [
     "SchemaSetupError",
     "SequenceExhaustedError",
     "ServerProcessError",
+    "ServerRetiredError",
     "ServerUnreachableError",
     "ShardError",
     "StaleDataError",
     "StaleListError",
     "StaleNeighbourError",
+    "StaleTopologyError",
+    "TopologyConflictError",
     "TopologyError",
+    "TopologyRefusedError",
+    "TopologyUnavailableError",
     "UnknownKeyspaceError",
     "UnknownServerError",
     "UnknownShardError",

@@ -12,8 +12,11 @@ from __future__ import annotations
 #   keyspaces                                Server and Keyspace
 #   tables, parse, validate, shorthand       from a document, noting problems
 #   load, model                              Topology
-#   source, changes                          files; what two versions differ in
+#   documents, source                        TOML and JSON; files
+#   changes, admission                       what two versions differ in, and
+#                                            what may not be different
 #   describing, locating                     for reading; where something is
+from sqla_shard.topology.admission import refusals
 from sqla_shard.topology.changes import CountChange
 from sqla_shard.topology.changes import DatabaseChange
 from sqla_shard.topology.changes import diff
@@ -24,6 +27,8 @@ from sqla_shard.topology.changes import TopologyDiff
 from sqla_shard.topology.changes import UrlChange
 from sqla_shard.topology.changes import WeightChange
 from sqla_shard.topology.describing import describe
+from sqla_shard.topology.documents import read_document
+from sqla_shard.topology.documents import to_json
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
@@ -65,5 +70,8 @@ __all__ = [
     "fill",
     "find_object",
     "find_shard",
+    "read_document",
     "redact",
+    "refusals",
+    "to_json",
 ]

@@ -1,0 +1,118 @@
+"""Topologies that change: sources, publishing, servers that leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.definitions import Problem
+
+__all__ = [
+    "ServerRetiredError",
+    "StaleTopologyError",
+    "TopologyConflictError",
+    "TopologyRefusedError",
+    "TopologyUnavailableError",
+]
+
+
+class TopologyUnavailableError(ShardError):
+    """Raised when a source cannot be asked, or has no topology.
+
+    :ivar source: where it should have come from.
+    :ivar reason: what is the matter there.
+    """
+
+    def __init__(self, *, source: str, reason: str) -> None:
+        super().__init__(f"{source}: no topology: {reason}")
+        self.source = source
+        self.reason = reason
+
+
+class StaleTopologyError(ShardError):
+    """Raised when a topology is not newer than the one in use.
+
+    :ivar source: where it came from.
+    :ivar epoch: its epoch.
+    :ivar current: the epoch in use.
+    """
+
+    def __init__(self, *, source: str, epoch: int, current: int) -> None:
+        found = (
+            f"has epoch {epoch} too, and other contents"
+            if epoch == current
+            else f"has epoch {epoch}, which is older"
+        )
+        super().__init__(
+            f"{source}: the topology {found}; epoch {current} stays in use. "
+            f"Publish it with an epoch above {current}"
+        )
+        self.source = source
+        self.epoch = epoch
+        self.current = current
+
+
+class TopologyRefusedError(ShardError):
+    """Raised when a topology would lose what the one in use has.
+
+    :ivar source: where it came from.
+    :ivar epoch: its epoch.
+    :ivar current: the epoch in use.
+    :ivar problems: each thing that would be lost.
+    """
+
+    def __init__(
+        self,
+        problems: Iterable[Problem],
+        *,
+        source: str,
+        epoch: int,
+        current: int,
+    ) -> None:
+        self.problems = tuple(problems)
+        self.source = source
+        self.epoch = epoch
+        self.current = current
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(
+            f"{source}: the topology of epoch {epoch} cannot follow that of "
+            f"epoch {current}{lines}"
+        )
+
+
+class TopologyConflictError(ShardError):
+    """Raised when somebody else has published in the meantime.
+
+    :ivar source: where the topologies are.
+    :ivar expected: the epoch that was to be replaced; None for none.
+    :ivar found: the epoch that is there; None where that is not known.
+    """
+
+    def __init__(
+        self, *, source: str, expected: int | None, found: int | None
+    ) -> None:
+        was = "none was" if expected is None else f"epoch {expected} was"
+        there = "another one" if found is None else f"epoch {found}"
+        super().__init__(
+            f"{source}: {was} to be replaced, but {there} is there by now; "
+            "nothing was published. Look at it, and publish again"
+        )
+        self.source = source
+        self.expected = expected
+        self.found = found
+
+
+class ServerRetiredError(ShardError):
+    """Raised when a session needs a server that has left the topology.
+
+    Its transaction began before that; repeated, it takes the new topology.
+
+    :ivar server: its name in the topology, or its names.
+    """
+
+    def __init__(self, *, server: str) -> None:
+        super().__init__(
+            f"server {server} has left the topology since this transaction "
+            "began; roll back and repeat it, as Cluster.run() does"
+        )
+        self.server = server

@@ -1,0 +1,154 @@
+"""The last good topology, in a file on this machine.
+
+It is a topology file like any other, with placeholders unexpanded.  It is
+written beside its place, flushed to the disk and renamed, so that whoever
+reads it has a whole one, whatever happened to the process or the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Collection
+from collections.abc import Mapping
+from pathlib import Path
+
+from sqla_shard.exc import Problem
+from sqla_shard.exc import TopologyError
+from sqla_shard.topology import FileSource
+from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
+
+__all__ = ["Snapshot", "default_path"]
+
+_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def default_path(name: str) -> Path:
+    """Return where the snapshot of a source is kept unless told otherwise.
+
+    :param name: of the source; two sources have two snapshots.
+    :returns: in ``$XDG_STATE_HOME``, or ``~/.local/state``.
+    """
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")[:60]
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return Path(home).expanduser() / "sqla_shard" / f"{readable}-{digest}.json"
+
+
+class Snapshot:
+    """A file with the last good topology.
+
+    Several processes may share it.
+
+    :param path: ends in ``.json``; its directory is made if need be.
+    :param mode: of the file; by default nobody else may read it.
+    :param placeholders: see :meth:`Topology.from_mapping`.
+    :param environ: likewise.
+    :raises TopologyError: for another suffix.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: int = 0o600,
+        placeholders: Collection[str],
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._mode = mode
+        self._file = FileSource(
+            self.path, placeholders=placeholders, environ=environ
+        )
+        if self.path.suffix.lower() != ".json":
+            raise self._refusal("its name must end in .json")
+
+    def load(self) -> Topology | None:
+        """Return what was written last; None where there is nothing.
+
+        :raises TopologyError: when it cannot be read, is not whole, or
+            somebody else could have written it.
+        """
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._refusal(
+                f"cannot be read: {error.strerror or error}"
+            ) from error
+        if found.st_uid not in (0, os.geteuid()) or (
+            found.st_mode & _FOR_OTHERS
+        ):
+            # Whoever may write it sends this process, with its passwords,
+            # to a server of their own.
+            raise self._refusal(
+                "others may write it; leave it to this user (chmod 600), or "
+                "remove it"
+            )
+        return self._file.load()
+
+    def age(self) -> float:
+        """Return how many seconds ago it was written or confirmed."""
+        try:
+            return max(0.0, time.time() - os.stat(self.path).st_mtime)
+        except OSError:
+            return 0.0
+
+    def save(self, topology: Topology) -> None:
+        """Write a topology, unless the file has a newer one.
+
+        :raises OSError: when it cannot be written; the old one stays.
+        """
+        with contextlib.suppress(TopologyError):
+            known = self.load()
+            if known is not None and known.epoch > topology.epoch:
+                # Of another process, which has heard of it earlier.
+                return
+            if known == topology:
+                self.confirm()
+                return
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{self.path.stem[:40]}-",
+            suffix=".tmp",
+            dir=self.path.parent,
+        )
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(file.fileno(), self._mode)
+                file.write(to_json(topology))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        _flush_directory(self.path.parent)
+
+    def confirm(self) -> None:
+        """Take note that it is still the newest; its age begins again."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path)
+
+    def _refusal(self, message: str) -> TopologyError:
+        return TopologyError(
+            [Problem("snapshot", message)], source=str(self.path)
+        )
+
+
+def _flush_directory(path: Path) -> None:
+    # Without it the rename may be lost in a power failure, and with it the
+    # only good topology where the old name is gone as well.
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

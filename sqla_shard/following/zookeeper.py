@@ -1,0 +1,303 @@
+"""Topologies in ZooKeeper, read and watched through kazoo.
+
+Below the path of a connection string, such as ``/prod`` of
+``zk1:2181,zk2:2181/prod``, the node ``topology`` holds the topology in use,
+as JSON, and ``history`` one node for each of the last ones, by epoch.
+
+kazoo calls watches in a thread of its own, once for each change, and loses
+them with the connection.  They say here no more than "look again": what
+counts is what a read returns, and each read sets the watch anew.
+
+This is the only module that loads kazoo.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import read_document
+from sqla_shard.topology import Topology
+
+try:
+    from kazoo.client import KazooClient
+    from kazoo.client import KazooState
+    from kazoo.exceptions import AuthFailedError
+    from kazoo.exceptions import KazooException
+    from kazoo.exceptions import NoNodeError
+    from kazoo.handlers.threading import KazooTimeoutError
+    from kazoo.protocol.states import KeeperState
+except ImportError as error:
+    raise MissingExtraError(
+        package="kazoo", extra="zookeeper", reason=str(error)
+    ) from error
+
+__all__ = ["TOPOLOGY_NODE", "ZooKeeperConnection", "ZooKeeperSource"]
+
+#: The node with the topology in use, below the path of the connection.
+TOPOLOGY_NODE = "/topology"
+
+#: A client that has had no connection for so many seconds is replaced: its
+#: threads may have ended on an error that nobody has thought of.
+_REPLACE_AFTER = 60.0
+
+# kazoo reports each attempt to connect, for days if need be; what matters of
+# that is told by whoever follows the source.
+_kazoo_log = logging.getLogger("sqla_shard.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
+
+
+class ZooKeeperConnection:
+    """A kazoo client that is opened on use, and replaced where need be.
+
+    :param hosts: ``host:port,host:port/path``.
+    :param timeout: seconds to wait for an answer.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`,
+        such as ``auth_data``, ``use_ssl`` and ``ca``.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.hosts = hosts
+        self._timeout = timeout
+        self._options = {
+            "timeout": 10.0,
+            "connection_retry": {
+                "max_tries": -1,
+                "delay": 0.1,
+                "max_delay": 5.0,
+            },
+            **(options or {}),
+        }
+        self._client: KazooClient | None = None
+        self._notify: Callable[[], None] | None = None
+        self._without = 0.0
+
+    @property
+    def name(self) -> str:
+        """Where it leads, for messages."""
+        return f"zookeeper://{self.hosts}"
+
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Have ``notify()`` called when a connection is there again."""
+        self._notify = notify
+
+    def client(self) -> KazooClient:
+        """Return a client that is connected.
+
+        :raises TopologyUnavailableError: when none is in time.
+        """
+        client = self._client
+        if client is not None and self._is_done_for(client):
+            self.close()
+            client = None
+        if client is None:
+            client = self._client = KazooClient(
+                hosts=self.hosts, logger=_kazoo_log, **self._options
+            )
+            client.add_listener(self._state_changed)
+            self._without = monotonic()
+            live = client.start_async()
+        else:
+            live = client._live
+        live.wait(self._timeout)
+        if not client.connected:
+            reason = "refuses to authenticate this client"
+            if client.client_state != KeeperState.AUTH_FAILED:
+                reason = f"no server has answered in {self._timeout:g} seconds"
+            raise self.unavailable(reason)
+        return client
+
+    def ask(self, call: Callable[[KazooClient], Any]) -> Any:
+        """Return what an asynchronous call of the client results in.
+
+        :param call: makes it, such as ``lambda c: c.get_async("/a")``.
+        :raises TopologyUnavailableError: when there is no answer in time.
+        :raises kazoo.exceptions.NoNodeError: and others that are answers.
+        """
+        client = self.client()
+        try:
+            return call(client).get(timeout=self._timeout)
+        except KazooTimeoutError:
+            reason = f"no answer in {self._timeout:g} seconds"
+        except AuthFailedError:
+            reason = "refuses to authenticate this client"
+        except KazooException as error:
+            if not _is_of_connection(error):
+                raise
+            reason = f"the connection was lost ({type(error).__name__})"
+        raise self.unavailable(reason)
+
+    def unavailable(self, reason: str) -> TopologyUnavailableError:
+        """Return the error for a reason."""
+        return TopologyUnavailableError(source=self.name, reason=reason)
+
+    def close(self) -> None:
+        """End the session."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        client.remove_listener(self._state_changed)
+        client.stop()
+        client.close()
+
+    def forked(self) -> None:
+        """Leave the parent's session alone."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        # Kept for ever: a finalizer could close the session.
+        _abandoned.append(client)
+        connection = client._connection
+        for name in ("_socket", "_read_sock", "_write_sock"):
+            sock = getattr(connection, name, None)
+            if sock is not None:
+                # Only the child's copies, without a word to the server.
+                sock.close()
+
+    def _state_changed(self, state: Any) -> None:
+        """Called by kazoo, in its thread."""
+        if state == KazooState.CONNECTED:
+            if self._notify is not None:
+                # What was watched before is not watched any more.
+                self._notify()
+        elif not self._without:
+            self._without = monotonic()
+
+    def _is_done_for(self, client: KazooClient) -> bool:
+        if client.connected:
+            self._without = 0.0
+            return False
+        if client.client_state == KeeperState.AUTH_FAILED:
+            return True
+        return bool(
+            self._without and monotonic() - self._without > _REPLACE_AFTER
+        )
+
+
+class ZooKeeperSource:
+    """The topology of a ZooKeeper.
+
+    :param hosts: ``host:port,host:port/path``.
+    :param timeout: seconds to wait for an answer.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`.
+    :param placeholders: see :meth:`Topology.from_mapping`.
+    :param environ: likewise; None reads ``os.environ`` at each load.
+    """
+
+    #: It tells of changes by itself.
+    interval: float | None = None
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._connection = ZooKeeperConnection(
+            hosts, timeout=timeout, options=options
+        )
+        self._placeholders = placeholders
+        self._environ = environ
+        self._notify: Callable[[], None] = _nobody
+
+    def __repr__(self) -> str:
+        return f"ZooKeeperSource({self._connection.hosts!r})"
+
+    @property
+    def name(self) -> str:
+        """The connection string, which has no password."""
+        return self._connection.name
+
+    def start(self, notify: Callable[[], None]) -> None:
+        """Have ``notify()`` called when the topology may be another."""
+        self._notify = notify
+        self._connection.listen(notify)
+
+    def load(self) -> Topology:
+        """Read the topology, and watch it from then on.
+
+        :raises TopologyUnavailableError: when no server answers, or nothing
+            was published.
+        :raises TopologyError: when what is there is not a topology.
+        """
+        try:
+            data, _ = self._connection.ask(
+                lambda client: client.get_async(
+                    TOPOLOGY_NODE, watch=self._changed
+                )
+            )
+        except NoNodeError:
+            self._await_node()
+            raise self._connection.unavailable(
+                "nothing was published there; publish one with: sqla-shard "
+                "topology push"
+            ) from None
+        except KazooException as error:
+            raise self._connection.unavailable(
+                f"it cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        return read_document(
+            data,
+            "json",
+            source=self.name,
+            placeholders=self._placeholders,
+            environ=self._environ,
+        )
+
+    def _await_node(self) -> None:
+        """Be told when it is there."""
+        try:
+            self._connection.ask(
+                lambda client: client.exists_async(
+                    TOPOLOGY_NODE, watch=self._changed
+                )
+            )
+        except KazooException as error:
+            raise self._connection.unavailable(
+                f"it cannot be watched ({type(error).__name__}: {error})"
+            ) from error
+
+    def look(self) -> bool:
+        """Return False: it tells by itself."""
+        return False
+
+    def stop(self) -> None:
+        """End the session."""
+        self._notify = _nobody
+        self._connection.close()
+
+    def forked(self) -> None:
+        """Leave the parent's session alone; the next load opens one."""
+        self._connection.forked()
+
+    def _changed(self, event: object) -> None:
+        """Called by kazoo, in its thread."""
+        self._notify()
+
+
+def _nobody() -> None:
+    """Receive what nobody waits for."""
+
+
+def _is_of_connection(error: KazooException) -> bool:
+    names = {"ConnectionLoss", "SessionExpiredError", "ConnectionClosedError"}
+    return type(error).__name__ in names
+
+
+_abandoned: list[Any] = []
