@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
+import weakref
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 from typing import TypeVar
 
@@ -28,6 +30,15 @@ from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
 from sqla_shard.explaining import explain
 from sqla_shard.explaining import Explanation
+from sqla_shard.following import check_newer
+from sqla_shard.following import Fixed
+from sqla_shard.following import followed
+from sqla_shard.following import Follower
+from sqla_shard.following import open_follower
+from sqla_shard.following import SnapshotPath
+from sqla_shard.following import SourceReport
+from sqla_shard.health import Health
+from sqla_shard.health import health_of
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
 from sqla_shard.scattering import Lanes
@@ -42,10 +53,13 @@ from sqla_shard.session.transactions import watch
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
+from sqla_shard.topology import TopologySource
 
 __all__ = ["Cluster", "ClusterEvents"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Cluster(EventTarget):
@@ -81,6 +95,8 @@ class Cluster(EventTarget):
         :func:`~sqla_shard.scatter`.
     :param comments: let the SQL of sessions say in a comment where it goes,
         for the logs of servers.
+    :param grace: seconds for which transactions may go on with a server
+        that has left the topology.
     """
 
     dispatch: dispatcher[Cluster]
@@ -99,6 +115,7 @@ class Cluster(EventTarget):
         threads: int = 32,
         scatters: bool = True,
         comments: bool = False,
+        grace: float = 30.0,
     ) -> None:
         #: Whether statements may go to all shards, by ``scatter()``; it can
         #: be set at any time.
@@ -113,6 +130,7 @@ class Cluster(EventTarget):
             environ=environ,
             on_open=watch,
             lanes=Lanes(threads),
+            grace=grace,
         )
         if async_engine_options is not None:
             options = async_engine_options
@@ -124,10 +142,18 @@ class Cluster(EventTarget):
                 options=options,
                 environ=environ,
                 on_open=watch,
+                grace=grace,
             ),
+            trouble=self._ask,
         )
-        self.places = Places(topology, self._engines)
+        self._places = Places(topology, self._engines)
+        self._engines.follow(topology)
+        self._engines.trouble = self._ask
+        self._updating = threading.Lock()
+        self._feed: Fixed | Follower = Fixed(topology)
         self._session_options = dict(session_options or {})
+
+    # -- where the topology comes from
 
     @classmethod
     def from_topology(
@@ -157,6 +183,7 @@ class Cluster(EventTarget):
         cls,
         path: str | os.PathLike[str],
         *,
+        watch: bool = True,
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
         environ: Mapping[str, str] | None = None,
         **kwargs: Any,
@@ -164,18 +191,173 @@ class Cluster(EventTarget):
         """Return the cluster of a topology file, TOML or JSON.
 
         :param path: the file.
+        :param watch: follow it: a newer topology in it is used within a
+            second or two.
         :param placeholders: names that ``${NAME}`` in a URL may have.
         :param kwargs: as for :class:`Cluster`.
         :raises TopologyError: when it cannot be read or is not valid.
         """
-        source = FileSource(
-            Path(path), placeholders=placeholders, environ=environ
+        source = FileSource(path, placeholders=placeholders, environ=environ)
+        if not watch:
+            return cls(source.load(), environ=environ, **kwargs)
+        return cls.from_source(source, environ=environ, **kwargs)
+
+    @classmethod
+    def from_zookeeper(
+        cls,
+        hosts: str,
+        *,
+        snapshot: SnapshotPath = None,
+        timeout: float = 5.0,
+        reread: float = 60.0,
+        kazoo_options: Mapping[str, Any] | None = None,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Cluster:
+        """Return a cluster that follows the topology in a ZooKeeper.
+
+        Where ZooKeeper cannot be reached, now or later, the last good
+        topology is used; see :class:`~sqla_shard.following.Follower`.
+
+        :param hosts: ``"zk1:2181,zk2:2181/path"``.
+        :param snapshot: the file that keeps the last good topology; None
+            for one in ``$XDG_STATE_HOME/sqla_shard``, False for none.
+        :param timeout: seconds to wait for an answer of ZooKeeper.
+        :param reread: seconds after which it is asked again, even if it
+            has told of nothing.
+        :param kazoo_options: for :class:`kazoo.client.KazooClient`, such as
+            ``auth_data``, ``use_ssl`` and ``ca``.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyUnavailableError: when neither ZooKeeper nor the
+            snapshot has a topology.
+        :raises TopologyError: when it cannot be used.
+        :raises MissingExtraError: when kazoo is not installed.
+        """
+        from sqla_shard.following.zookeeper import ZooKeeperSource
+
+        source = ZooKeeperSource(
+            hosts,
+            timeout=timeout,
+            options=kazoo_options,
+            placeholders=placeholders,
+            environ=environ,
         )
-        return cls(source.load(), environ=environ, **kwargs)
+        return cls.from_source(
+            source,
+            snapshot=snapshot,
+            reread=reread,
+            placeholders=placeholders,
+            environ=environ,
+            **kwargs,
+        )
+
+    @classmethod
+    def from_source(
+        cls,
+        source: TopologySource,
+        *,
+        interval: float = 5.0,
+        snapshot: SnapshotPath = False,
+        reread: float = 60.0,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Cluster:
+        """Return a cluster that follows a source.
+
+        :param source: yours needs no more than a ``load()`` that returns
+            the topology as it is now.
+        :param interval: seconds between two calls of that.
+        :param snapshot: as for :meth:`from_zookeeper`; by default none.
+        :param reread: likewise.
+        :param placeholders: names that ``${NAME}`` in the snapshot may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyUnavailableError: when there is no topology.
+        :raises TopologyError: when it cannot be used.
+        """
+        follower = open_follower(
+            followed(source, interval),
+            snapshot=snapshot,
+            reread=reread,
+            placeholders=placeholders,
+            environ=environ,
+        )
+        try:
+            cluster = cls(follower.topology, environ=environ, **kwargs)
+        except BaseException:
+            follower.close_soon()
+            raise
+        cluster._follow(follower)
+        return cluster
+
+    def _follow(self, follower: Follower) -> None:
+        self._feed = follower
+        # Not by a strong reference: the thread would keep for ever what
+        # nobody has any more.
+        take = weakref.WeakMethod(self._take)
+
+        def change(old: Topology, new: Topology) -> None:
+            found = take()
+            if found is not None:
+                found(old, new)
+
+        follower.add_callback(change)
+        weakref.finalize(self, follower.close_soon)
+
+    def update_topology(self, topology: Topology) -> bool:
+        """Use a newer topology from now on, without a source.
+
+        Transactions keep the one that they began with.  Servers that it has
+        no more are drained.
+
+        :returns: False where it is the one in use.
+        :raises StaleTopologyError: when it is not newer.
+        :raises TopologyRefusedError: when it would lose what the one in use
+            has.
+        :raises ValueError: when the cluster follows a source.
+        """
+        if not isinstance(self._feed, Fixed):
+            raise ValueError(
+                f"the cluster follows {self._feed.report().source}; publish "
+                "the topology there"
+            )
+        with self._updating:
+            old = self.topology
+            if topology == old:
+                return False
+            check_newer(old, topology, source="update_topology()")
+            self._take(old, topology)
+            self._feed.replace(topology)
+        return True
+
+    def _take(self, old: Topology, new: Topology) -> None:
+        """Use a newer topology; transactions keep theirs."""
+        self._places = Places(new, self._engines)
+        self._engines.follow(new)
+        self._loops.follow(new)
+        for listener in self.dispatch.topology_changed:
+            try:
+                listener(self, old, new)
+            except Exception:  # one must not stop the others
+                _log.exception(
+                    "a listener has failed for the topology of epoch %d",
+                    new.epoch,
+                    extra={"action": "tell of topology", "epoch": new.epoch},
+                )
+
+    @property
+    def places(self) -> Places:
+        """Where the shards are now."""
+        if not self._feed.is_running:
+            # The first use, in this process: a fork leaves threads behind.
+            self._feed.start()
+        return self._places
 
     @property
     def topology(self) -> Topology:
-        """Where the shards are."""
+        """Where the shards are now."""
         return self.places.topology
 
     @property
@@ -315,9 +497,10 @@ class Cluster(EventTarget):
         """
         await self._loops.run(lambda places: places.warm(connections))
 
-    async def async_health(self) -> dict[str, str | None]:
+    async def async_health(self) -> Health:
         """Ask every server for a sign of life; see :meth:`health`."""
-        return _told(await self._loops.run(lambda places: places.check()))
+        answers = await self._loops.run(lambda places: places.check())
+        return health_of(self._feed.report(), answers)
 
     async def aclose(self, timeout: float = 10.0) -> bool:
         """Let transactions of this event loop end, then close everything.
@@ -332,6 +515,7 @@ class Cluster(EventTarget):
         return await to_the_end(self._aclose(timeout))
 
     async def _aclose(self, timeout: float) -> bool:
+        self._feed.close_soon()
         ended = await self._loops.aclose(timeout)
         if not any(stats.busy for stats in self._engines.stats()):
             return self._engines.close(0) and ended
@@ -363,12 +547,21 @@ class Cluster(EventTarget):
         """
         return self._engines.stats() + self._loops.stats()
 
-    def health(self) -> dict[str, str | None]:
-        """Ask every server for a sign of life, all at the same time.
+    def health(self) -> Health:
+        """Tell how things stand with the source and with every server.
 
-        :returns: for each server None, or what is wrong with it.
+        All servers are asked for a sign of life at the same time; the
+        source is not asked.
         """
-        return _told(self.places.check())
+        return health_of(self._feed.report(), self.places.check())
+
+    def source_report(self) -> SourceReport:
+        """Tell how things stand with the source; nobody is asked."""
+        return self._feed.report()
+
+    def _ask(self) -> None:
+        """Have the source asked soon: a server has acted as one that left."""
+        self._feed.refresh()
 
     # -- the servers
 
@@ -402,6 +595,7 @@ class Cluster(EventTarget):
         :param timeout: seconds to wait for running transactions.
         :returns: whether all ended in time.
         """
+        self._feed.close_soon()
         self._loops.shut()
         return self._engines.close(timeout)
 
@@ -417,13 +611,6 @@ class Cluster(EventTarget):
             for keyspace in self.topology.keyspaces.values()
         )
         return f"<Cluster epoch {self.topology.epoch}: {spaces}>"
-
-
-def _told(answers: Mapping[str, Exception | None]) -> dict[str, str | None]:
-    return {
-        name: None if error is None else f"{type(error).__name__}: {error}"
-        for name, error in answers.items()
-    }
 
 
 class ClusterEvents(Events[Cluster]):
@@ -446,4 +633,13 @@ class ClusterEvents(Events[Cluster]):
 
         It is called in the thread of the session, before the rows are
         turned into objects; what it raises is raised there.
+        """
+
+    def topology_changed(
+        self, cluster: Cluster, old: Topology, new: Topology
+    ) -> None:
+        """Be told that a newer topology is in use.
+
+        It is called once for each, in the order of epochs, in a thread of
+        the cluster; what it raises is logged, and nothing else.
         """

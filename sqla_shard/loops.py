@@ -40,6 +40,7 @@ from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import Watch
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session.contract import Home
+from sqla_shard.topology import Topology
 
 __all__ = ["LoopEngines", "Loops"]
 
@@ -60,6 +61,7 @@ class LoopEngines(Engines):
         super().__init__(lanes=self._awaited, **options)
         self._all_back = asyncio.Event()
         self._open: dict[int, tuple[Backend, Any]] = {}
+        self._disposing: set[asyncio.Task[None]] = set()
 
     def _listen(
         self, engine: Engine, backend: Backend, names: Iterable[str]
@@ -79,6 +81,7 @@ class LoopEngines(Engines):
     def _came_back(self, record: Any) -> None:
         # No lock: the garbage collector calls it too, at any time.
         self._busy.pop(id(record), None)
+        self._forget_idle()
         if not self._busy:
             self._all_back.set()
 
@@ -122,8 +125,14 @@ class LoopEngines(Engines):
             await self._dispose()
 
     async def _dispose(self) -> None:
-        for engine in self:
+        for engine in (*self, *self._retired):
             await AsyncEngine(engine).dispose()
+
+    def _dispose_idle(self, engine: Engine) -> None:
+        # The task is kept: the event loop itself only knows it weakly.
+        task = asyncio.ensure_future(AsyncEngine(engine).dispose())
+        self._disposing.add(task)
+        task.add_done_callback(self._disposing.discard)
 
     def give_up(self) -> None:
         """Close what is open, after the event loop was closed."""
@@ -154,10 +163,18 @@ class Loops:
 
     :param home: the cluster.
     :param open_: makes the engines of a loop.
+    :param trouble: see :attr:`Engines.trouble`.
     """
 
-    def __init__(self, home: Home, open_: Callable[[], LoopEngines]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        open_: Callable[[], LoopEngines],
+        *,
+        trouble: Callable[[], None],
+    ) -> None:
         self._home = home
+        self._trouble = trouble
         self._new_engines = open_
         self._closed = False
         self._process = os.getpid()
@@ -194,8 +211,21 @@ class Loops:
         found = self._running()
         topology = self._home.places.topology
         if found.places.topology is not topology:
-            found.places = Places(topology, found.engines)
+            self._follow(found, topology)
         return found.places
+
+    def follow(self, topology: Topology) -> None:
+        """Have every loop take a newer topology, soon."""
+        for loop, found in list(self._loops.items()):
+            # One that was closed meanwhile has nothing left to follow with.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._follow, found, topology)
+
+    def _follow(self, found: _Loop, topology: Topology) -> None:
+        """Take a newer topology, in the thread of its loop."""
+        if found.places.topology.epoch < topology.epoch:
+            found.places = Places(topology, found.engines)
+            found.engines.follow(topology)
 
     def _running(self) -> _Loop:
         try:
@@ -214,6 +244,9 @@ class Loops:
 
     def _begin(self) -> _Loop:
         engines = self._new_engines()
+        topology = self._home.places.topology
+        engines.follow(topology)
+        engines.trouble = self._trouble
         if self._closed:
             engines.shut()
         guard = engines.until_the_loop_ends()
@@ -221,9 +254,7 @@ class Loops:
         first_step: Any = guard.__anext__()
         with contextlib.suppress(StopIteration):
             first_step.send(None)
-        return _Loop(
-            engines, Places(self._home.places.topology, engines), guard
-        )
+        return _Loop(engines, Places(topology, engines), guard)
 
     def _give_up_closed(self) -> None:
         for loop in list(self._loops):

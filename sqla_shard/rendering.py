@@ -36,7 +36,7 @@ SCHEMA = "__sqla_shard__"
 TRANSLATE: dict[str | None, str | None] = {None: SCHEMA}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Place:
     """Where one virtual shard is now.
 

@@ -5,6 +5,7 @@ server.  :class:`Engines` owns them all; :class:`Places` says, for one
 topology, which of them has a shard.
 
 ``connections``  what happens to connections, from taking to giving back
+``retiring``     servers that have left the topology
 ``registry``     the engines, by server
 ``places``       the virtual shards on them
 

@@ -17,12 +17,15 @@ from sqla_shard.topology import Topology
 
 __all__ = ["Places"]
 
+#: How many places are kept: each takes some 300 bytes.
+_MOST = 8192
+
 
 class Places:
     """Where the virtual shards of one topology are.
 
     Finding a place costs a dictionary lookup once it was used; nothing is
-    built for shards that are not.
+    built for shards that are not, and no more than some thousands are kept.
     """
 
     def __init__(self, topology: Topology, engines: Engines) -> None:
@@ -53,6 +56,10 @@ class Places:
         key = keyspace.name, shard_id
         place = self._places.get(key)
         if place is None:
+            if len(self._places) >= _MOST:
+                # All of 65,536 would be most of what a process needs for
+                # the topology; those in use are found again.
+                self._places.clear()
             server = keyspace.server_for(check_shard_id(shard_id))
             engine, schema, backend = self.engines.locate(
                 server, keyspace.database_for(shard_id)

@@ -32,7 +32,9 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.engines.connections import PROCESS
 from sqla_shard.engines.connections import Reset
 from sqla_shard.engines.connections import unreachable
+from sqla_shard.engines.retiring import Retired
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import ServerRetiredError
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
 from sqla_shard.scattering import execute_many
@@ -41,6 +43,7 @@ from sqla_shard.scattering import Lanes
 from sqla_shard.scattering import render_event
 from sqla_shard.topology import fill
 from sqla_shard.topology import Server
+from sqla_shard.topology import Topology
 
 __all__ = ["EngineStats", "Engines", "warm"]
 
@@ -56,12 +59,15 @@ class EngineStats:
     :ivar busy: connections in use.
     :ivar asynchronous: whether it is of asynchronous sessions, which have
         pools of their own.
+    :ivar retired: whether the server has left the topology, and only what
+        was in use by then is left of its pool.
     """
 
     server: str
     idle: int
     busy: int
     asynchronous: bool = False
+    retired: bool = False
 
 
 class Engines:
@@ -73,6 +79,8 @@ class Engines:
     :param environ: values of the placeholders in URLs.
     :param on_open: called with each new engine, to add listeners.
     :param lanes: where to wait for several servers at the same time.
+    :param grace: seconds for which transactions may go on with a server that
+        has left the topology.
     """
 
     #: Whether an event loop waits for the servers.
@@ -86,7 +94,12 @@ class Engines:
         environ: Mapping[str, str],
         on_open: Callable[[Engine], None],
         lanes: Lanes | AwaitedLanes,
+        grace: float = 30.0,
     ) -> None:
+        #: The newest topology that :meth:`follow` was told of.
+        self.topology: Topology | None = None
+        #: Called when an error of a server may be the sign of a new topology.
+        self.trouble: Callable[[], None] = _nothing
         #: What waits for several servers.
         self.lanes = lanes
         self._driver = driver
@@ -99,6 +112,9 @@ class Engines:
         self._backends: dict[URL, Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
         self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
+        self._retired = Retired(grace)
+        #: The URLs of the topology that an engine was located by.
+        self._texts: dict[URL, set[str]] = {}
         self._closed = False
         #: Whether a connection that comes back is kept for the next user.
         self._keeps = True
@@ -107,7 +123,9 @@ class Engines:
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._returned = threading.Condition(threading.Lock())
+        # The garbage collector may give a connection back at any time, also
+        # in a thread that holds this lock.
+        self._returned = threading.Condition(threading.RLock())
 
     def locate(
         self, server: Server, database: str, *, standby: bool = False
@@ -116,10 +134,13 @@ class Engines:
 
         :param standby: whether that of its standby, which it must have.
         :raises ClusterClosedError: after :meth:`close`.
+        :raises ServerRetiredError: when it has left the topology.
         """
         name, text = server.name, server.primary
         if standby and server.standby is not None:
             name, text = f"{name} (standby)", server.standby
+        if self._retired.is_gone(text):
+            raise ServerRetiredError(server=name)
         # Once for each server: there may be thousands of databases on it.
         if text not in self._servers:
             self._servers[text] = self._read(text)
@@ -135,12 +156,14 @@ class Engines:
             if engine is None:
                 engine = backend.open(url, self._options)
                 self._names[url] = {}
+                self._texts[url] = set()
                 self._listen(engine, backend, self._names[url])
                 self._engines[url] = engine
                 self._backends[url] = backend
             # Servers of two keyspaces may be one and the same.
             self._names[url][name] = None
-        return engine, schema, self._backends[url]
+            self._texts[url].add(text)
+            return engine, schema, self._backends[url]
 
     def _read(self, text: str) -> tuple[URL, Backend]:
         """Return the URL of a server with its secrets, and its kind."""
@@ -173,12 +196,14 @@ class Engines:
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
                 raise ClusterClosedError("the cluster is closed")
+            if engine in self._retired:
+                raise ServerRetiredError(server=", ".join(names))
             record.info[PROCESS] = os.getpid()
             self._busy[id(record)] = engine, backend, connection
 
         def checkin(connection: Any, record: Any) -> None:
             try:
-                if not self._keeps:
+                if not self._keeps or engine in self._retired:
                     # The pool that it goes back to is not used any more.
                     record.close()
             finally:
@@ -200,7 +225,59 @@ class Engines:
     def _came_back(self, record: Any) -> None:
         with self._returned:
             self._busy.pop(id(record), None)
+            self._forget_idle()
             self._returned.notify_all()
+
+    # -- servers that leave
+
+    def follow(self, topology: Topology) -> None:
+        """Take a newer topology: drain the servers that it has no more.
+
+        Idle connections to them are closed now, those in use when they come
+        back.  No new one is opened, and after a while nothing more is sent
+        over the old ones but the end of their transaction.
+
+        :param topology: it has replaced another one, if any.
+        """
+        texts = {
+            text
+            for keyspace in topology.keyspaces.values()
+            for server in keyspace.servers
+            for text in (server.primary, server.standby)
+            if text is not None
+        }
+        with self._lock:
+            self.topology = topology
+            known = set(self._servers)
+            self._retired.note(known - texts, texts)
+            for text in known - texts:
+                del self._servers[text]
+            left = [
+                url
+                for url, names in self._texts.items()
+                if names and not names & texts
+            ]
+            retired = [self._retire(url) for url in left]
+        for engine in retired:
+            self._dispose_idle(engine)
+        with self._returned:
+            self._forget_idle()
+
+    def _retire(self, url: URL) -> Engine:
+        engine = self._engines.pop(url)
+        del self._texts[url], self._backends[url]
+        busy = [one for one, _, _ in list(self._busy.values())]
+        self._retired.add(engine, self._names.pop(url), busy.count(engine))
+        return engine
+
+    def _dispose_idle(self, engine: Engine) -> None:
+        engine.dispose()
+
+    def _forget_idle(self) -> None:
+        """Forget the engines of servers that nobody uses any more."""
+        if self._retired:
+            busy = {engine for engine, _, _ in list(self._busy.values())}
+            self._retired.forget(busy)
 
     def at_once(
         self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
@@ -224,7 +301,10 @@ class Engines:
         Nothing of what sessions need listens to it, and it is not closed
         with the others.
         """
-        return self._backends[engine.url].open(engine.url, self._options)
+        backend = self._backends.get(engine.url)
+        if backend is None:
+            raise ServerRetiredError(server=server_name(engine.url))
+        return backend.open(engine.url, self._options)
 
     @contextmanager
     def visit(self, engine: Engine) -> Iterator[Connection]:
@@ -277,7 +357,8 @@ class Engines:
 
     def name_of(self, engine: Engine) -> str:
         """Return the name of the server of an engine, or its names."""
-        return ", ".join(self._names[engine.url])
+        names = self._names.get(engine.url)
+        return ", ".join(names) if names else server_name(engine.url)
 
     def backends(self) -> set[Backend]:
         """Return the kinds of the servers in use."""
@@ -287,16 +368,18 @@ class Engines:
         """Return the state of every pool that was opened."""
         busy = [engine for engine, _, _ in list(self._busy.values())]
         found = []
-        for url, engine in list(self._engines.items()):
+        retired = set(self._retired)
+        for engine in [*list(self._engines.values()), *retired]:
             pool = engine.pool
             # A NullPool, if somebody chose it, keeps nothing.
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=server_name(url),
+                    server=server_name(engine.url),
                     idle=idle,
                     busy=busy.count(engine),
                     asynchronous=self.asynchronous,
+                    retired=engine in retired,
                 )
             )
         return sorted(found, key=lambda stats: stats.server)
@@ -323,7 +406,7 @@ class Engines:
         # there is none to come any more.
         ended = self.lanes.drain(max(deadline - monotonic(), 0))
         with self._lock:
-            for engine in self._engines.values():
+            for engine in (*self._engines.values(), *self._retired):
                 engine.dispose()
         self.lanes.close(wait=drained and ended)
         return drained
@@ -333,14 +416,19 @@ class Engines:
         busy = list(self._busy.values())
         self._busy = {}
         self._start()
-        for engine in self._engines.values():
+        for engine in (*self._engines.values(), *self._retired):
             engine.dispose(close=False)
+        self._retired.clear()
         for _, backend, connection in busy:
             backend.abandon(connection)
 
     def __repr__(self) -> str:
         servers = ", ".join(sorted(server_name(url) for url in self._engines))
         return f"<Engines of {servers or 'no server yet'}>"
+
+
+def _nothing() -> None:
+    """Ask nobody for a new topology."""
 
 
 def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:

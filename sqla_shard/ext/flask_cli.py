@@ -77,7 +77,7 @@ def _topology() -> None:
 @shard_commands.command("health")
 def _health() -> None:
     """Ask every server for a sign of life; status 1 if one is down."""
-    found = _installed().cluster.health()
+    found = _installed().cluster.health().servers
     for server, wrong in found.items():
         shown = "up" if wrong is None else f"DOWN: {wrong}"
         # Errors of SQLAlchemy have several lines.

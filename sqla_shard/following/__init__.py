@@ -10,22 +10,34 @@ ever waits for a source.
 ``locations``  from a text to the source that it names
 ``snapshots``  the last good topology, in a file
 ``follower``   what is accepted, and from when
+``fixed``      in place of it, where nothing is followed
+``opening``    from what an application says to a follower
 """
 
 from __future__ import annotations
 
 from sqla_shard.following.contract import FollowedSource
+from sqla_shard.following.fixed import Fixed
+from sqla_shard.following.follower import check_newer
 from sqla_shard.following.follower import Follower
 from sqla_shard.following.follower import SourceReport
+from sqla_shard.following.follower import State
 from sqla_shard.following.locations import followed
 from sqla_shard.following.locations import source_at
+from sqla_shard.following.opening import open_follower
+from sqla_shard.following.opening import SnapshotPath
 from sqla_shard.following.snapshots import Snapshot
 
 __all__ = [
+    "Fixed",
     "FollowedSource",
     "Follower",
     "Snapshot",
+    "SnapshotPath",
     "SourceReport",
+    "State",
+    "check_newer",
     "followed",
+    "open_follower",
     "source_at",
 ]

@@ -22,7 +22,7 @@ from sqla_shard.topology import diff
 from sqla_shard.topology import refusals
 from sqla_shard.topology import Topology
 
-__all__ = ["Follower", "SourceReport", "State"]
+__all__ = ["Follower", "SourceReport", "State", "check_newer"]
 
 _log = logging.getLogger(__name__)
 
@@ -252,28 +252,30 @@ class Follower:
     # -- the thread
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
-        due = monotonic()
         self._attempt(lambda: self._source.start(self.refresh))
+        pause, due = _FIRST_PAUSE, monotonic()
         while not self._closed:
-            now = monotonic()
-            if self._wake.is_set() or now >= due or self._looks():
+            if self._wake.is_set() or monotonic() >= due or self._looks():
                 self._wake.clear()
-                if self._closed:
-                    break
                 self._attempt(self._ask)
                 if self._state == "current":
-                    pause = _FIRST_PAUSE
-                    wait = self._reread * random.uniform(0.8, 1.2)  # noqa: S311  # jitter is no secret
+                    pause, wait = _FIRST_PAUSE, self._reread
                 else:
-                    wait = min(pause, self._reread) * random.uniform(0.8, 1.2)  # noqa: S311  # likewise
+                    wait = min(pause, self._reread)
                     pause = min(pause * 2, _LONGEST_PAUSE)
-                due = monotonic() + wait
+                jitter = random.uniform(0.8, 1.2)  # noqa: S311  # no secret
+                due = monotonic() + wait * jitter
                 self._rest()
-            interval = self._source.interval
-            left = max(due - monotonic(), 0.0)
-            self._wake.wait(left if interval is None else min(left, interval))
+            self._sleep(max(due - monotonic(), 0.0))
         self._attempt(self._source.stop)
+
+    def _sleep(self, seconds: float) -> None:
+        interval = self._source.interval
+        # Looked at after the event was cleared: close() may have set it.
+        if not self._closed:
+            self._wake.wait(
+                seconds if interval is None else min(seconds, interval)
+            )
 
     def _rest(self) -> None:
         """Let those who ask all at once be answered by one question."""
@@ -308,25 +310,13 @@ class Follower:
             self._accept(found)
         elif found == old:
             self._confirm()
-        elif found.epoch <= old.epoch:
-            self._failed(
-                StaleTopologyError(
-                    source=self._source.name,
-                    epoch=found.epoch,
-                    current=old.epoch,
-                )
-            )
-        elif problems := refusals(old, found):
-            self._failed(
-                TopologyRefusedError(
-                    problems,
-                    source=self._source.name,
-                    epoch=found.epoch,
-                    current=old.epoch,
-                )
-            )
         else:
-            self._accept(found)
+            try:
+                check_newer(old, found, source=self._source.name)
+            except (StaleTopologyError, TopologyRefusedError) as error:
+                self._failed(error)
+            else:
+                self._accept(found)
 
     def _confirm(self) -> None:
         if self._state == "stale" and self._told is not None:
@@ -432,6 +422,24 @@ class Follower:
         """Forget, in a child process, the thread and what it had open."""
         self._prepare()
         self._source.forked()
+
+
+def check_newer(old: Topology, new: Topology, *, source: str) -> None:
+    """Refuse what may not replace a topology.
+
+    :param source: where the new one comes from.
+    :raises StaleTopologyError: when its epoch is not higher.
+    :raises TopologyRefusedError: when it would lose what the old one has.
+    """
+    if new.epoch <= old.epoch:
+        raise StaleTopologyError(
+            source=source, epoch=new.epoch, current=old.epoch
+        )
+    problems = refusals(old, new)
+    if problems:
+        raise TopologyRefusedError(
+            problems, source=source, epoch=new.epoch, current=old.epoch
+        )
 
 
 _followers: weakref.WeakSet[Follower] = weakref.WeakSet()

@@ -18,6 +18,7 @@ import os
 from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
+from typing import cast
 from urllib.parse import parse_qsl
 
 from sqla_shard.exc import Problem
@@ -82,7 +83,7 @@ def followed(source: TopologySource, interval: float = 5.0) -> FollowedSource:
     if isinstance(source, FileSource):
         return FollowedFile(source)
     if hasattr(source, "start") and hasattr(source, "look"):
-        return source
+        return cast(FollowedSource, source)
     return PolledSource(source, interval)
 
 

@@ -105,7 +105,7 @@ def test_no_ca_bundle_is_read_to_connect(
         engine_options={"poolclass": NullPool},
     ) as unpooled:
         for _ in range(5):
-            assert set(unpooled.health().values()) == {None}
+            assert set(unpooled.health().servers.values()) == {None}
     engines = {place.engine for _, place in unpooled.places.servers()}
     assert len(contexts) == len(engines)
 
@@ -145,10 +145,10 @@ def test_a_server_that_is_gone_and_back(mariadb_installed: Any) -> None:
         with Cluster.from_topology(document) as cluster:
             cluster.create_all(Base.metadata, keyspace="main")
             server.kill()
-            (answer,) = cluster.health().values()
+            (answer,) = cluster.health().servers.values()
             assert "server phoenix cannot be reached" in str(answer)
             assert SECRET not in str(answer)
             server.restart()
-            assert list(cluster.health().values()) == [None]
+            assert list(cluster.health().servers.values()) == [None]
             with cluster.begin() as session:
                 session.add(Country(name="Iceland"))

@@ -92,7 +92,7 @@ def test_cluster_goes_through_the_proxies(mariadb_fleet, mariadb_proxies):
     topology = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
     mariadb_proxies[1].refuse()
     with Cluster.from_topology(topology) as cluster:
-        health = cluster.health()
+        health = cluster.health().servers
     assert [name for name, bad in health.items() if bad] == ["server2"]
     assert [proxy.counts.connections > 0 for proxy in mariadb_proxies] == [
         index != 1 for index in range(len(mariadb_proxies))

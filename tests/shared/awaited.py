@@ -375,7 +375,7 @@ class Sessions:
 
     def test_health_warm_and_stats(self, cluster: Cluster, data: Any) -> None:
         async def main() -> None:
-            health = await cluster.async_health()
+            health = (await cluster.async_health()).servers
             assert set(health.values()) == {None}
             assert set(health) == {
                 server.name

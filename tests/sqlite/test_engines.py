@@ -120,7 +120,7 @@ def test_no_secret_is_shown() -> None:
 
 def test_health_names_what_is_wrong() -> None:
     with Cluster.from_topology(mysql_document()) as cluster:
-        health = cluster.health()
+        health = cluster.health().servers
     assert set(health) == {"server0", "server1", "main"}
     for name, answer in health.items():
         assert "ServerUnreachableError: server " in str(answer)

@@ -430,7 +430,7 @@ def test_the_current_topology_of_a_cluster(
             cluster=cluster,
         )
         assert report.may_be_published
-        assert cluster.health() == {"server1": None}
+        assert cluster.health().servers == {"server1": None}
 
 
 def test_another_runner_has_made_the_tables_of_this_package(
