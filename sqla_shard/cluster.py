@@ -597,7 +597,9 @@ class Cluster(EventTarget):
         """
         self._feed.close_soon()
         self._loops.shut()
-        return self._engines.close(timeout)
+        drained = self._engines.close(timeout)
+        self._feed.close(1.0)
+        return drained
 
     def __enter__(self) -> Cluster:
         return self

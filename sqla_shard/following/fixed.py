@@ -55,3 +55,7 @@ class Fixed:
 
     def close_soon(self) -> None:
         """Do nothing."""
+
+    def close(self, timeout: float) -> bool:
+        """Do nothing."""
+        return True

@@ -91,7 +91,7 @@ class ZooKeeperConnection:
         return f"zookeeper://{self.hosts}"
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Have ``notify()`` called when a connection is there again."""
+        """Have ``notify()`` called when a connection is lost, or there again."""
         self._notify = notify
 
     def client(self) -> KazooClient:
@@ -169,12 +169,12 @@ class ZooKeeperConnection:
 
     def _state_changed(self, state: Any) -> None:
         """Called by kazoo, in its thread."""
-        if state == KazooState.CONNECTED:
-            if self._notify is not None:
-                # What was watched before is not watched any more.
-                self._notify()
-        elif not self._without:
+        if state != KazooState.CONNECTED and not self._without:
             self._without = monotonic()
+        if self._notify is not None:
+            # Lost, it is to be told; there again, what was watched before
+            # is not watched any more.
+            self._notify()
 
     def _is_done_for(self, client: KazooClient) -> bool:
         if client.connected:
