@@ -12,6 +12,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   ids          64-bit object ids, type registry
 #   paging       pages of rows, and bookmarks
 #   topology/    which server holds which virtual shard; files
+#   following/   how a change of the topology reaches a process
 #   types/       column types: ids, references, JSON blobs, times
 #   dialects/    where MariaDB, MySQL and SQLite differ
 #   rendering    from a compiled statement to the text of one shard
@@ -25,8 +26,12 @@ every object lives on a virtual shard that its 64-bit id names.
 #   rehearsing   what would be sent for a statement
 #   explaining   where something goes, without going there
 #   loops        the engines of each event loop
+#   current      the topology in use, and how a newer one takes its place
+#   health       what a cluster says of itself
 #   async_session  ShardSession for event loops
+#   sourcing     the ways to open a cluster
 #   cluster      Cluster, the front door
+#   cluster_events  what an application can be told of
 #   orm/         object classes and their blob fields
 #   mappings/    ordered lists of objects
 #   schema/      alembic over every virtual shard
@@ -40,6 +45,7 @@ from __future__ import annotations
 
 from sqla_shard.async_session import AsyncShardSession
 from sqla_shard.cluster import Cluster
+from sqla_shard.cluster_events import ClusterEvents
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
@@ -64,6 +70,7 @@ __all__ = [
     "SCHEMA",
     "AsyncShardSession",
     "Cluster",
+    "ClusterEvents",
     "FileSource",
     "JSONBlob",
     "KeyspaceMixin",

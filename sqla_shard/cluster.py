@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-import weakref
 from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +14,6 @@ from typing import TypeVar
 
 from sqlalchemy import MetaData
 from sqlalchemy.event import dispatcher
-from sqlalchemy.event import Events
 from sqlalchemy.event.registry import EventTarget
 
 from sqla_shard import retrying
@@ -25,24 +21,20 @@ from sqla_shard.async_session import AsyncBegun
 from sqla_shard.async_session import AsyncShardSession
 from sqla_shard.async_session import to_the_end
 from sqla_shard.creating import create_all
+from sqla_shard.current import Current
 from sqla_shard.engines import Engines
 from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
 from sqla_shard.explaining import explain
 from sqla_shard.explaining import Explanation
-from sqla_shard.following import check_newer
 from sqla_shard.following import Fixed
-from sqla_shard.following import followed
 from sqla_shard.following import Follower
-from sqla_shard.following import open_follower
-from sqla_shard.following import SnapshotPath
 from sqla_shard.following import SourceReport
 from sqla_shard.health import Health
 from sqla_shard.health import health_of
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
 from sqla_shard.scattering import Lanes
-from sqla_shard.scattering import StatementReport
 from sqla_shard.scattering import Watch
 from sqla_shard.session import CrossShard
 from sqla_shard.session import PlacementPolicy
@@ -50,19 +42,17 @@ from sqla_shard.session import RandomPlacement
 from sqla_shard.session import ShardSession
 from sqla_shard.session.begun import Begun
 from sqla_shard.session.transactions import watch
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import FileSource
+from sqla_shard.sourcing import FromSources
 from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologySource
 
-__all__ = ["Cluster", "ClusterEvents"]
+__all__ = ["Cluster"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class Cluster(EventTarget):
+class Cluster(FromSources, EventTarget):
     """A sharded database, as an application sees it.
 
     ::
@@ -146,165 +136,13 @@ class Cluster(EventTarget):
             ),
             trouble=self._ask,
         )
-        self._places = Places(topology, self._engines)
-        self._engines.follow(topology)
         self._engines.trouble = self._ask
-        self._updating = threading.Lock()
-        self._feed: Fixed | Follower = Fixed(topology)
+        self._current = Current(
+            topology, self._engines, self._loops, self._tell
+        )
         self._session_options = dict(session_options or {})
 
-    # -- where the topology comes from
-
-    @classmethod
-    def from_topology(
-        cls,
-        topology: Topology | Mapping[str, Any],
-        *,
-        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
-        environ: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Cluster:
-        """Return the cluster of a topology.
-
-        :param topology: a :class:`~sqla_shard.topology.Topology`, or a
-            mapping in the form of a topology file.
-        :param placeholders: names that ``${NAME}`` in a URL may have.
-        :param kwargs: as for :class:`Cluster`.
-        :raises TopologyError: when a mapping is not a valid topology.
-        """
-        if not isinstance(topology, Topology):
-            topology = Topology.from_mapping(
-                topology, placeholders=placeholders, environ=environ
-            )
-        return cls(topology, environ=environ, **kwargs)
-
-    @classmethod
-    def from_file(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        watch: bool = True,
-        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
-        environ: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Cluster:
-        """Return the cluster of a topology file, TOML or JSON.
-
-        :param path: the file.
-        :param watch: follow it: a newer topology in it is used within a
-            second or two.
-        :param placeholders: names that ``${NAME}`` in a URL may have.
-        :param kwargs: as for :class:`Cluster`.
-        :raises TopologyError: when it cannot be read or is not valid.
-        """
-        source = FileSource(path, placeholders=placeholders, environ=environ)
-        if not watch:
-            return cls(source.load(), environ=environ, **kwargs)
-        return cls.from_source(source, environ=environ, **kwargs)
-
-    @classmethod
-    def from_zookeeper(
-        cls,
-        hosts: str,
-        *,
-        snapshot: SnapshotPath = None,
-        timeout: float = 5.0,
-        reread: float = 60.0,
-        kazoo_options: Mapping[str, Any] | None = None,
-        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
-        environ: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Cluster:
-        """Return a cluster that follows the topology in a ZooKeeper.
-
-        Where ZooKeeper cannot be reached, now or later, the last good
-        topology is used; see :class:`~sqla_shard.following.Follower`.
-
-        :param hosts: ``"zk1:2181,zk2:2181/path"``.
-        :param snapshot: the file that keeps the last good topology; None
-            for one in ``$XDG_STATE_HOME/sqla_shard``, False for none.
-        :param timeout: seconds to wait for an answer of ZooKeeper.
-        :param reread: seconds after which it is asked again, even if it
-            has told of nothing.
-        :param kazoo_options: for :class:`kazoo.client.KazooClient`, such as
-            ``auth_data``, ``use_ssl`` and ``ca``.
-        :param placeholders: names that ``${NAME}`` in a URL may have.
-        :param kwargs: as for :class:`Cluster`.
-        :raises TopologyUnavailableError: when neither ZooKeeper nor the
-            snapshot has a topology.
-        :raises TopologyError: when it cannot be used.
-        :raises MissingExtraError: when kazoo is not installed.
-        """
-        from sqla_shard.following.zookeeper import ZooKeeperSource
-
-        source = ZooKeeperSource(
-            hosts,
-            timeout=timeout,
-            options=kazoo_options,
-            placeholders=placeholders,
-            environ=environ,
-        )
-        return cls.from_source(
-            source,
-            snapshot=snapshot,
-            reread=reread,
-            placeholders=placeholders,
-            environ=environ,
-            **kwargs,
-        )
-
-    @classmethod
-    def from_source(
-        cls,
-        source: TopologySource,
-        *,
-        interval: float = 5.0,
-        snapshot: SnapshotPath = False,
-        reread: float = 60.0,
-        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
-        environ: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Cluster:
-        """Return a cluster that follows a source.
-
-        :param source: yours needs no more than a ``load()`` that returns
-            the topology as it is now.
-        :param interval: seconds between two calls of that.
-        :param snapshot: as for :meth:`from_zookeeper`; by default none.
-        :param reread: likewise.
-        :param placeholders: names that ``${NAME}`` in the snapshot may have.
-        :param kwargs: as for :class:`Cluster`.
-        :raises TopologyUnavailableError: when there is no topology.
-        :raises TopologyError: when it cannot be used.
-        """
-        follower = open_follower(
-            followed(source, interval),
-            snapshot=snapshot,
-            reread=reread,
-            placeholders=placeholders,
-            environ=environ,
-        )
-        try:
-            cluster = cls(follower.topology, environ=environ, **kwargs)
-        except BaseException:
-            follower.close_soon()
-            raise
-        cluster._follow(follower)
-        return cluster
-
-    def _follow(self, follower: Follower) -> None:
-        self._feed = follower
-        # Not by a strong reference: the thread would keep for ever what
-        # nobody has any more.
-        take = weakref.WeakMethod(self._take)
-
-        def change(old: Topology, new: Topology) -> None:
-            found = take()
-            if found is not None:
-                found(old, new)
-
-        follower.add_callback(change)
-        weakref.finalize(self, follower.close_soon)
+    # -- the topology
 
     def update_topology(self, topology: Topology) -> bool:
         """Use a newer topology from now on, without a source.
@@ -318,25 +156,9 @@ class Cluster(EventTarget):
             has.
         :raises ValueError: when the cluster follows a source.
         """
-        if not isinstance(self._feed, Fixed):
-            raise ValueError(
-                f"the cluster follows {self._feed.report().source}; publish "
-                "the topology there"
-            )
-        with self._updating:
-            old = self.topology
-            if topology == old:
-                return False
-            check_newer(old, topology, source="update_topology()")
-            self._take(old, topology)
-            self._feed.replace(topology)
-        return True
+        return self._current.update(topology)
 
-    def _take(self, old: Topology, new: Topology) -> None:
-        """Use a newer topology; transactions keep theirs."""
-        self._places = Places(new, self._engines)
-        self._engines.follow(new)
-        self._loops.follow(new)
+    def _tell(self, old: Topology, new: Topology) -> None:
         for listener in self.dispatch.topology_changed:
             try:
                 listener(self, old, new)
@@ -350,10 +172,7 @@ class Cluster(EventTarget):
     @property
     def places(self) -> Places:
         """Where the shards are now."""
-        if not self._feed.is_running:
-            # The first use, in this process: a fork leaves threads behind.
-            self._feed.start()
-        return self._places
+        return self._current.places
 
     @property
     def topology(self) -> Topology:
@@ -559,8 +378,12 @@ class Cluster(EventTarget):
         """Tell how things stand with the source; nobody is asked."""
         return self._feed.report()
 
+    @property
+    def _feed(self) -> Fixed | Follower:
+        return self._current.feed
+
     def _ask(self) -> None:
-        """Have the source asked soon: a server has acted as one that left."""
+        # A server has acted as one does that a newer topology has not.
         self._feed.refresh()
 
     # -- the servers
@@ -613,35 +436,3 @@ class Cluster(EventTarget):
             for keyspace in self.topology.keyspaces.values()
         )
         return f"<Cluster epoch {self.topology.epoch}: {spaces}>"
-
-
-class ClusterEvents(Events[Cluster]):
-    """Events of a :class:`Cluster`, for :func:`sqlalchemy.event.listen`.
-
-    ::
-
-        @event.listens_for(cluster, "after_statement")
-        def count(cluster, report):
-            metrics.histogram("fan_out", report.fan_out)
-    """
-
-    _target_class_doc = "SomeCluster"
-    _dispatch_target = Cluster
-
-    def after_statement(
-        self, cluster: Cluster, report: StatementReport
-    ) -> None:
-        """Receive what became of a statement, whether it failed or not.
-
-        It is called in the thread of the session, before the rows are
-        turned into objects; what it raises is raised there.
-        """
-
-    def topology_changed(
-        self, cluster: Cluster, old: Topology, new: Topology
-    ) -> None:
-        """Be told that a newer topology is in use.
-
-        It is called once for each, in the order of epochs, in a thread of
-        the cluster; what it raises is logged, and nothing else.
-        """

@@ -71,6 +71,13 @@ SAMPLES = [
     exc.DuplicateTypeError(type_id=1, holder="A", claimant="B"),
     exc.ClassDefinitionError("m", class_name="A"),
     exc.TopologyError([exc.Problem("epoch", "missing")], source="t.toml"),
+    exc.TopologyUnavailableError(source="s", reason="gone"),
+    exc.StaleTopologyError(source="s", epoch=3, current=4),
+    exc.TopologyRefusedError(
+        [exc.Problem("a", "b")], source="s", epoch=5, current=4
+    ),
+    exc.TopologyConflictError(source="s", expected=3, found=None),
+    exc.ServerRetiredError(server="server1"),
     exc.UnknownKeyspaceError("m", keyspace=None, known=["a"]),
     exc.UnknownShardError(shard_id=9, keyspace="objects", opened=4),
     exc.UnknownServerError(server="a", known=["b"]),

@@ -91,7 +91,7 @@ class ZooKeeperConnection:
         return f"zookeeper://{self.hosts}"
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Have ``notify()`` called when a connection is lost, or there again."""
+        """Have ``notify()`` called when a connection is lost or made."""
         self._notify = notify
 
     def client(self) -> KazooClient:

@@ -1,0 +1,170 @@
+"""The ways to open a cluster: what its topology comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from sqla_shard.current import Current
+from sqla_shard.following import followed
+from sqla_shard.following import open_follower
+from sqla_shard.following import SnapshotPath
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import FileSource
+from sqla_shard.topology import Topology
+from sqla_shard.topology import TopologySource
+
+__all__ = ["FromSources"]
+
+T = TypeVar("T", bound="FromSources")
+
+
+class FromSources:
+    """What :class:`~sqla_shard.Cluster` is opened by."""
+
+    _current: Current
+
+    if TYPE_CHECKING:
+
+        def __init__(self, topology: Topology, **kwargs: Any) -> None: ...
+
+    @classmethod
+    def from_topology(
+        cls: type[T],
+        topology: Topology | Mapping[str, Any],
+        *,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return the cluster of a topology.
+
+        :param topology: a :class:`~sqla_shard.topology.Topology`, or a
+            mapping in the form of a topology file.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyError: when a mapping is not a valid topology.
+        """
+        if not isinstance(topology, Topology):
+            topology = Topology.from_mapping(
+                topology, placeholders=placeholders, environ=environ
+            )
+        return cls(topology, environ=environ, **kwargs)
+
+    @classmethod
+    def from_file(
+        cls: type[T],
+        path: str | os.PathLike[str],
+        *,
+        watch: bool = True,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return the cluster of a topology file, TOML or JSON.
+
+        :param path: the file.
+        :param watch: follow it: a newer topology in it is used within a
+            second or two.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyError: when it cannot be read or is not valid.
+        """
+        source = FileSource(path, placeholders=placeholders, environ=environ)
+        if not watch:
+            return cls(source.load(), environ=environ, **kwargs)
+        return cls.from_source(source, environ=environ, **kwargs)
+
+    @classmethod
+    def from_zookeeper(
+        cls: type[T],
+        hosts: str,
+        *,
+        snapshot: SnapshotPath = None,
+        timeout: float = 5.0,
+        reread: float = 60.0,
+        kazoo_options: Mapping[str, Any] | None = None,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return a cluster that follows the topology in a ZooKeeper.
+
+        Where ZooKeeper cannot be reached, now or later, the last good
+        topology is used; see :class:`~sqla_shard.following.Follower`.
+
+        :param hosts: ``"zk1:2181,zk2:2181/path"``.
+        :param snapshot: the file that keeps the last good topology; None
+            for one in ``$XDG_STATE_HOME/sqla_shard``, False for none.
+        :param timeout: seconds to wait for an answer of ZooKeeper.
+        :param reread: seconds after which it is asked again, even if it
+            has told of nothing.
+        :param kazoo_options: for :class:`kazoo.client.KazooClient`, such as
+            ``auth_data``, ``use_ssl`` and ``ca``.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyUnavailableError: when neither ZooKeeper nor the
+            snapshot has a topology.
+        :raises TopologyError: when it cannot be used.
+        :raises MissingExtraError: when kazoo is not installed.
+        """
+        from sqla_shard.following.zookeeper import ZooKeeperSource
+
+        source = ZooKeeperSource(
+            hosts,
+            timeout=timeout,
+            options=kazoo_options,
+            placeholders=placeholders,
+            environ=environ,
+        )
+        return cls.from_source(
+            source,
+            snapshot=snapshot,
+            reread=reread,
+            placeholders=placeholders,
+            environ=environ,
+            **kwargs,
+        )
+
+    @classmethod
+    def from_source(
+        cls: type[T],
+        source: TopologySource,
+        *,
+        interval: float = 5.0,
+        snapshot: SnapshotPath = False,
+        reread: float = 60.0,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return a cluster that follows a source.
+
+        :param source: yours needs no more than a ``load()`` that returns
+            the topology as it is now.
+        :param interval: seconds between two calls of that.
+        :param snapshot: as for :meth:`from_zookeeper`; by default none.
+        :param reread: likewise.
+        :param placeholders: names that ``${NAME}`` in the snapshot may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyUnavailableError: when there is no topology.
+        :raises TopologyError: when it cannot be used.
+        """
+        follower = open_follower(
+            followed(source, interval),
+            snapshot=snapshot,
+            reread=reread,
+            placeholders=placeholders,
+            environ=environ,
+        )
+        try:
+            cluster = cls(follower.topology, environ=environ, **kwargs)
+        except BaseException:
+            follower.close_soon()
+            raise
+        cluster._current.follow(follower)
+        return cluster
