@@ -33,8 +33,9 @@ Registered on installation.  It costs nothing until a test asks for::
     The linter of the test, see :mod:`.lint_plugin`.
 
 Where MariaDB or PyMySQL is missing, or ZooKeeper or Java, a test that asks
-for it is skipped, and the last lines of the run say how many were.  Where servers are promised it
-fails instead, since a run that tests nothing would look like a good one.
+for it is skipped, and the last lines of the run say how many were.  Where
+servers are promised it fails instead, since a run that tests nothing would
+look like a good one.
 
 Options: ``--shard-servers N``, the size of the fleet (4).  Under
 pytest-xdist each worker has a fleet of its own.

@@ -32,9 +32,8 @@ def test_finds_an_unpacked_zookeeper(home, tmp_path, place):
     found = find_zookeeper(environ)
     assert found is not None
     assert found.java == str(home / "bin" / "java")
-    assert [
-        path.rpartition("/")[2] for path in found.classpath.split(":")
-    ] == [
+    names = [path.rpartition("/")[2] for path in found.classpath.split(":")]
+    assert names == [
         "netty-codec-4.1.jar",
         "zookeeper-3.8.4.jar",
         "zookeeper-jute-3.8.4.jar",
