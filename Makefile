@@ -1,7 +1,7 @@
 # The commands of the README are `make demo`, `make quickstart` and `make
 # test`.  Each does all of its own set-up and repeats none of it: Python
-# packages go into .venv, again when pyproject.toml changes; MariaDB and
-# Chromium come from apt.
+# packages go into .venv, again when pyproject.toml changes; MariaDB, ZooKeeper
+# and Chromium come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
 #   DB       what the demo keeps its pins in: sqlite or mariadb
@@ -20,8 +20,8 @@ PYTEST := $(BIN)/python -m pytest
 # One after the other, whatever -j says: the checks read better in order, and
 # pytest's closing line must come last.
 .NOTPARALLEL:
-.PHONY: help demo quickstart test lint type docs servers mariadb chromium \
-    spider soak bench clean
+.PHONY: help demo quickstart test lint type docs servers mariadb zookeeper \
+    chromium spider soak bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -104,10 +104,11 @@ $(VENV)/.examples: $(VENV)/.package
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
 	@$(PIP) install --editable \
-	    '.[mysql,testing,flask,opentelemetry,cli,alembic]' --group dev
+	    '.[mysql,testing,flask,opentelemetry,cli,alembic,zookeeper]' \
+	    --group dev
 	@touch $@
 
-# -- MariaDB and Chromium -------------------------------------------------
+# -- MariaDB, ZooKeeper and Chromium --------------------------------------
 # From apt-get, where it may be used.  Without them the tests that need them
 # are skipped and counted, or fail where CI=true.
 
@@ -162,6 +163,36 @@ find_mariadb || complain "although apt-get installed it"
 endef
 export INSTALL_MARIADB
 
+# The jars and a Java, without the packages zookeeper and zookeeperd: they add
+# a user and a service.
+
+define INSTALL_ZOOKEEPER
+what=ZOOKEEPER
+advice="Install Java and ZooKeeper 3.8 or later, or name the directory of its \
+jars in SQLA_SHARD_ZOOKEEPER"
+find_jars() {
+    [ -n "$$SQLA_SHARD_ZOOKEEPER" ] || [ -f /usr/share/java/zookeeper.jar ]
+}
+find_java() {
+    [ -x "$$JAVA_HOME/bin/java" ] || command -v java
+}
+find_openssl() {
+    command -v openssl
+}
+find_zookeeper() {
+    find_jars && find_java && find_openssl
+}
+if find_zookeeper >/dev/null; then exit; fi
+names=
+find_jars || names="$$names libzookeeper-java"
+find_java >/dev/null || names="$$names default-jre-headless"
+find_openssl >/dev/null || names="$$names openssl"
+prepare "ZooKeeper (jars only, no service)"
+install $$names
+find_zookeeper || complain "although apt-get installed it"
+endef
+export INSTALL_ZOOKEEPER
+
 # Ubuntu has it as a snap only, which a script cannot install quietly.
 
 define INSTALL_CHROMIUM
@@ -204,10 +235,13 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
 endef
 export FETCH_SPIDER
 
-servers: mariadb chromium ## install what the tests need, where apt-get may
+servers: mariadb zookeeper chromium ## install what the tests need, where apt-get may
 
 mariadb:
 	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
+
+zookeeper:
+	@sh -c "$$APT_GET; $$INSTALL_ZOOKEEPER"
 
 chromium:
 	@sh -c "$$APT_GET; $$INSTALL_CHROMIUM"

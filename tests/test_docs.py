@@ -12,7 +12,7 @@ it are not decoration either:
   ``$ alembic`` and ``$ ls``;
 * TOML and JSON blocks without a file name have to be valid topologies.
 
-Blocks of class ``live`` need MariaDB.  Blocks of class ``not-run`` are not
+Blocks of class ``live`` need servers.  Blocks of class ``not-run`` are not
 executed; a comment ``.. not-run: why`` stands before each.
 """
 
@@ -357,8 +357,10 @@ def test_code_runs(page, directory, python, output):
 @pytest.mark.live
 @pytest.mark.parametrize("page", LIVE, ids=ids_of(LIVE))
 def test_code_runs_on_real_servers(
-    page, directory, mariadb_installed, python, output
+    page, directory, mariadb_installed, python, output, request
 ):
+    if "zookeeper_server" in page.read_text("utf-8"):
+        request.getfixturevalue("zookeeper_installed")
     run_page(page, live=True, python=python, output=output)
 
 

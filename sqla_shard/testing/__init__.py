@@ -11,9 +11,9 @@ everything works without pytest, too::
         document = fleet.topology_mapping()
 
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
-:func:`sqlite_topology`, :class:`StatementLog`, :class:`ShardLint` and
-:class:`Proxy` need neither, which is why the names below are imported on use
-only.
+:class:`ZooKeeperServer` needs ZooKeeper and Java.  :func:`sqlite_topology`,
+:class:`StatementLog`, :class:`ShardLint` and :class:`Proxy` need none of it,
+which is why the names below are imported on use only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqla_shard.testing.callers import SourceLine
     from sqla_shard.testing.documents import sqlite_topology
+    from sqla_shard.testing.ensemble import ZooKeeperEnsemble
     from sqla_shard.testing.external import ExternalServer
     from sqla_shard.testing.findings import Finding
     from sqla_shard.testing.fleet import MariaDBFleet
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from sqla_shard.testing.querylog import QueryLog
     from sqla_shard.testing.statements import LoggedEvent
     from sqla_shard.testing.statements import StatementLog
+    from sqla_shard.testing.zookeeper import ZooKeeperServer
 
 __all__ = [
     "ExternalServer",
@@ -50,6 +52,8 @@ __all__ = [
     "ShardLint",
     "SourceLine",
     "StatementLog",
+    "ZooKeeperEnsemble",
+    "ZooKeeperServer",
     "sqlite_topology",
 ]
 
@@ -66,6 +70,8 @@ _HOMES = {
     "ShardLint": "linting",
     "SourceLine": "callers",
     "StatementLog": "statements",
+    "ZooKeeperEnsemble": "ensemble",
+    "ZooKeeperServer": "zookeeper",
     "sqlite_topology": "documents",
 }
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: real MariaDB servers for a test run, and a linter.
+"""The pytest plugin: real servers for a test run, and a linter.
 
 Registered on installation.  It costs nothing until a test asks for::
 
@@ -20,11 +20,20 @@ Registered on installation.  It costs nothing until a test asks for::
 ``mariadb_installed``
     Nothing, for tests that start a :class:`~.mariadb.MariaDBServer` of
     their own.
+``zookeeper_server``
+    A :class:`~.zookeeper.ZooKeeperServer`, started when the first test asks
+    for it and stopped at the end of the run.  All tests see one tree: take
+    a path of your own, such as ``/test_x``.
+``zookeeper_proxy``
+    A running :class:`~.proxy.Proxy` before it, anew for each test.
+``zookeeper_installed``
+    Nothing, for tests that start a :class:`~.zookeeper.ZooKeeperServer` or
+    a :class:`~.ensemble.ZooKeeperEnsemble` of their own.
 ``shard_lint``
     The linter of the test, see :mod:`.lint_plugin`.
 
-Where MariaDB or PyMySQL is missing, a test with one of them is skipped, and
-the last lines of the run say how many were.  Where servers are promised it
+Where MariaDB or PyMySQL is missing, or ZooKeeper or Java, a test that asks
+for it is skipped, and the last lines of the run say how many were.  Where servers are promised it
 fails instead, since a run that tests nothing would look like a good one.
 
 Options: ``--shard-servers N``, the size of the fleet (4).  Under
@@ -38,6 +47,8 @@ Environment variables:
     Use these servers, see :mod:`.external`.
 ``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_TEST_PASSWORD``
     See :mod:`.binaries` and :mod:`.mariadb`.
+``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
+    See :mod:`.jars`.
 """
 
 from __future__ import annotations
@@ -46,12 +57,15 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
+from typing import NoReturn
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sqla_shard.testing.binaries import find_binaries
 from sqla_shard.testing.binaries import MISSING
+from sqla_shard.testing.jars import find_zookeeper
+from sqla_shard.testing.jars import MISSING_ZOOKEEPER
 from sqla_shard.testing.lint_plugin import add_options
 from sqla_shard.testing.lint_plugin import LintHooks
 from sqla_shard.testing.lint_plugin import shard_lint
@@ -61,12 +75,16 @@ if TYPE_CHECKING:
     # with this package imports the plugin.
     from sqla_shard.testing.fleet import MariaDBFleet
     from sqla_shard.testing.proxy import Proxy
+    from sqla_shard.testing.zookeeper import ZooKeeperServer
 
 __all__ = [
     "mariadb_fleet",
     "mariadb_installed",
     "mariadb_proxies",
     "shard_lint",
+    "zookeeper_installed",
+    "zookeeper_proxy",
+    "zookeeper_server",
 ]
 
 _MARK = "sqla_shard: no servers: "
@@ -92,8 +110,11 @@ def _require(*, processes: bool) -> None:
         )
     elif processes or not os.environ.get("SQLA_SHARD_TEST_SERVERS"):
         reason = None if find_binaries() else MISSING
-    if reason is None:
-        return
+    if reason is not None:
+        _do_without(reason)
+
+
+def _do_without(reason: str) -> NoReturn:
     if _promised():
         pytest.fail(_MARK + reason, pytrace=False)
     pytest.skip(_MARK + reason)
@@ -127,6 +148,31 @@ def mariadb_proxies(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
             stack.enter_context(Proxy(server.host, server.port))
             for server in mariadb_fleet.servers
         ]
+
+
+@pytest.fixture(scope="session")
+def zookeeper_installed() -> None:
+    """Let a test run only where ZooKeeper can be started."""
+    if find_zookeeper() is None:
+        _do_without(MISSING_ZOOKEEPER)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(zookeeper_installed: None) -> Iterator[ZooKeeperServer]:
+    """Run one ZooKeeper server for the whole session."""
+    from sqla_shard.testing.zookeeper import ZooKeeperServer
+
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper_proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
+    """Stand before the ZooKeeper server, with no delay at first."""
+    from sqla_shard.testing.proxy import Proxy
+
+    with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
+        yield proxy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,6 +21,12 @@ TESTS = """
     def test_own(mariadb_installed):
         raise AssertionError("ran")
 
+    def test_zookeeper(zookeeper_server, zookeeper_proxy):
+        raise AssertionError("ran")
+
+    def test_own_zookeeper(zookeeper_installed):
+        raise AssertionError("ran")
+
     def test_no_servers_needed():
         pass
 
@@ -33,6 +39,7 @@ TESTS = """
 @pytest.fixture(autouse=True)
 def _without_mariadb(pytester, monkeypatch):
     monkeypatch.setenv("SQLA_SHARD_MARIADB", str(pytester.path / "none"))
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER", str(pytester.path / "none"))
     for name in (
         "CI",
         "PYTEST_ADDOPTS",
@@ -49,12 +56,13 @@ def run(pytester, tests=TESTS):
 
 def test_skips_and_says_so_at_the_end(pytester):
     result = run(pytester)
-    result.assert_outcomes(passed=1, skipped=4)
+    result.assert_outcomes(passed=1, skipped=6)
     result.stdout.fnmatch_lines(
         [
             "SKIPPED*MariaDB is not installed: apt-get install *",
-            "sqla_shard: 3 live tests skipped for lack of servers. *install*",
-            "*1 passed, 4 skipped*",
+            "SKIPPED*ZooKeeper is not installed: apt-get install *",
+            "sqla_shard: 5 live tests skipped for lack of servers. *install*",
+            "*1 passed, 6 skipped*",
         ]
     )
 
@@ -65,8 +73,10 @@ def test_skips_and_says_so_at_the_end(pytester):
 def test_fails_where_servers_are_promised(pytester, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     result = run(pytester)
-    result.assert_outcomes(passed=1, skipped=1, errors=3)
-    result.stdout.fnmatch_lines(["*MariaDB is not installed*"])
+    result.assert_outcomes(passed=1, skipped=1, errors=5)
+    result.stdout.fnmatch_lines(
+        ["*MariaDB is not installed*", "*ZooKeeper is not installed*"]
+    )
     result.stdout.no_fnmatch_line("*for lack of servers*")
 
 
@@ -76,7 +86,7 @@ def test_a_variable_that_says_no_promises_nothing(
 ):
     monkeypatch.setenv("CI", value)
     monkeypatch.setenv("SQLA_SHARD_REQUIRE_SERVERS", value)
-    run(pytester).assert_outcomes(passed=1, skipped=4)
+    run(pytester).assert_outcomes(passed=1, skipped=6)
 
 
 def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
@@ -84,7 +94,7 @@ def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", "mysql://a:b@127.0.0.1:1")
     pytest.importorskip("pymysql")
     result = run(pytester)
-    result.assert_outcomes(passed=1, skipped=2, errors=2)
+    result.assert_outcomes(passed=1, skipped=4, errors=2)
     result.stdout.fnmatch_lines(["*ServerProcessError*does not answer*"])
 
 
@@ -107,7 +117,7 @@ def test_importing_it_imports_no_driver_and_no_sqlalchemy():
         "before = set(sys.modules)\n"
         "import sqla_shard.testing.plugin\n"
         "print(sorted(m for m in set(sys.modules) - before\n"
-        "             if m.startswith(('sqlalchemy', 'pymysql'))))\n"
+        "             if m.startswith(('sqlalchemy', 'pymysql', 'kazoo'))))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
