@@ -98,6 +98,9 @@ class Current:
         return True
 
     def _take(self, old: Topology, new: Topology) -> None:
+        # In this order: transactions that begin meanwhile find no server that
+        # is let in too late, or gone too early.
+        self._engines.expect(new)
         self._places = Places(new, self._engines)
         self._engines.follow(new)
         self._loops.follow(new)

@@ -2,8 +2,8 @@
 
 Safe means that the failed attempt has certainly left nothing behind: it was
 the victim of a deadlock, waited too long for a lock, met a busy SQLite file,
-saw its object changed by another writer, or lost its connection before COMMIT
-was sent.  A COMMIT whose outcome is unknown is never repeated.
+saw its object changed by another writer, needed a server that has left the
+topology meanwhile, or lost its connection before COMMIT was sent.  A COMMIT whose outcome is unknown is never repeated.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sqla_shard.dialects import Failure
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import StaleDataError
 
 __all__ = ["repeat", "repeat_awaited"]
@@ -105,7 +106,7 @@ def repeat(
     while True:
         try:
             return attempt()
-        except (DBAPIError, StaleDataError) as error:
+        except (DBAPIError, StaleDataError, ServerRetiredError) as error:
             pause = policy.pause_after(error)
         threading.Event().wait(pause)
 
@@ -125,7 +126,7 @@ async def repeat_awaited(
     while True:
         try:
             return await attempt()
-        except (DBAPIError, StaleDataError) as error:
+        except (DBAPIError, StaleDataError, ServerRetiredError) as error:
             pause = policy.pause_after(error)
         await asyncio.sleep(pause)
 
@@ -133,7 +134,7 @@ async def repeat_awaited(
 def _is_safe(error: BaseException, backends: set[Backend]) -> bool:
     if isinstance(error, (CommitUnknownError, PartialCommitError)):
         return False
-    if isinstance(error, StaleDataError):
+    if isinstance(error, (StaleDataError, ServerRetiredError)):
         return True
     if not isinstance(error, DBAPIError) or error.orig is None:
         return False

@@ -139,19 +139,21 @@ class Engines:
         name, text = server.name, server.primary
         if standby and server.standby is not None:
             name, text = f"{name} (standby)", server.standby
-        if self._retired.is_gone(text):
-            raise ServerRetiredError(server=name)
-        # Once for each server: there may be thousands of databases on it.
-        if text not in self._servers:
-            self._servers[text] = self._read(text)
-        url, backend = self._servers[text]
-        url, schema = backend.locate(url, database)
+        # All of it: a topology that is taken meanwhile, by another thread,
+        # would leave an engine behind for a server that it has not.
         with self._lock:
             if self._closed:
                 raise ClusterClosedError(
                     "the cluster is closed; open a new one with "
                     "Cluster.from_file() or Cluster.from_topology()"
                 )
+            if self._retired.is_gone(text):
+                raise ServerRetiredError(server=name)
+            # Once for each server: there may be thousands of databases on it.
+            if text not in self._servers:
+                self._servers[text] = self._read(text)
+            url, backend = self._servers[text]
+            url, schema = backend.locate(url, database)
             engine = self._engines.get(url)
             if engine is None:
                 engine = backend.open(url, self._options)
@@ -182,6 +184,7 @@ class Engines:
     def _listen(
         self, engine: Engine, backend: Backend, names: Iterable[str]
     ) -> None:
+        leaving = self._retired.watch(engine)
         event.listen(
             engine, "before_cursor_execute", render_event, retval=True
         )
@@ -196,8 +199,7 @@ class Engines:
         def checkout(connection: Any, record: Any, fairy: Any) -> None:
             if self._closed:
                 raise ClusterClosedError("the cluster is closed")
-            if engine in self._retired:
-                raise ServerRetiredError(server=", ".join(names))
+            leaving.check()
             record.info[PROCESS] = os.getpid()
             self._busy[id(record)] = engine, backend, connection
 
@@ -230,6 +232,14 @@ class Engines:
 
     # -- servers that leave
 
+    def expect(self, topology: Topology) -> None:
+        """Let in the servers of a topology that is about to be used.
+
+        One that has left before may be among them.
+        """
+        with self._lock:
+            self._retired.let_in(_texts(topology))
+
     def follow(self, topology: Topology) -> None:
         """Take a newer topology: drain the servers that it has no more.
 
@@ -239,19 +249,17 @@ class Engines:
 
         :param topology: it has replaced another one, if any.
         """
-        texts = {
-            text
-            for keyspace in topology.keyspaces.values()
-            for server in keyspace.servers
-            for text in (server.primary, server.standby)
-            if text is not None
-        }
+        texts = _texts(topology)
         with self._lock:
+            # Of those, too, that nobody has used yet: a transaction that has
+            # begun before could be the first.
+            known = _texts(self.topology) if self.topology else set()
+            known.update(self._servers)
             self.topology = topology
-            known = set(self._servers)
-            self._retired.note(known - texts, texts)
+            self._retired.let_in(texts)
+            self._retired.note(known - texts)
             for text in known - texts:
-                del self._servers[text]
+                self._servers.pop(text, None)
             left = [
                 url
                 for url, names in self._texts.items()
@@ -429,6 +437,17 @@ class Engines:
 
 def _nothing() -> None:
     """Ask nobody for a new topology."""
+
+
+def _texts(topology: Topology) -> set[str]:
+    """Return the URLs of all servers, as the topology has them."""
+    return {
+        text
+        for keyspace in topology.keyspaces.values()
+        for server in keyspace.servers
+        for text in (server.primary, server.standby)
+        if text is not None
+    }
 
 
 def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:

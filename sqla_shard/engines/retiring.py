@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -22,6 +23,42 @@ _log = logging.getLogger(__name__)
 _MOST = 1024
 
 
+class Leaving:
+    """Says whether the server of one engine has left.
+
+    It knows nothing of the engine: caches of statements, which live as long
+    as the classes of an application, lead to what listens to a dialect.
+    """
+
+    def __init__(self) -> None:
+        self._server: str | None = None
+        self._deadline = 0.0
+
+    def __bool__(self) -> bool:
+        return self._server is not None
+
+    def begin(self, server: str, grace: float) -> None:
+        """Take note that it has."""
+        self._deadline = monotonic() + grace
+        self._server = server
+
+    def check(self, *details: object) -> None:
+        """Refuse a connection.
+
+        :raises ServerRetiredError: when it has.
+        """
+        if self._server is not None:
+            raise ServerRetiredError(server=self._server)
+
+    def check_deadline(self, *details: object) -> None:
+        """Refuse a statement, before it begins: none is torn.
+
+        :raises ServerRetiredError: when it has, and time is up.
+        """
+        if self._server is not None and monotonic() > self._deadline:
+            raise ServerRetiredError(server=self._server)
+
+
 class Retired:
     """Engines that give out no connection any more.
 
@@ -34,12 +71,28 @@ class Retired:
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._gone: dict[str, None] = {}
-        self._engines: dict[Engine, float] = {}
+        self._engines: dict[Engine, None] = {}
+        # Also of those that nobody uses any more: a transaction that has
+        # found a place may come late for its first connection.
+        self._watched: weakref.WeakKeyDictionary[Engine, Leaving] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def __contains__(self, engine: object) -> bool:
-        return engine in self._engines
+    def watch(self, engine: Engine) -> Leaving:
+        """Have a new engine ask whether its server has left."""
+        # Not when it has: listeners must not change while other threads run
+        # statements.
+        leaving = self._watched[engine] = Leaving()
+        # Before one is opened, too: the server may be down by now.
+        event.listen(engine, "do_connect", leaving.check)
+        event.listen(engine, "before_cursor_execute", leaving.check_deadline)
+        return leaving
+
+    def __contains__(self, engine: Engine) -> bool:
+        return bool(self._watched.get(engine))
 
     def __iter__(self) -> Iterator[Engine]:
+        """Iterate over those of which something is in use."""
         return iter(list(self._engines))
 
     def __bool__(self) -> bool:
@@ -49,11 +102,14 @@ class Retired:
         """Tell whether a URL is of a server that has left."""
         return text in self._gone
 
-    def note(self, left: Iterable[str], present: Collection[str]) -> None:
-        """Take note of the URLs that a topology has no more, and has."""
-        self._gone.update(dict.fromkeys(left))
+    def let_in(self, present: Iterable[str]) -> None:
+        """Take note of the URLs that a topology has."""
         for text in present:
             self._gone.pop(text, None)
+
+    def note(self, left: Iterable[str]) -> None:
+        """Take note of the URLs that a topology has no more."""
+        self._gone.update(dict.fromkeys(left))
         for text in list(self._gone)[:-_MOST]:
             del self._gone[text]
 
@@ -63,15 +119,9 @@ class Retired:
         :param names: of its server.
         :param busy: how many of its connections are in use.
         """
-        self._engines[engine] = deadline = monotonic() + self._grace
         server = ", ".join(names)
-
-        def refuse(*details: object) -> None:
-            # Before a statement: none is torn while it runs.
-            if monotonic() > deadline:
-                raise ServerRetiredError(server=server)
-
-        event.listen(engine, "before_cursor_execute", refuse)
+        self._engines[engine] = None
+        self._watched[engine].begin(server, self._grace)
         _log.info(
             "server %s has left the topology; %d of its connections are in "
             "use",
