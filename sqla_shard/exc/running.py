@@ -161,7 +161,7 @@ class ExtensionSetupError(ShardError):
 
 
 class ServerProcessError(ShardError):
-    """Raised when a local server for tests does not start or stop.
+    """Raised when a local server for tests does not start, stop or follow.
 
     :ivar log: the end of the server's own log.
     """
