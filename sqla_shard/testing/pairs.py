@@ -178,9 +178,8 @@ class MariaDBPair:
 
     def stop(self) -> None:
         """End all servers and remove their data."""
-        # The standbys first: they would log that their primary is gone.
-        for server in (*self.standbys, self._primary):
-            server.stop()
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            list(pool.map(MariaDBServer.stop, self.servers))
         self._attached = False
         self._primary = self.servers[0]
 
