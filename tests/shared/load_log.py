@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ACKNOWLEDGED", "Attempt", "Outcome", "line_of", "read_log"]
+__all__ = ["ACKNOWLEDGED", "Attempt", "LogReader", "Outcome", "line_of"]
 
 Outcome = Literal["acked", "already", "unknown", "failed"]
 """``"already"``: it was told that an earlier attempt has committed, but not
@@ -37,14 +37,28 @@ class Attempt:
 
 
 def line_of(attempt: Attempt) -> str:
-    """Return the line that :func:`read_log` reads."""
+    """Return the line that :class:`LogReader` reads."""
     return json.dumps(asdict(attempt)) + "\n"
 
 
-def read_log(path: Path) -> Iterator[Attempt]:
-    """Yield the attempts of a file that may be written at this moment."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield Attempt(**json.loads(line))
+class LogReader:
+    """Reads a file that may be written at this moment.
+
+    :param path: it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def more(self) -> Iterator[Attempt]:
+        """Yield the attempts that are new since the last call."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield Attempt(**json.loads(line))

@@ -38,7 +38,7 @@ from typing import TextIO
 from tests.shared.load_log import ACKNOWLEDGED
 from tests.shared.load_log import Attempt
 from tests.shared.load_log import line_of
-from tests.shared.load_log import read_log
+from tests.shared.load_log import LogReader
 from tests.shared.load_writers import Failed
 from tests.shared.load_writers import Write
 
@@ -96,6 +96,8 @@ class Load:
             )
             for number in range(processes)
         ]
+        # One reads each line once: the writers want the processors.
+        self._followers = [LogReader(o.log) for o in self._orders]
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Load:
@@ -121,7 +123,7 @@ class Load:
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts so far, in the order in which they ended."""
-        found = [a for orders in self._orders for a in read_log(orders.log)]
+        found = [a for o in self._orders for a in LogReader(o.log).more()]
         return sorted(found, key=lambda attempt: attempt.t1)
 
     def wait_for_acks(
@@ -138,12 +140,14 @@ class Load:
         """
         begin = time.monotonic()
         pause = threading.Event()
+        seen = 0
         while True:
-            seen = sum(
+            seen += sum(
                 attempt.outcome in ACKNOWLEDGED
                 and attempt.t1 >= begin
                 and (shards is None or attempt.shard in shards)
-                for attempt in self.attempts()
+                for follower in self._followers
+                for attempt in follower.more()
             )
             if seen >= count:
                 return
@@ -207,7 +211,9 @@ def _start(orders: _Orders) -> subprocess.Popen[bytes]:
 def _complaint(orders: _Orders) -> str:
     text = orders.log.with_suffix(".err").read_text(encoding="utf-8")
     failed = [
-        attempt.error for attempt in read_log(orders.log) if attempt.error
+        attempt.error
+        for attempt in LogReader(orders.log).more()
+        if attempt.error
     ]
     return "\n".join([text, *map(str, failed[-3:])])
 
@@ -238,7 +244,9 @@ def work() -> None:
 
 
 def _listen(stopped: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin: a thread that waits in it is in the way of an
+    # interpreter that ends with an error.
+    os.read(0, 1)
     stopped.set()
 
 

@@ -10,7 +10,7 @@ from tests.shared.load_checks import pauses
 from tests.shared.load_checks import Rows
 from tests.shared.load_log import Attempt
 from tests.shared.load_log import line_of
-from tests.shared.load_log import read_log
+from tests.shared.load_log import LogReader
 
 
 def attempt(token, outcome, local_id=None, *, shard=1, t0=0.0, t1=1.0):
@@ -149,6 +149,12 @@ def test_pauses_are_measured():
 
 def test_a_log_is_read_up_to_its_last_whole_line(tmp_path):
     path = tmp_path / "log"
-    assert list(read_log(path)) == []
-    path.write_text(line_of(ACKED) + line_of(ACKED)[:20])
-    assert list(read_log(path)) == [ACKED]
+    reader = LogReader(path)
+    assert list(reader.more()) == []
+    line = line_of(ACKED)
+    path.write_text(line + line[:20])
+    assert list(reader.more()) == [ACKED]
+    assert list(reader.more()) == []
+    path.write_text(line + line + line)
+    assert list(reader.more()) == [ACKED, ACKED]
+    assert list(LogReader(path).more()) == [ACKED] * 3
