@@ -137,6 +137,7 @@ def move_range(
     databases: Sequence[str],
     publish: Callable[[], object],
     *,
+    kill: bool = True,
     catch_up: float = 3.0,
 ) -> Timings:
     """Move databases to the primary of another pair, which has none yet.
@@ -150,6 +151,9 @@ def move_range(
     :param target: a new pair.
     :param databases: which move.
     :param publish: tells the clients where to write from now on.
+    :param kill: False leaves the connections of the application, and with
+        them transactions that it has begun, for a test that must see them
+        commit on the old side.
     :param catch_up: seconds that the target may need, once fenced.
     :raises CutoverError: if it is given up; all is as before, but for the
         target, which goes on replicating.
@@ -174,7 +178,8 @@ def move_range(
             _fence(a)
             clock.done("fenced")
             _run(a, "FLUSH LOCAL PRIVILEGES")
-            kill_application(s)
+            if kill:
+                kill_application(s)
             clock.done("killed")
             _drain(a, b, followers, catch_up)
             clock.done("drained")

@@ -74,7 +74,7 @@ def rows_at(connection: Any, databases: Mapping[int, str]) -> dict[int, Rows]:
     cursor = connection.cursor()
     found = {}
     for shard, name in databases.items():
-        cursor.execute(f"SELECT id, token FROM `{name}`.load_pins")
+        cursor.execute(f"SELECT local_id, token FROM `{name}`.load_pins")
         pins = frozenset(cursor.fetchall())
         cursor.execute(f"SELECT pin_local, token FROM `{name}`.load_notes")
         found[shard] = Rows(pins=pins, notes=tuple(cursor.fetchall()))

@@ -41,7 +41,7 @@ __all__ = [
 Write = Callable[[str, int], int]
 
 PINS = (
-    "id BIGINT PRIMARY KEY AUTO_INCREMENT,"
+    "local_id BIGINT PRIMARY KEY AUTO_INCREMENT,"
     " token VARCHAR(64) NOT NULL, KEY (token)"
 )
 
