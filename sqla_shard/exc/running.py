@@ -161,9 +161,10 @@ class ExtensionSetupError(ShardError):
 
 
 class ServerProcessError(ShardError):
-    """Raised when a local server for tests does not start or stop.
+    """Raised when a local server for tests does not start, stop or follow.
 
-    :ivar log: the end of the server's own log.
+    :ivar log: the end of the server's own log, or what a standby says of
+        its replication.
     """
 
     def __init__(self, message: str, *, log: str) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sqla_shard.testing.fleet import MariaDBFleet
     from sqla_shard.testing.linting import ShardLint
     from sqla_shard.testing.mariadb import MariaDBServer
+    from sqla_shard.testing.pairs import MariaDBPair
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.proxy import ProxyCounts
     from sqla_shard.testing.querylog import LoggedCommand
@@ -45,6 +46,7 @@ __all__ = [
     "LoggedCommand",
     "LoggedEvent",
     "MariaDBFleet",
+    "MariaDBPair",
     "MariaDBServer",
     "Proxy",
     "ProxyCounts",
@@ -63,6 +65,7 @@ _HOMES = {
     "LoggedCommand": "querylog",
     "LoggedEvent": "statements",
     "MariaDBFleet": "fleet",
+    "MariaDBPair": "pairs",
     "MariaDBServer": "mariadb",
     "Proxy": "proxy",
     "ProxyCounts": "proxy",
