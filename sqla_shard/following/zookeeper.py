@@ -46,7 +46,7 @@ TOPOLOGY_NODE = "/topology"
 
 #: A client that has had no connection for so many seconds is replaced: its
 #: threads may have ended on an error that nobody has thought of.
-_REPLACE_AFTER = 60.0
+_REPLACE_AFTER = 30.0
 
 # kazoo reports each attempt to connect, for days if need be; what matters of
 # that is told by whoever follows the source.
