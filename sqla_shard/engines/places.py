@@ -22,7 +22,7 @@ from sqla_shard.topology import Topology
 
 __all__ = ["Places"]
 
-#: How many places are kept: each takes some 300 bytes.
+#: How many places are kept: each takes some 230 bytes.
 _MOST = 8192
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
@@ -39,8 +39,9 @@ class Places:
         self.topology = topology
         self.engines = engines
         self._places: dict[tuple[str, int], Place] = {}
-        #: By URL, the engines that serve every database of their server.
-        self._shared: dict[str, tuple[Engine, Backend]] = {}
+        #: By name and URL, since an engine knows all names of its server:
+        #: the engines that serve every database of it.
+        self._shared: dict[tuple[str, str], tuple[Engine, Backend]] = {}
         self._keyspaces: dict[tuple[str | None, str], Keyspace] = {}
 
     def keyspace(self, name: str | None, kind: str) -> Keyspace:
@@ -87,14 +88,15 @@ class Places:
         self, server: Server, database: str
     ) -> tuple[Engine, str, Backend]:
         """Return the engine of a server, as :meth:`Engines.locate` does."""
+        key = server.name, server.primary
         # A server may have left a topology that was replaced.
         if self.engines.topology is self.topology:
-            shared = self._shared.get(server.primary)
+            shared = self._shared.get(key)
             if shared is not None:
                 return shared[0], database, shared[1]
         engine, schema, backend = self.engines.locate(server, database)
         if engine.url.database is None:
-            self._shared[server.primary] = engine, backend
+            self._shared[key] = engine, backend
         return engine, schema, backend
 
     def all_places(self, keyspace: Keyspace) -> list[Place]:
