@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
+from sqlalchemy import Engine
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.sql.compiler import IdentifierPreparer
 
+from sqla_shard.dialects import Backend
 from sqla_shard.engines.registry import Engines
 from sqla_shard.engines.registry import warm
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 
 __all__ = ["Places"]
 
-#: How many places are kept: each takes some 300 bytes.
+#: How many places are kept: each takes some 230 bytes.
 _MOST = 8192
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class Places:
@@ -32,6 +39,9 @@ class Places:
         self.topology = topology
         self.engines = engines
         self._places: dict[tuple[str, int], Place] = {}
+        #: By name and URL, since an engine knows all names of its server:
+        #: the engines that serve every database of it.
+        self._shared: dict[tuple[str, str], tuple[Engine, Backend]] = {}
         self._keyspaces: dict[tuple[str | None, str], Keyspace] = {}
 
     def keyspace(self, name: str | None, kind: str) -> Keyspace:
@@ -61,18 +71,33 @@ class Places:
                 # the topology; those in use are found again.
                 self._places.clear()
             server = keyspace.server_for(check_shard_id(shard_id))
-            engine, schema, backend = self.engines.locate(
+            engine, schema, backend = self._locate(
                 server, keyspace.database_for(shard_id)
             )
             place = self._places[key] = Place(
                 keyspace=keyspace.name,
                 shard_id=shard_id,
                 server=server.name,
-                schema=engine.dialect.identifier_preparer.quote(schema),
+                schema=_quoted(schema, engine.dialect.identifier_preparer),
                 engine=engine,
                 backend=backend,
             )
         return place
+
+    def _locate(
+        self, server: Server, database: str
+    ) -> tuple[Engine, str, Backend]:
+        """Return the engine of a server, as :meth:`Engines.locate` does."""
+        key = server.name, server.primary
+        # A server may have left a topology that was replaced.
+        if self.engines.topology is self.topology:
+            shared = self._shared.get(key)
+            if shared is not None:
+                return shared[0], database, shared[1]
+        engine, schema, backend = self.engines.locate(server, database)
+        if engine.url.database is None:
+            self._shared[key] = engine, backend
+        return engine, schema, backend
 
     def all_places(self, keyspace: Keyspace) -> list[Place]:
         """Return the places of every open shard, in order."""
@@ -105,6 +130,17 @@ class Places:
         self.engines.at_once(
             [partial(warm, engine, connections) for engine in engines], "warm"
         )
+
+
+def _quoted(name: str, preparer: IdentifierPreparer) -> str:
+    """Return a name as statements write it.
+
+    The preparer's own ``quote()`` would keep each name for as long as the
+    engine lives, and so more for 65,536 shards than all the rest.
+    """
+    if _PLAIN.fullmatch(name) and name not in preparer.reserved_words:
+        return name
+    return preparer.quote_identifier(name)
 
 
 def _ask(place: Place) -> Exception | None:

@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import digits
 from string import Formatter
 
+from sqla_shard.topology.ranges import common
 from sqla_shard.topology.ranges import ShardRange
 
 __all__ = ["Template", "faults", "shared_name"]
@@ -85,19 +87,39 @@ class Template:
         if self.spec is None:
             return 0 if name.lower() == self.prefix.lower() else None
         end = len(name) - len(self.suffix)
-        digits = name[len(self.prefix) : max(end, 0)]
-        if not (digits.isascii() and digits.isdigit()):
+        number = name[len(self.prefix) : max(end, 0)]
+        if not (number.isascii() and number.isdigit()):
             return None
-        shard_id = int(digits)
+        shard_id = int(number)
         same = self.name(shard_id).lower() == name.lower()
         return shard_id if same else None
 
     def may_meet(self, other: Template) -> bool:
         """Whether the two can have a name in common at all."""
-        ours, theirs = self.prefix.lower(), other.prefix.lower()
-        starts = ours.startswith(theirs) or theirs.startswith(ours)
-        ours, theirs = self.suffix.lower(), other.suffix.lower()
-        return starts and (ours.endswith(theirs) or theirs.endswith(ours))
+        # The suffixes from behind, so that both are read towards the number.
+        pairs = [
+            (self.prefix.lower(), other.prefix.lower()),
+            (self.suffix.lower()[::-1], other.suffix.lower()[::-1]),
+        ]
+        numbered = self.spec is not None and other.spec is not None
+        for pair in pairs:
+            short, long = sorted(pair, key=len)
+            if not long.startswith(short):
+                return False
+            # Where one goes on, the other has its number.
+            rest = long[len(short) :]
+            if numbered and rest and rest[0] not in digits:
+                return False
+        return True
+
+    def differs_in_number(self, other: Template) -> bool:
+        """Whether only the number can tell names of the two apart."""
+        return (
+            self.spec is not None
+            and other.spec is not None
+            and self.prefix.lower() == other.prefix.lower()
+            and self.suffix.lower() == other.suffix.lower()
+        )
 
 
 def faults(text: str, template: Template, last: int) -> Iterator[str]:
@@ -133,6 +155,15 @@ def shared_name(
     :param other: likewise.
     """
     if not one[0].may_meet(other[0]):
+        return None
+    if one[0].differs_in_number(other[0]):
+        # A name that both have is of the same shard: 07 and 7 are no names
+        # of one database.
+        for item in common(one[1], other[1]):
+            for shard_id in item:
+                name = one[0].name(shard_id)
+                if other[0].name(shard_id).lower() == name.lower():
+                    return name
         return None
     if sum(map(len, one[1])) > sum(map(len, other[1])):
         one, other = other, one

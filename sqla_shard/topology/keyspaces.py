@@ -18,6 +18,7 @@ from typing import TypeAlias
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownShardError
+from sqla_shard.topology.ranges import bounds
 from sqla_shard.topology.ranges import gaps
 from sqla_shard.topology.ranges import joined
 from sqla_shard.topology.ranges import ShardRange
@@ -132,7 +133,7 @@ class Keyspace:
         pairs = [
             (item, server) for server in self.servers for item in server.shards
         ]
-        return sorted(pairs, key=lambda pair: pair[0])
+        return sorted(pairs, key=lambda pair: bounds(pair[0]))
 
     def _not_open(self, shard_id: int) -> UnknownShardError:
         return UnknownShardError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -20,15 +21,29 @@ from sqla_shard.topology.tables import in_document_order
 from sqla_shard.topology.tables import shown
 from sqla_shard.topology.validate import validate
 
-__all__ = ["load"]
+__all__ = ["Checked", "load"]
 
 _T = TypeVar("_T")
 
 
+class Checked(dict[str, Keyspace]):
+    """Keyspaces that have passed every check, together with their epoch.
+
+    Only :func:`load` makes them, and only what passes them on at once has
+    them: nothing can have been changed since.
+
+    :ivar epoch: of the same document.
+    """
+
+    def __init__(self, epoch: int, keyspaces: Iterable[Keyspace]) -> None:
+        super().__init__((one.name, one) for one in keyspaces)
+        self.epoch = epoch
+
+
 def load(
     document: object, *, source: str, policy: Policy, url: str
-) -> tuple[int, dict[str, Keyspace]]:
-    """Return the epoch and the keyspaces by name.
+) -> Checked:
+    """Return the keyspaces by name, and the epoch.
 
     :param document: the full or the short form.
     :param source: where it came from, for the error.
@@ -55,7 +70,7 @@ def load(
         raise TopologyError(
             in_document_order(document, problems), source=source
         )
-    return _given(epoch), {draft.name: _keyspace(draft) for draft in drafts}
+    return Checked(_given(epoch), map(_keyspace, drafts))
 
 
 def _keyspace(draft: Draft) -> Keyspace:

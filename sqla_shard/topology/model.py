@@ -45,6 +45,7 @@ from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
+from sqla_shard.topology.load import Checked
 from sqla_shard.topology.load import load
 from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.placeholders import Policy
@@ -70,8 +71,12 @@ class Topology:
     keyspaces: Mapping[str, Keyspace]
 
     def __post_init__(self) -> None:
-        keyspaces = MappingProxyType(dict(self.keyspaces))
+        given = self.keyspaces
+        keyspaces = MappingProxyType(dict(given))
         object.__setattr__(self, "keyspaces", keyspaces)
+        if isinstance(given, Checked) and given.epoch == self.epoch:
+            # Straight from a document, which has passed already.
+            return
         load(
             self.to_mapping(),
             source="Topology",
@@ -122,10 +127,8 @@ class Topology:
         :raises TopologyError: with all problems of the document.
         """
         policy = Policy.of(placeholders, environ)
-        epoch, keyspaces = load(
-            document, source=source, policy=policy, url=url
-        )
-        return cls(epoch=epoch, keyspaces=keyspaces)
+        checked = load(document, source=source, policy=policy, url=url)
+        return cls(epoch=checked.epoch, keyspaces=checked)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the document of this topology, in the full form.

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 
-__all__ = ["MAX_SHARDS", "ShardRange", "gaps", "joined"]
+__all__ = ["MAX_SHARDS", "ShardRange", "bounds", "common", "gaps", "joined"]
 
 MAX_SHARDS = 65_536
 """How many virtual shards the 16 shard bits of an id can name."""
+
+bounds = attrgetter("first", "last")
+"""What ranges sort by: far quicker than to compare the ranges themselves."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,11 +77,33 @@ def joined(ranges: Iterable[ShardRange]) -> tuple[ShardRange, ...]:
     :param ranges: any order.
     """
     result: list[ShardRange] = []
-    for item in sorted(ranges):
+    for item in sorted(ranges, key=bounds):
         if result and item.first == result[-1].last + 1:
             item = ShardRange(result.pop().first, item.last)
         result.append(item)
     return tuple(result)
+
+
+def common(
+    one: Iterable[ShardRange], other: Iterable[ShardRange]
+) -> Iterator[ShardRange]:
+    """Yield the shards that are in both, as ranges, ascending.
+
+    :param one: any order; they may overlap, and what is then yielded may.
+    :param other: likewise.
+    """
+    ours, theirs = (sorted(ranges, key=bounds) for ranges in (one, other))
+    begin = 0
+    for item in ours:
+        while begin < len(theirs) and theirs[begin].last < item.first:
+            begin += 1
+        at = begin
+        while at < len(theirs) and theirs[at].first <= item.last:
+            first = max(item.first, theirs[at].first)
+            last = min(item.last, theirs[at].last)
+            if first <= last:
+                yield ShardRange(first, last)
+            at += 1
 
 
 def gaps(ranges: Iterable[ShardRange], count: int) -> Iterator[ShardRange]:
@@ -87,7 +113,7 @@ def gaps(ranges: Iterable[ShardRange], count: int) -> Iterator[ShardRange]:
     :param count: how many shards are open.
     """
     expected = 0
-    for item in sorted(ranges):
+    for item in sorted(ranges, key=bounds):
         if item.first >= count:
             break
         if item.first > expected:

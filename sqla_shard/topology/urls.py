@@ -131,7 +131,7 @@ class Url:
         self.faults: tuple[str, ...] = tuple(self._check(policy))
 
     def _check(self, policy: Policy) -> Iterator[str]:
-        shown = repr(redact(self.text))
+        shown = _Shown(self.text)
         match = _URL.fullmatch(self.text)
         if match is None or not _SCHEME.fullmatch(match["scheme"]):
             yield (
@@ -161,7 +161,9 @@ class Url:
         else:
             yield from self._check_mysql(match, shown)
 
-    def _check_mysql(self, match: re.Match[str], shown: str) -> Iterator[str]:
+    def _check_mysql(
+        self, match: re.Match[str], shown: _Shown
+    ) -> Iterator[str]:
         if _has_second_at(match):
             yield (
                 f"{shown} has an '@' after the user and password; write the "
@@ -191,7 +193,9 @@ class Url:
         elif host:
             self.address = Address(family="mysql", where=f"{host}:{port}")
 
-    def _check_sqlite(self, match: re.Match[str], shown: str) -> Iterator[str]:
+    def _check_sqlite(
+        self, match: re.Match[str], shown: _Shown
+    ) -> Iterator[str]:
         if any(
             match[part] is not None
             for part in ("user", "ipv6", "host", "port", "query")
@@ -211,6 +215,16 @@ class Url:
         else:
             where = os.path.abspath(match["path"])
             self.address = Address(family="sqlite", where=where)
+
+
+class _Shown:
+    """A URL in messages, without its password; most URLs need none."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return repr(redact(self._text))
 
 
 def _has_second_at(match: re.Match[str]) -> bool:

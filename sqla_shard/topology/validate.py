@@ -15,6 +15,7 @@ from sqla_shard.topology.databases import shared_name
 from sqla_shard.topology.databases import Template
 from sqla_shard.topology.parse import Draft
 from sqla_shard.topology.parse import ServerDraft
+from sqla_shard.topology.ranges import bounds
 from sqla_shard.topology.ranges import gaps
 from sqla_shard.topology.ranges import ShardRange
 from sqla_shard.topology.urls import Address
@@ -144,9 +145,12 @@ def _past_the_end(
 def _overlaps(servers: list[ServerDraft]) -> Iterator[Problem]:
     # A range, its server and its number there, its place.
     held = sorted(
-        (item, (index, number), place)
-        for index, server in enumerate(servers)
-        for number, (place, item) in enumerate(server.ranges)
+        (
+            (item, (index, number), place)
+            for index, server in enumerate(servers)
+            for number, (place, item) in enumerate(server.ranges)
+        ),
+        key=lambda entry: bounds(entry[0]),
     )
     reach = held[:1]
     for entry in held[1:]:
@@ -195,6 +199,11 @@ def _weights(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
         )
 
 
+def _may_meet(pair: tuple[str, str], templates: dict[str, Template]) -> bool:
+    ours, theirs = map(templates.get, pair)
+    return ours is not None and theirs is not None and ours.may_meet(theirs)
+
+
 def _collisions(
     drafts: list[Draft], templates: dict[str, Template]
 ) -> Iterator[Problem]:
@@ -212,8 +221,10 @@ def _collisions(
     told = set()
     for index, draft in enumerate(drafts):
         for earlier in drafts[:index]:
+            pair = (draft.name, earlier.name)
+            if not _may_meet(pair, templates):
+                continue
             for address, names in held.items():
-                pair = (draft.name, earlier.name)
                 if pair in told or not all(name in names for name in pair):
                     continue
                 ours, theirs = (

@@ -17,10 +17,12 @@ from tests.benchmarks import reading
 from tests.benchmarks import scatter
 from tests.benchmarks import schema
 from tests.benchmarks import sessions
+from tests.benchmarks import topology
 
 PARTS = {
     "ids": ids.run,
     "sessions": sessions.run,
+    "topology": topology.run,
     "reading": reading.run,
     "scatter": scatter.run,
     "lists": lists.run,
