@@ -387,6 +387,9 @@ def test_a_transaction_that_is_not_killed_commits_on_the_old_side():
         document = topology_of(source)
         names = [places(document)[shard][1] for shard in MOVING]
         shard = MOVING[0]
+        # Whichever server is the primary of the source.
+        document = promoted(document, source)
+        fail_over(source, lambda: None)
         with open_transaction(source.primary, shard, "open") as connection:
             move_range(source, target, names, lambda: None, kill=False)
             connection.commit()

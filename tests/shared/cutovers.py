@@ -166,14 +166,15 @@ def move_range(
         standbys = [stack.enter_context(_admin(x)) for x in target.standbys]
         followers = [b, *standbys]
         _wait_for_lag(a, followers)
-        homes = [stack.enter_context(_admin(x)) for x in source.servers]
+        others = [stack.enter_context(_admin(x)) for x in source.standbys]
+        homes = [a, *others]
         user = s.user, s.host
         with _undoing(lambda: _give_back(homes, a, b, user, databases)):
             for home in homes:
                 _shadow(home, user, databases)
-                # It takes effect on the primary when it is fenced.
-                if home is not homes[0]:
-                    _run(home, "FLUSH LOCAL PRIVILEGES")
+            # It takes effect on the primary when that is fenced.
+            for other in others:
+                _run(other, "FLUSH LOCAL PRIVILEGES")
             clock = _Clock()
             _fence(a)
             clock.done("fenced")
@@ -186,15 +187,19 @@ def move_range(
             publish()
         clock.done("published")
         _run(b, "SET GLOBAL gtid_domain_id = %s", t.gtid_domain_id)
-        _run(b, "SET GLOBAL read_only = 0")
-        clock.done("opened")
-        _run(a, "SET GLOBAL read_only = 0")
-        clock.done("reopened")
-        _run(b, "RESET SLAVE ALL")
+        _open_both(a, b, clock)
         for home in homes:
             _shut(home, user, databases)
         clock.done("finished")
     return clock.timings()
+
+
+def _open_both(a: Any, b: Any, clock: _Clock) -> None:
+    _run(b, "SET GLOBAL read_only = 0")
+    clock.done("opened")
+    _run(a, "SET GLOBAL read_only = 0")
+    clock.done("reopened")
+    _run(b, "RESET SLAVE ALL")
 
 
 def _give_back(
