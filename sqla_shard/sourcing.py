@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from sqla_shard.current import Current
 from sqla_shard.following import followed
+from sqla_shard.following import is_zookeeper
 from sqla_shard.following import open_follower
 from sqla_shard.following import SnapshotPath
+from sqla_shard.following import zookeeper_options
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
@@ -129,6 +131,26 @@ class FromSources:
             environ=environ,
             **kwargs,
         )
+
+    @classmethod
+    def from_location(
+        cls: type[T], location: str | os.PathLike[str], **kwargs: Any
+    ) -> T:
+        """Return the cluster of a topology file, or of a ZooKeeper.
+
+        :param location: a path; or a URL such as
+            ``zookeeper://zk1:2181,zk2:2181/prod``, or with ``zookeeper+tls``
+            and the options ``ca``, ``certfile`` and ``keyfile``.
+        :param kwargs: as for :meth:`from_file` or :meth:`from_zookeeper`.
+        :raises TopologyUnavailableError: see :meth:`from_zookeeper`.
+        :raises TopologyError: when the topology cannot be used.
+        :raises MissingExtraError: when kazoo is needed and not installed.
+        """
+        if not is_zookeeper(location):
+            return cls.from_file(location, **kwargs)
+        hosts, options = zookeeper_options(os.fspath(location))
+        options.update(kwargs.pop("kazoo_options", None) or {})
+        return cls.from_zookeeper(hosts, kazoo_options=options, **kwargs)
 
     @classmethod
     def from_source(

@@ -7,7 +7,6 @@ and stands in ``_COMMANDS``.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 from typing import IO
 
@@ -16,10 +15,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cli.completion import completion_command
 from sqla_shard.cli.explaining import explain_command
+from sqla_shard.cli.following import agent_command
+from sqla_shard.cli.following import watch_command
 from sqla_shard.cli.ids import id_command
 from sqla_shard.cli.ids import where_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
+from sqla_shard.cli.publishing import history_command
+from sqla_shard.cli.publishing import push_command
+from sqla_shard.cli.publishing import rollback_command
+from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.settings import VARIABLE
 from sqla_shard.cli.shell import shell_command
@@ -37,6 +42,13 @@ _COMMANDS = (
     topology_group,
     shell_command,
     completion_command,
+)
+_OF_TOPOLOGIES = (
+    push_command,
+    history_command,
+    rollback_command,
+    watch_command,
+    agent_command,
 )
 
 
@@ -128,8 +140,9 @@ class _Program(click.Group):
     metavar="PATH",
     envvar=VARIABLE,
     show_envvar=True,
-    type=click.Path(path_type=Path),
-    help="The topology file, TOML or JSON; topology.toml in the current "
+    type=LOCATION,
+    help="The topology file, TOML or JSON, or a ZooKeeper as "
+    "zookeeper://host:port,host:port/path; topology.toml in the current "
     "directory by default.",
 )
 @click.option(
@@ -147,16 +160,18 @@ class _Program(click.Group):
 )
 @click.pass_context
 def program(
-    ctx: click.Context, topology: Path | None, placeholders: tuple[str, ...]
+    ctx: click.Context, topology: str | None, placeholders: tuple[str, ...]
 ) -> None:
     """Look at a cluster of sqla_shard, and open shells on its shards.
 
     Options of the program stand before the command.
     """
     ctx.obj = Settings(
-        path=topology, placeholders=(*DEFAULT_PLACEHOLDERS, *placeholders)
+        named=topology, placeholders=(*DEFAULT_PLACEHOLDERS, *placeholders)
     )
 
 
 for _command in _COMMANDS:
     program.add_command(_command)
+for _command in _OF_TOPOLOGIES:
+    topology_group.add_command(_command)

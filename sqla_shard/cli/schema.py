@@ -21,6 +21,7 @@ from sqla_shard.cli.schema_options import HOW
 from sqla_shard.cli.schema_options import run_options
 from sqla_shard.cli.schema_options import WHICH
 from sqla_shard.cli.schema_options import with_options
+from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
@@ -97,7 +98,7 @@ def _config() -> Config:
 
 def _cluster(settings: Settings) -> Cluster | None:
     """Return the cluster of ``--topology``; None leaves it to ``env.py``."""
-    if settings.path is None:
+    if settings.named is None:
         return None
     return Cluster(settings.topology(connects=True))
 
@@ -171,7 +172,7 @@ def init_command(
     ini, _ = click.get_current_context().meta["sqla_shard.ini"]
     made = schema.init(
         directory,
-        topology=settings.file,
+        topology=settings.location,
         models=models,
         config=ini,
         placeholders=settings.placeholders,
@@ -246,7 +247,7 @@ def downgrade_command(
     "--topology",
     "new",
     metavar="PATH",
-    type=click.Path(path_type=Path),
+    type=LOCATION,
     help="The topology that opens new virtual shards.",
 )
 @click.option(
@@ -260,7 +261,7 @@ def downgrade_command(
 def provision_command(
     settings: Settings,
     /,
-    new: Path | None,
+    new: str | None,
     initial: bool,
     as_json: bool,
     **given: Any,

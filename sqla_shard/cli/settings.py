@@ -13,19 +13,23 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from typing import Concatenate
 from typing import ParamSpec
 from typing import TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.following import is_zookeeper
+from sqla_shard.following import load_location
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
 
 __all__ = [
     "DEFAULT_FILE",
+    "LOCATION",
     "VARIABLE",
     "Settings",
     "number",
@@ -44,31 +48,74 @@ T = TypeVar("T")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]+")
 
 
+class _Location(click.ParamType):  # type: ignore[type-arg]  # generic in the newest versions of click only
+    """A path, or the URL of a ZooKeeper."""
+
+    name = "location"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return it as it is."""
+        if not str(value):
+            self.fail("it is empty; write a path, or a URL", param, ctx)
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Let the shell complete paths."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+#: The type of an argument that names a topology.
+LOCATION = _Location()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What the options of ``sqla-shard`` itself say.
 
-    :param path: the topology file that was named, if any.
+    :param named: the topology that was named, if any: a path, or the URL of
+        a ZooKeeper.
     :param placeholders: what ``${NAME}`` may stand in a URL.
     """
 
-    path: Path | None = None
+    named: str | None = None
     placeholders: Collection[str] = DEFAULT_PLACEHOLDERS
 
     @property
-    def file(self) -> Path:
-        """The topology file.
+    def location(self) -> str:
+        """The topology: a path, or the URL of a ZooKeeper.
 
         :raises click.ClickException: when none is named and none is here.
         """
-        if self.path is not None:
-            return self.path
+        if self.named is not None:
+            return self.named
         if not Path(DEFAULT_FILE).is_file():
             raise click.ClickException(
                 f"there is no {DEFAULT_FILE} in the current directory; name "
                 f"a topology file with --topology PATH or {VARIABLE}=PATH"
             )
-        return Path(DEFAULT_FILE)
+        return DEFAULT_FILE
+
+    def zookeeper(self, named: str | None = None) -> str:
+        """Return the URL of a ZooKeeper.
+
+        :param named: what the option of the command says, if anything.
+        :raises click.UsageError: when what is named is none.
+        """
+        found = named or self.named
+        if not is_zookeeper(found):
+            said = "none is named" if found is None else f"{found!r} is none"
+            raise click.UsageError(
+                f"this needs a ZooKeeper, and {said}; say "
+                "sqla-shard --topology zookeeper://host:port,host:port/path"
+            )
+        return str(found)
 
     @property
     def blank(self) -> Mapping[str, str]:
@@ -76,20 +123,20 @@ class Settings:
         return dict.fromkeys(self.placeholders, "")
 
     def topology(
-        self, path: Path | None = None, *, connects: bool = False
+        self, location: str | None = None, *, connects: bool = False
     ) -> Topology:
         """Return a topology.
 
-        :param path: of its file; None for that of the settings.
+        :param location: where it is; None for that of the settings.
         :param connects: whether the placeholders need their values.
         :raises TopologyError: when it cannot be read or is not valid.
+        :raises TopologyUnavailableError: when a ZooKeeper does not answer.
         """
-        source = FileSource(
-            path or self.file,
+        return load_location(
+            location or self.location,
             placeholders=self.placeholders,
             environ=None if connects else self.blank,
         )
-        return source.load()
 
     def silent_cluster(self) -> Cluster:
         """Return the cluster for what connects to nothing.

@@ -1,9 +1,8 @@
-"""``sqla-shard topology``: show, validate, diff."""
+"""``sqla-shard topology``: show, validate, diff; the rest is added to it."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.text import Text
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.exc import TopologyError
@@ -24,15 +24,16 @@ from sqla_shard.topology import Topology
 
 __all__ = ["topology_group"]
 
-_FILE = click.Path(path_type=Path)
 _COLUMNS = ("server", "shards", "weight", "primary", "standby")
 
 
 @click.group("topology")
 def topology_group() -> None:
-    """Show, check and compare topology files.
+    """Show, check and compare topologies; publish and follow them.
 
-    Nothing is connected to, and no password is needed.
+    A topology is a file, or what is published in a ZooKeeper, as
+    zookeeper://host:port,host:port/path.  No server of the topology is
+    connected to, and no password of one is needed.
     """
 
 
@@ -67,7 +68,7 @@ def show_command(settings: Settings, as_json: bool) -> None:
         "sqla-shard topology validate next.toml --environment",
     ),
 )
-@click.argument("file", metavar="[FILE]", required=False, type=_FILE)
+@click.argument("file", metavar="[FILE]", required=False, type=LOCATION)
 @click.option(
     "--environment",
     is_flag=True,
@@ -77,23 +78,23 @@ def show_command(settings: Settings, as_json: bool) -> None:
 @pass_settings
 def validate_command(
     settings: Settings,
-    file: Path | None,
+    file: str | None,
     environment: bool,
     as_json: bool,
 ) -> None:
-    """Check a topology file, and list all of its problems.
+    """Check a topology, and list all of its problems.
 
     One line for each problem; the status is 1 when there is one.  FILE is
     the topology of the other commands unless it is named.
     """
-    path = file or settings.file
+    path = file or settings.location
     try:
         topology = settings.topology(path, connects=environment)
     except TopologyError as error:
         found = error
     else:
         if as_json:
-            print_json({"source": str(path), "problems": []})
+            print_json({"source": path, "problems": []})
         else:
             click.echo(f"{path}: no problems in {topology!r}")
         return
@@ -116,8 +117,8 @@ def validate_command(
         "sqla-shard topology diff topology.toml next.toml --exit-code",
     ),
 )
-@click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE)
+@click.argument("old", type=LOCATION)
+@click.argument("new", type=LOCATION)
 @click.option(
     "--exit-code",
     is_flag=True,
@@ -126,9 +127,9 @@ def validate_command(
 @json_option
 @pass_settings
 def diff_command(
-    settings: Settings, old: Path, new: Path, exit_code: bool, as_json: bool
+    settings: Settings, old: str, new: str, exit_code: bool, as_json: bool
 ) -> None:
-    """Tell what changes from the file OLD to the file NEW."""
+    """Tell what changes from the topology OLD to NEW."""
     found = diff(settings.topology(old), settings.topology(new))
     if as_json:
         print_json(found.to_mapping())

@@ -57,8 +57,8 @@ class TopologyRefusedError(ShardError):
 
     :ivar source: where it came from.
     :ivar epoch: its epoch.
-    :ivar current: the epoch in use.
-    :ivar problems: each thing that would be lost.
+    :ivar current: the epoch in use; None where there is none yet.
+    :ivar problems: each thing that would be lost, or must not be published.
     """
 
     def __init__(
@@ -67,16 +67,20 @@ class TopologyRefusedError(ShardError):
         *,
         source: str,
         epoch: int,
-        current: int,
+        current: int | None,
     ) -> None:
         self.problems = tuple(problems)
         self.source = source
         self.epoch = epoch
         self.current = current
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        what = (
+            "be published"
+            if current is None
+            else f"follow that of epoch {current}"
+        )
         super().__init__(
-            f"{source}: the topology of epoch {epoch} cannot follow that of "
-            f"epoch {current}{lines}"
+            f"{source}: the topology of epoch {epoch} cannot {what}{lines}"
         )
 
 

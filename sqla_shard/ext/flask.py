@@ -24,6 +24,15 @@ committed is rolled back.  Two limits follow from Flask itself.  A request
 made inside ``with app.app_context()``, as tests do, shares the context and
 so the session with what is around it.  A thread has no context of yours; it
 begins its own.
+
+``SQLA_SHARD_HEALTH = "/health/shards"`` makes a route for load balancers and
+monitoring.  It asks every server for a sign of life, and answers with
+:meth:`.Health.to_mapping` as JSON.  The status is 200 as long as this process
+can serve something: also when one server is down, or ZooKeeper, for else one
+outage would take all processes out of service at once.  It is 503 when the
+cluster is closed or no server answers.  Names of servers and texts of errors
+are for operators, a password is never part of them: let nobody else reach
+that path.
 """
 
 from __future__ import annotations
@@ -32,6 +41,7 @@ import logging
 import os
 from collections.abc import Callable
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -52,6 +62,8 @@ try:
     from flask import current_app
     from flask import Flask
     from flask import g
+    from flask import jsonify
+    from flask import Response
     from werkzeug.routing import BaseConverter
     from werkzeug.routing import Map
     from werkzeug.routing import ValidationError
@@ -103,19 +115,28 @@ class FlaskCluster:
     def init_app(self, app: Flask, cluster: Cluster | None = None) -> None:
         """Set up an application; call it before you add its URL rules.
 
-        Its configuration is read now, and no server is connected to:
+        Its configuration is read now, and no database is connected to:
 
         ``SQLA_SHARD_TOPOLOGY``
             path of the topology file, relative to the working directory;
-            or a topology, or a mapping in the form of the file.
+            or the URL of a ZooKeeper, such as
+            ``zookeeper://zk1:2181,zk2:2181/prod``, which is asked now; or a
+            topology, or a mapping in the form of the file.
         ``SQLA_SHARD_OPTIONS``
-            a mapping of keyword arguments for :meth:`Cluster.from_file`,
-            such as ``driver``.
+            a mapping of keyword arguments for :meth:`Cluster.from_file` or
+            :meth:`Cluster.from_zookeeper`, such as ``driver`` and
+            ``snapshot``.
+        ``SQLA_SHARD_HEALTH``
+            the path of a route that tells how the cluster is, such as
+            ``/health/shards``; by default there is none.
 
         :param cluster: in place of what the configuration says.
         :raises ExtensionSetupError: when the application is set up already,
-            or has neither topology nor cluster.
+            has neither topology nor cluster, or an ``SQLA_SHARD_HEALTH``
+            that is not a path.
         :raises TopologyError: when the topology cannot be used.
+        :raises TopologyUnavailableError: when a ZooKeeper does not answer,
+            and there is no snapshot.
         """
         if EXTENSION in app.extensions:
             raise ExtensionSetupError(
@@ -123,11 +144,16 @@ class FlaskCluster:
                 "application",
                 app=app.name,
             )
+        health = _health_path(app)
         cluster = cluster or self._cluster or _configured(app)
         app.teardown_appcontext(_close_session)
         # One that the application has chosen itself stays.
         app.url_map.converters.setdefault("object_id", ObjectIdConverter)
         app.cli.add_command(shard_commands)
+        if health is not None:
+            app.add_url_rule(
+                health, "sqla_shard_health", partial(_health, cluster)
+            )
         app.extensions[EXTENSION] = self
         self._clusters[app] = cluster
 
@@ -196,7 +222,7 @@ def _configured(app: Flask) -> Cluster:
             app=app.name,
         )
     if isinstance(topology, (str, os.PathLike)):
-        return Cluster.from_file(topology, **options)
+        return Cluster.from_location(topology, **options)
     if isinstance(topology, (Mapping, Topology)):
         return Cluster.from_topology(topology, **options)
     raise ExtensionSetupError(
@@ -204,6 +230,30 @@ def _configured(app: Flask) -> Cluster:
         f"{type(topology).__name__}",
         app=app.name,
     )
+
+
+def _health_path(app: Flask) -> str | None:
+    path: Any = app.config.get("SQLA_SHARD_HEALTH")
+    if path is None:
+        return None
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise ExtensionSetupError(
+            f"has an SQLA_SHARD_HEALTH that is not the path of a route, but "
+            f"{path!r}; write one such as '/health/shards'",
+            app=app.name,
+        )
+    return path
+
+
+def _health(cluster: Cluster) -> Response:
+    """Tell how the cluster is; see above for the status."""
+    found = cluster.health()
+    response = jsonify(found.to_mapping())
+    answers = any(wrong is None for wrong in found.servers.values())
+    if found.state == "closed" or not answers:
+        response.status_code = 503
+    response.cache_control.no_store = True
+    return response
 
 
 def _close_session(error: BaseException | None) -> None:

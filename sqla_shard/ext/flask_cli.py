@@ -4,7 +4,8 @@
 
     flask shard explain ID      where an object lives
     flask shard topology        which server holds what
-    flask shard health          whether the servers answer
+    flask shard health          the source of the topology, and whether the
+                                servers answer
     flask shard create-all      makes tables, for development
 
 ``explain`` and ``topology`` connect to nothing.  ``health`` ends with status
@@ -76,8 +77,18 @@ def _topology() -> None:
 
 @shard_commands.command("health")
 def _health() -> None:
-    """Ask every server for a sign of life; status 1 if one is down."""
-    found = _installed().cluster.health().servers
+    """Ask every server for a sign of life; status 1 if one is down.
+
+    Also tells where the topology is from, and whether that has confirmed it.
+    """
+    health = _installed().cluster.health()
+    click.echo(
+        f"topology: {health.state}, epoch {health.epoch} of {health.source}, "
+        f"confirmed {health.age:.0f} s ago"
+    )
+    if health.last_error is not None and health.state == "stale":
+        click.echo(f"  {health.last_error}".replace("\n", "\n  "))
+    found = health.servers
     for server, wrong in found.items():
         shown = "up" if wrong is None else f"DOWN: {wrong}"
         # Errors of SQLAlchemy have several lines.

@@ -6,12 +6,15 @@ ever waits for a source.
 
 ``contract``   what is asked of a source that is followed
 ``files``      files, by looking at them; any other source, by asking it
-``zookeeper``  ZooKeeper, which tells of changes; the only user of kazoo
+``zookeeper``  ZooKeeper, which tells of changes; it loads kazoo
+``zookeeper_store``  ZooKeeper, to be written; the only other one
 ``locations``  from a text to the source that it names
 ``snapshots``  the last good topology, in a file
 ``follower``   what is accepted, and from when
 ``fixed``      in place of it, where nothing is followed
 ``opening``    from what an application says to a follower
+``publications``  what is published, and what must not be
+``publishing``    how that is done in ZooKeeper
 """
 
 from __future__ import annotations
@@ -23,21 +26,35 @@ from sqla_shard.following.follower import Follower
 from sqla_shard.following.follower import SourceReport
 from sqla_shard.following.follower import State
 from sqla_shard.following.locations import followed
+from sqla_shard.following.locations import is_zookeeper
+from sqla_shard.following.locations import load_location
 from sqla_shard.following.locations import source_at
+from sqla_shard.following.locations import zookeeper_options
 from sqla_shard.following.opening import open_follower
 from sqla_shard.following.opening import SnapshotPath
+from sqla_shard.following.publications import HistoryEntry
+from sqla_shard.following.publications import NOT_PUBLISHED
+from sqla_shard.following.publications import Publication
+from sqla_shard.following.publishing import Publisher
 from sqla_shard.following.snapshots import Snapshot
 
 __all__ = [
+    "NOT_PUBLISHED",
     "Fixed",
     "FollowedSource",
     "Follower",
+    "HistoryEntry",
+    "Publication",
+    "Publisher",
     "Snapshot",
     "SnapshotPath",
     "SourceReport",
     "State",
     "check_newer",
     "followed",
+    "is_zookeeper",
+    "load_location",
     "open_follower",
     "source_at",
+    "zookeeper_options",
 ]

@@ -28,9 +28,17 @@ from sqla_shard.following.files import FollowedFile
 from sqla_shard.following.files import PolledSource
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
+from sqla_shard.topology import Topology
 from sqla_shard.topology import TopologySource
 
-__all__ = ["AUTH_VARIABLE", "followed", "is_zookeeper", "source_at"]
+__all__ = [
+    "AUTH_VARIABLE",
+    "followed",
+    "is_zookeeper",
+    "load_location",
+    "source_at",
+    "zookeeper_options",
+]
 
 #: The environment variable with the credentials for ZooKeeper.
 AUTH_VARIABLE = "SQLA_SHARD_ZOOKEEPER_AUTH"
@@ -71,6 +79,24 @@ def source_at(
     return ZooKeeperSource(
         hosts, options=options, placeholders=placeholders, environ=environ
     )
+
+
+def load_location(
+    location: str | os.PathLike[str],
+    *,
+    placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+    environ: Mapping[str, str] | None = None,
+) -> Topology:
+    """Return the topology at a location, once; see :func:`source_at`.
+
+    :raises TopologyUnavailableError: when a ZooKeeper does not answer, or
+        nothing is published there.
+    """
+    source = source_at(location, placeholders=placeholders, environ=environ)
+    try:
+        return source.load()
+    finally:
+        source.stop()
 
 
 def followed(source: TopologySource, interval: float = 5.0) -> FollowedSource:

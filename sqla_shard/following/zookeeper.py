@@ -8,7 +8,7 @@ kazoo calls watches in a thread of its own, once for each change, and loses
 them with the connection.  They say here no more than "look again": what
 counts is what a read returns, and each read sets the watch anew.
 
-This is the only module that loads kazoo.
+This module and ``zookeeper_store`` are the only ones that load kazoo.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ZooKeeperConnection:
     :param timeout: seconds to wait for an answer.
     :param options: further arguments of :class:`kazoo.client.KazooClient`,
         such as ``auth_data``, ``use_ssl`` and ``ca``.
+    :param name: for messages; that of the hosts by default.
     """
 
     def __init__(
@@ -69,8 +70,11 @@ class ZooKeeperConnection:
         *,
         timeout: float = 5.0,
         options: Mapping[str, Any] | None = None,
+        name: str | None = None,
     ) -> None:
         self.hosts = hosts
+        #: Where it leads, for messages.
+        self.name = name or f"zookeeper://{hosts}"
         self._timeout = timeout
         self._options = {
             "timeout": 10.0,
@@ -84,11 +88,6 @@ class ZooKeeperConnection:
         self._client: KazooClient | None = None
         self._notify: Callable[[], None] | None = None
         self._without = 0.0
-
-    @property
-    def name(self) -> str:
-        """Where it leads, for messages."""
-        return f"zookeeper://{self.hosts}"
 
     def listen(self, notify: Callable[[], None]) -> None:
         """Have ``notify()`` called when a connection is lost or made."""

@@ -70,7 +70,7 @@ class Environment:
         self.options: RunOptions = given.get("options") or RunOptions.parse(
             _x_arguments(context)
         )
-        self._cluster = given.get("cluster") or cluster or self._from_file()
+        self._cluster = given.get("cluster") or cluster or self._from_config()
         self._closes = cluster is None and "cluster" not in given
         self._newest: dict[tuple[str, ...], bool] = {}
         self.places = self._cluster.places
@@ -91,7 +91,7 @@ class Environment:
         found: str | None = self._config.get_section_option(section, name)
         return found
 
-    def _from_file(self) -> Cluster:
+    def _from_config(self) -> Cluster:
         path = self._option("topology")
         if path is None:
             raise SchemaOptionError(
@@ -102,7 +102,9 @@ class Environment:
                 option="topology",
                 value="",
             )
-        return Cluster.from_file(path)
+        # Without the last good topology: what is changed must be what is
+        # there, so that a source that cannot be asked is an error here.
+        return Cluster.from_location(path, snapshot=False)
 
     def _keyspace(self) -> Keyspace:
         name = self._option("keyspace")

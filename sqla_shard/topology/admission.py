@@ -4,6 +4,14 @@ Data does not move because a topology says so.  What is refused here would
 leave rows where no statement finds them, whoever publishes it and for
 whatever reason; there is no way around it.  Servers may come and go, shards
 may move and be opened: those who do that have moved the data before.
+
+A process may have missed some versions, and compares the one it has with the
+newest.  So whatever :func:`refusals` lets pass in two steps it must let pass
+in one, or that process would never get on.  :func:`exchanges` does not hold
+to that, and is for publishing, which compares a version with the next.
+
+Two primaries for one shard within a topology are refused when it is read:
+ranges that overlap, and servers of a keyspace with one address.
 """
 
 from __future__ import annotations
@@ -13,9 +21,15 @@ from collections.abc import Iterator
 from sqla_shard.exc import Problem
 from sqla_shard.topology.changes import diff
 from sqla_shard.topology.changes import TopologyDiff
+from sqla_shard.topology.keyspaces import Keyspace
+from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
+from sqla_shard.topology.placeholders import Policy
+from sqla_shard.topology.urls import Address
+from sqla_shard.topology.urls import redact
+from sqla_shard.topology.urls import Url
 
-__all__ = ["refusals"]
+__all__ = ["exchanges", "refusals"]
 
 
 def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
@@ -76,3 +90,59 @@ def _of_moduli(old: Topology, new: Topology) -> Iterator[Problem]:
                 "so that keys are looked for on other shards than they are "
                 f"on; leave it at {before.shards}",
             )
+
+
+def exchanges(old: Topology, new: Topology) -> tuple[Problem, ...]:
+    """Return where a server gets the primary of another one, shards and all.
+
+    While processes change from ``old`` to ``new``, that machine is the
+    primary of both: of the one for those that are late, of the other for the
+    rest.  A fail-over to a server's own standby is none, nor is another name
+    for what is where it was, nor a range that moves to a server that keeps
+    some of its own.
+
+    :param old: the topology that is published.
+    :param new: the one that is to be published next.
+    """
+    return tuple(
+        problem
+        for name, keyspace in new.keyspaces.items()
+        if name in old.keyspaces
+        for problem in _exchanged(old.keyspaces[name], keyspace)
+    )
+
+
+def _exchanged(old: Keyspace, new: Keyspace) -> Iterator[Problem]:
+    before = {server.name: server for server in old.servers}
+    holders = {_address(server.primary): server for server in old.servers}
+    for index, server in enumerate(new.servers):
+        was = before.get(server.name)
+        address = _address(server.primary)
+        holder = holders.get(address)
+        if was is None or holder is None or holder.name == server.name:
+            continue
+        if was.standby is not None and _address(was.standby) == address:
+            continue
+        if _share(server, holder):
+            continue
+        yield Problem(
+            f"keyspaces.{new.name}.servers[{index}].primary",
+            f"{redact(server.primary)} is the primary of {holder.name!r} "
+            "until then, and would be that of both while processes change "
+            f"over; say by ranges which shards move, or give {holder.name!r} "
+            "its new primary in an epoch before this one",
+        )
+
+
+def _share(one: Server, other: Server) -> bool:
+    """Whether a shard is on both."""
+    return any(
+        a.first <= b.last and b.first <= a.last
+        for a in one.shards
+        for b in other.shards
+    )
+
+
+def _address(url: str) -> Address | None:
+    # It was checked before: an address is all that is wanted.
+    return Url(url, Policy()).address

@@ -24,8 +24,9 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from sqla_shard.exc import SchemaSetupError
+from sqla_shard.following import is_zookeeper
+from sqla_shard.following import load_location
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
 
 __all__ = ["init", "template_path"]
@@ -62,7 +63,8 @@ def init(
 
     :param directory: the folder of revisions; several keyspaces have one
         each inside of it.
-    :param topology: the topology file; alembic.ini names it.
+    :param topology: the topology file, or a ``zookeeper://`` URL;
+        alembic.ini names it.
     :param keyspaces: those that get revisions; None for all.
     :param config: the file to write.
     :param models: where the tables are, such as ``"myapp.models:Base"`` or
@@ -75,11 +77,11 @@ def init(
     """
     # Nothing is connected to, so no password is needed.
     blank = dict.fromkeys(placeholders, "")
-    source = FileSource(topology, placeholders=placeholders, environ=blank)
-    names = _ordered(source.load(), keyspaces)
+    found = load_location(topology, placeholders=placeholders, environ=blank)
+    names = _ordered(found, keyspaces)
     config, base = Path(config), Path(directory)
     folders = {name: base / name if names[1:] else base for name in names}
-    texts = {config: _config(config, Path(topology), folders)}
+    texts = {config: _config(config, topology, folders)}
     template = template_path()
     for folder in folders.values():
         for name in _COPIED:
@@ -122,7 +124,11 @@ def _check_free(paths: Iterable[Path]) -> None:
             )
 
 
-def _config(config: Path, topology: Path, folders: dict[str, Path]) -> str:
+def _config(
+    config: Path,
+    topology: str | os.PathLike[str],
+    folders: dict[str, Path],
+) -> str:
     text = (template_path() / "alembic.ini.mako").read_text(encoding="utf-8")
     sections = []
     for index, (name, folder) in enumerate(folders.items()):
@@ -132,7 +138,7 @@ def _config(config: Path, topology: Path, folders: dict[str, Path]) -> str:
             f"script_location = {_here(config, folder)}\n"
             "prepend_sys_path = .\n"
             "path_separator = os\n"
-            f"topology = {_here(config, topology)}\n"
+            f"topology = {_location(config, topology)}\n"
             f"keyspace = {name}\n"
             f"{_PORTABLE}"
         )
@@ -154,6 +160,12 @@ def _here(config: Path, path: Path) -> str:
     folder = config.absolute().parent
     relative = Path(os.path.relpath(path.absolute(), folder)).as_posix()
     return "%(here)s/" + relative.replace("%", "%%")
+
+
+def _location(config: Path, topology: str | os.PathLike[str]) -> str:
+    if is_zookeeper(topology):
+        return os.fspath(topology).replace("%", "%%")
+    return _here(config, Path(topology))
 
 
 def _with_models(text: str, models: str) -> str:

@@ -1,0 +1,475 @@
+"""Publishing topologies in ZooKeeper, so that nothing is lost by it.
+
+A publisher changes the map, and moves no data.  It cannot know whether the
+data is where a topology says, nor that two host names are one machine.
+
+Below the path of the connection, ``/topology`` holds the topology in use and
+``/history/0000000007`` that of epoch 7, for the last ones.  Both are written
+in one transaction of ZooKeeper, under the condition that ``/topology`` is
+what was looked at: of several publishers at the same time exactly one
+succeeds, and the history always has what is in use.  Nodes have the ACL that
+:class:`~.zookeeper_store.ZooKeeperStore` tells.
+
+The bytes are those of a topology file in JSON.  Placeholders are unexpanded,
+and a password that was typed into a URL is refused, since everybody who may
+read ZooKeeper would have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqla_shard.exc import Problem
+from sqla_shard.exc import StaleTopologyError
+from sqla_shard.exc import TopologyConflictError
+from sqla_shard.exc import TopologyError
+from sqla_shard.exc import TopologyRefusedError
+from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.following.follower import check_newer
+from sqla_shard.following.locations import is_zookeeper
+from sqla_shard.following.locations import zookeeper_options
+from sqla_shard.following.publications import faults
+from sqla_shard.following.publications import HistoryEntry
+from sqla_shard.following.publications import NOT_PUBLISHED
+from sqla_shard.following.publications import Publication
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import diff
+from sqla_shard.topology import read_document
+from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
+from sqla_shard.topology.admission import exchanges
+
+if TYPE_CHECKING:
+    from sqla_shard.following.zookeeper_store import ZooKeeperStore
+
+__all__ = ["Publisher"]
+
+_log = logging.getLogger(__name__)
+
+_TOPOLOGY = "/topology"
+_HISTORY = "/history"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What is there before a publication.
+
+    :ivar newest: what processes use: the topology, or one of the history
+        where that is newer.
+    :ivar version: of the node; None where there is none.
+    :ivar fault: why the node cannot be read as a topology.
+    :ivar last: the highest epoch that is known; ``NOT_PUBLISHED`` if none.
+    """
+
+    newest: Topology | None
+    version: int | None
+    fault: TopologyError | None
+    last: int
+
+
+class Publisher:
+    """Publishes topologies at a place in ZooKeeper.
+
+    It is a context manager, which closes it; for one thread at a time.
+    Nothing is opened before it is used.
+
+    :param location: ``zookeeper://host:port,host:port/path``, or
+        ``zookeeper+tls://``.
+    :param keep: how many topologies the history has, that in use included.
+    :param timeout: seconds to wait for an answer of ZooKeeper.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`,
+        such as ``default_acl``.
+    :param placeholders: names that ``${NAME}`` in a URL may have; no value
+        is needed.
+    :raises TopologyError: when the location is no such URL.
+    :raises ValueError: when ``keep`` is less than 1.
+    :raises MissingExtraError: when kazoo is not installed.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        keep: int = 50,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep!r} would not keep the one in use")
+        if not is_zookeeper(location):
+            raise TopologyError(
+                [
+                    Problem(
+                        "location",
+                        "is not a ZooKeeper; write zookeeper://host:port,"
+                        "host:port/path, or zookeeper+tls://...",
+                    )
+                ],
+                source=os.fspath(location),
+            )
+        hosts, found = zookeeper_options(location)
+        from sqla_shard.following.zookeeper_store import ZooKeeperStore
+
+        self._keep = keep
+        self._placeholders = placeholders
+        self._store: ZooKeeperStore = ZooKeeperStore(
+            hosts, timeout=timeout, options={**found, **(options or {})}
+        )
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """Where it publishes; no password is part of it."""
+        return self._store.name
+
+    def close(self) -> None:
+        """End the session with ZooKeeper; the next use opens another."""
+        self._store.close()
+
+    # -- reading
+
+    def current(self) -> Topology | None:
+        """Return the topology that is published; None where none is.
+
+        :raises TopologyUnavailableError: when ZooKeeper does not answer.
+        :raises TopologyError: when what is there is not a topology.
+        """
+        node = self._store.read(_TOPOLOGY)
+        return None if node is None else self._parsed(node.data, _TOPOLOGY)
+
+    def history(self) -> list[HistoryEntry]:
+        """Return what was published, newest first.
+
+        :raises TopologyUnavailableError: when ZooKeeper does not answer.
+        """
+        epochs = self._epochs()
+        stats = self._store.stats(map(_node, epochs))
+        return [
+            HistoryEntry(
+                epoch=epoch,
+                published=datetime.fromtimestamp(stat.created, timezone.utc),
+                size=stat.size,
+            )
+            for epoch, stat in zip(epochs, stats, strict=True)
+            if stat is not None
+        ]
+
+    def at(self, epoch: int) -> Topology:
+        """Return a topology of the history.
+
+        :raises TopologyUnavailableError: when the history does not have it.
+        :raises TopologyError: when what is there is not a topology.
+        """
+        node = self._store.read(_node(epoch))
+        if node is None:
+            known = self._epochs()
+            has = (
+                f"has {', '.join(map(str, known[:5]))}"
+                f"{' and older ones' if known[5:] else ''}"
+                if known
+                else "is empty"
+            )
+            raise self._store.unavailable(
+                f"the history has no epoch {epoch}; it {has}"
+            )
+        return self._parsed(node.data, _node(epoch))
+
+    # -- writing
+
+    def publish(
+        self,
+        topology: Topology,
+        *,
+        expected_epoch: int | None = None,
+        dry_run: bool = False,
+    ) -> Publication:
+        """Publish a topology in place of the one that is there.
+
+        A topology that is there already, epoch and all, is not published
+        again; that is no error, so that what has failed halfway can be
+        repeated.
+
+        :param expected_epoch: the epoch of the topology that it was made
+            from; :data:`NOT_PUBLISHED` where it is to be the first.
+        :param dry_run: check everything, and write nothing.
+        :raises StaleTopologyError: when its epoch is not higher.
+        :raises TopologyRefusedError: when it would lose shards, give one a
+            second primary, or make a password known.
+        :raises TopologyConflictError: when the epoch is not the expected
+            one, or somebody else has published meanwhile; nothing is
+            written.
+        :raises TopologyUnavailableError: when ZooKeeper does not answer; the
+            message tells if it is not known whether it was published.
+        :raises TopologyError: when it uses a placeholder that is not
+            allowed, or what is there is not a topology.
+        """
+        found = self._look()
+        if found.fault is not None:
+            raise self._unreadable(found.fault)
+        # Not one of the history alone: /topology may be older, or gone.
+        if topology == found.newest and self.current() == topology:
+            return self._publication(found, topology, None)
+        return self._replace(found, topology, expected_epoch, dry_run)
+
+    def rollback(
+        self,
+        *,
+        to: int,
+        expected_epoch: int | None = None,
+        dry_run: bool = False,
+    ) -> Publication:
+        """Publish a topology of the history again, with a new epoch.
+
+        All is checked that :meth:`publish` checks: shards that were opened
+        since are not closed.  It works also where what is there is not a
+        topology; then the newest of the history is what it follows.
+
+        :param to: the epoch whose content is wanted.
+        :param expected_epoch: see :meth:`publish`.
+        :param dry_run: see :meth:`publish`.
+        :raises TopologyError: when that of the history cannot be used, or
+            see :meth:`publish`.
+        """
+        wanted = self.at(to)
+        found = self._look()
+        new = replace(wanted, epoch=found.last + 1)
+        return self._replace(found, new, expected_epoch, dry_run)
+
+    def _replace(
+        self,
+        found: _Found,
+        new: Topology,
+        expected_epoch: int | None,
+        dry_run: bool,
+    ) -> Publication:
+        old = found.newest
+        self._check_expected(old, expected_epoch)
+        data = self._checked(found, new)
+        if dry_run:
+            return self._publication(found, new, None)
+        # Before, so that what is lost then is known not to be written.
+        self._store.prepare(_HISTORY)
+        version = self._write(found, new, data)
+        self._trim()
+        _log.info(
+            "%s: published the topology of epoch %d",
+            self.name,
+            new.epoch,
+            extra={
+                "action": "publish topology",
+                "epoch": new.epoch,
+                "old_epoch": None if old is None else old.epoch,
+            },
+        )
+        return self._publication(found, new, version)
+
+    def _write(self, found: _Found, new: Topology, data: bytes) -> int:
+        try:
+            version = self._store.write(
+                data,
+                node=_TOPOLOGY,
+                version=found.version,
+                copy=_node(new.epoch),
+            )
+        except TopologyUnavailableError as error:
+            return self._outcome(found, new, data, error)
+        if version is None:
+            raise self._conflict(found.newest)
+        return version
+
+    def _outcome(
+        self,
+        found: _Found,
+        new: Topology,
+        data: bytes,
+        error: TopologyUnavailableError,
+    ) -> int:
+        """Find out whether something was written whose answer is lost."""
+        try:
+            self._store.sync()
+            copy = self._store.read(_node(new.epoch))
+            node = self._store.read(_TOPOLOGY)
+        except TopologyUnavailableError:
+            raise self._store.unavailable(
+                f"{error.reason}; whether epoch {new.epoch} was published is "
+                "not known. Publish it again as it is: nothing happens if it "
+                "was"
+            ) from error
+        version = None if node is None else node.version
+        if copy is not None and copy.data == data and version is not None:
+            return version
+        if version != found.version:
+            raise self._conflict(found.newest) from error
+        raise self._store.unavailable(
+            f"{error.reason}; nothing was published"
+        ) from error
+
+    def _trim(self) -> None:
+        """Remove the oldest of the history."""
+        try:
+            old = self._epochs()[self._keep :]
+            self._store.remove(map(_node, old))
+        except TopologyUnavailableError as error:
+            # It is published; the next publication removes them.
+            _log.warning(
+                "the history was not shortened: %s",
+                error,
+                extra={"action": "shorten history"},
+            )
+
+    # -- what is there
+
+    def _look(self) -> _Found:
+        self._store.sync()
+        node = self._store.read(_TOPOLOGY)
+        epochs = self._epochs()
+        fault: TopologyError | None = None
+        newest: Topology | None = None
+        if node is not None:
+            try:
+                newest = self._parsed(node.data, _TOPOLOGY)
+            except TopologyError as error:
+                fault = error
+        if newest is None or (epochs and epochs[0] > newest.epoch):
+            # Somebody has written by hand, or removed it; processes stay
+            # with the newest that they have seen.
+            newest = self._newest(epochs) or newest
+        return _Found(
+            newest=newest,
+            version=None if node is None else node.version,
+            fault=fault,
+            last=max(
+                *epochs[:1],
+                NOT_PUBLISHED if newest is None else newest.epoch,
+                NOT_PUBLISHED,
+            ),
+        )
+
+    def _newest(self, epochs: list[int]) -> Topology | None:
+        """Return the newest of the history that can be read."""
+        for epoch in epochs:
+            try:
+                return self.at(epoch)
+            except TopologyError:
+                _log.warning(
+                    "%s: epoch %d of the history is not a topology",
+                    self.name,
+                    epoch,
+                    extra={"action": "read history", "epoch": epoch},
+                )
+        return None
+
+    def _epochs(self) -> list[int]:
+        """Return the epochs of the history, newest first."""
+        names = self._store.names(_HISTORY)
+        return sorted(map(int, filter(str.isdecimal, names)))[::-1]
+
+    def _parsed(self, data: bytes, node: str) -> Topology:
+        return read_document(
+            data,
+            "json",
+            source=f"{self.name}{node}",
+            placeholders=self._placeholders,
+            # Nothing is connected to, so no value is needed.
+            environ=dict.fromkeys(self._placeholders, ""),
+        )
+
+    # -- what may be published
+
+    def _checked(self, found: _Found, new: Topology) -> bytes:
+        """Return the document of a topology that may be published."""
+        data = to_json(new)
+        # Also for its placeholders, of which a Topology knows only the form.
+        self._parsed(data, f"{_TOPOLOGY}, epoch {new.epoch}")
+        old = found.newest
+        problems = [*faults(new, data)]
+        if not problems and old is not None:
+            check_newer(old, new, source=self.name)
+            problems += exchanges(old, new)
+        if problems:
+            raise TopologyRefusedError(
+                problems,
+                source=self.name,
+                epoch=new.epoch,
+                current=None if old is None else old.epoch,
+            )
+        if new.epoch <= found.last:
+            # The history has a newer one, which cannot be read.
+            raise StaleTopologyError(
+                source=self.name, epoch=new.epoch, current=found.last
+            )
+        return data
+
+    def _check_expected(
+        self, old: Topology | None, expected_epoch: int | None
+    ) -> None:
+        found = NOT_PUBLISHED if old is None else old.epoch
+        if expected_epoch is not None and expected_epoch != found:
+            raise TopologyConflictError(
+                source=self.name,
+                expected=None
+                if expected_epoch == NOT_PUBLISHED
+                else expected_epoch,
+                found=None if old is None else found,
+            )
+
+    def _conflict(self, old: Topology | None) -> TopologyConflictError:
+        found: int | None = None
+        try:
+            current = self.current()
+            found = None if current is None else current.epoch
+        except (TopologyError, TopologyUnavailableError):
+            # Only for the message, which can do without.
+            found = None
+        return TopologyConflictError(
+            source=self.name,
+            expected=None if old is None else old.epoch,
+            found=found,
+        )
+
+    def _unreadable(self, fault: TopologyError) -> TopologyError:
+        epochs = self._epochs()
+        remedy = (
+            f"go back to the newest of the history that is good, with: "
+            f"sqla-shard topology rollback --to {epochs[0]}"
+            if epochs
+            else "remove the node, and publish again"
+        )
+        return TopologyError(
+            [
+                *fault.problems,
+                Problem("what is published", f"is not a topology; {remedy}"),
+            ],
+            source=fault.source,
+        )
+
+    def _publication(
+        self, found: _Found, new: Topology, version: int | None
+    ) -> Publication:
+        old = found.newest
+        return Publication(
+            old=old,
+            new=new,
+            diff=None if old is None else diff(old, new),
+            version=version,
+            is_published=version is not None,
+        )
+
+
+def _node(epoch: int) -> str:
+    return f"{_HISTORY}/{epoch:010d}"

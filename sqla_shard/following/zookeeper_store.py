@@ -1,0 +1,235 @@
+"""Nodes in ZooKeeper that are written, through kazoo.
+
+Two nodes at a time, in a transaction; nothing here knows what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from typing import TYPE_CHECKING
+
+# First, for it tells what to do where kazoo is not installed.
+from sqla_shard.following.zookeeper import ZooKeeperConnection  # isort: skip
+
+from kazoo.exceptions import BadVersionError
+from kazoo.exceptions import KazooException
+from kazoo.exceptions import NodeExistsError
+from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import RolledBackError
+from kazoo.exceptions import RuntimeInconsistency
+from kazoo.security import make_acl
+from kazoo.security import READ_ACL_UNSAFE
+
+from sqla_shard.exc import TopologyUnavailableError
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
+
+__all__ = ["NodeStat", "StoredNode", "ZooKeeperStore"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredNode:
+    """A node, as it was read.
+
+    :ivar data: its bytes.
+    :ivar version: how often it was changed.
+    """
+
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStat:
+    """What is known of a node without reading it.
+
+    :ivar created: when, by the clock of the server, in seconds.
+    :ivar size: of its bytes.
+    """
+
+    created: float
+    size: int
+
+
+class ZooKeeperStore:
+    """Nodes below a path, to be written.
+
+    Paths that are missing are made.  Nodes that are made have the ACL
+    ``default_acl`` of kazoo's options; without it, where there is
+    ``auth_data``, all may read and who has those credentials may write; else
+    everybody may write.
+
+    :param hosts: ``host:port,host:port/path``.
+    :param timeout: seconds to wait for an answer.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = dict(options or {})
+        if options.get("auth_data") and not options.get("default_acl"):
+            mine = make_acl("auth", "", all=True)
+            options["default_acl"] = [mine, *READ_ACL_UNSAFE]
+        # Not as kazoo's own path, of which it makes the last part only.
+        servers, _, path = hosts.partition("/")
+        self._path = f"/{path}".rstrip("/")
+        self._connection = ZooKeeperConnection(
+            servers,
+            timeout=timeout,
+            options=options,
+            name=f"zookeeper://{hosts}",
+        )
+
+    @property
+    def name(self) -> str:
+        """The connection string, which has no password."""
+        return self._connection.name
+
+    def read(self, node: str) -> StoredNode | None:
+        """Return a node, or None where there is none.
+
+        :raises TopologyUnavailableError: when it cannot be read.
+        """
+        try:
+            data, stat = self._ask(
+                lambda client: client.get_async(self._path + node)
+            )
+        except NoNodeError:
+            return None
+        return StoredNode(data=data, version=stat.version)
+
+    def names(self, node: str) -> list[str]:
+        """Return the names of the nodes below one; none where it is missing.
+
+        :raises TopologyUnavailableError: when it cannot be read.
+        """
+        try:
+            found: list[str] = self._ask(
+                lambda client: client.get_children_async(self._path + node)
+            )
+        except NoNodeError:
+            return []
+        return found
+
+    def stats(self, nodes: Iterable[str]) -> list[NodeStat | None]:
+        """Return what is known of nodes, with one wait for all.
+
+        :raises TopologyUnavailableError: when no server answers.
+        """
+        client = self._connection.client()
+        asked = [client.exists_async(self._path + node) for node in nodes]
+        found = [self._answer(one) for one in asked]
+        return [
+            None
+            if stat is None
+            else NodeStat(created=stat.created, size=stat.data_length)
+            for stat in found
+        ]
+
+    def sync(self) -> None:
+        """Have the next read see all that was written before.
+
+        :raises TopologyUnavailableError: when no server answers.
+        """
+        self._ask(lambda client: client.sync_async(self._path or "/"))
+
+    def prepare(self, node: str) -> None:
+        """Make a node, empty, and those above it, where they are missing.
+
+        :raises TopologyUnavailableError: when they cannot be made.
+        """
+        self._ask(lambda client: client.ensure_path_async(self._path + node))
+
+    def connect(self) -> None:
+        """Wait for a connection.
+
+        :raises TopologyUnavailableError: when there is none.
+        """
+        self._connection.client()
+
+    def write(
+        self, data: bytes, *, node: str, version: int | None, copy: str
+    ) -> int | None:
+        """Change a node and make a copy of it, both or neither.
+
+        :param node: what to change.
+        :param version: that it must have; None makes it.
+        :param copy: a node that is made.
+        :returns: its new version; None where it has another one by now, or
+            one of the two that are to be made is there.
+        :raises TopologyUnavailableError: when it may not be written, or the
+            connection was lost, and nobody knows whether it was written.
+        """
+
+        def commit(client: KazooClient) -> Any:
+            transaction = client.transaction()
+            if version is None:
+                transaction.create(self._path + node, data)
+            else:
+                transaction.set_data(self._path + node, data, version)
+            transaction.create(self._path + copy, data)
+            return transaction.commit_async()
+
+        results = self._ask(commit)
+        failed = [one for one in results if isinstance(one, Exception)]
+        if not failed:
+            return 0 if version is None else int(results[0].version)
+        for one in failed:
+            if isinstance(one, (BadVersionError, NodeExistsError)):
+                return None
+            if isinstance(one, NoNodeError) and version is not None:
+                return None
+        reasons = [
+            one
+            for one in failed
+            if not isinstance(one, (RolledBackError, RuntimeInconsistency))
+        ]
+        raise self._refused((reasons or failed)[0])
+
+    def remove(self, nodes: Iterable[str]) -> None:
+        """Remove nodes, where they are there.
+
+        :raises TopologyUnavailableError: when one cannot be removed.
+        """
+        for node in nodes:
+            self._remove(self._path + node)
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._ask(lambda client: client.delete_async(path))
+        except NoNodeError:
+            # Somebody else has removed it, which is as good.
+            return
+
+    def unavailable(self, reason: str) -> TopologyUnavailableError:
+        """Return the error for a reason."""
+        return TopologyUnavailableError(source=self.name, reason=reason)
+
+    def close(self) -> None:
+        """End the session."""
+        self._connection.close()
+
+    def _ask(self, call: Callable[[KazooClient], Any]) -> Any:
+        try:
+            return self._connection.ask(call)
+        except NoNodeError:
+            raise
+        except KazooException as error:
+            raise self._refused(error) from error
+
+    def _answer(self, asked: Any) -> Any:
+        return self._ask(lambda client: asked)
+
+    def _refused(self, error: Exception) -> TopologyUnavailableError:
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return self.unavailable(f"ZooKeeper has refused it ({what})")
