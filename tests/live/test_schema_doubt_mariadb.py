@@ -9,6 +9,7 @@ import pytest
 from sqla_shard import schema
 from sqla_shard.exc import SchemaError
 from sqla_shard.schema import Answer
+from tests.shared.schema import LEDGER
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import runner_fixture
 from tests.shared.schema import until
@@ -80,6 +81,32 @@ def resolve(project, answer, shard_id=2):
 
 def count(project, table, shard_id=2):
     return project.query(shard_id, f"SELECT COUNT(*) FROM {{db}}{table}")[0][0]
+
+
+def test_a_statement_in_the_ledger_does_not_run_yet(project):
+    # Killed there it would have done nothing, and the next run would do it.
+    project.add("0001", f"{dedent(TABLES)}\n{ARIA_TABLE}")
+    project.alembic("upgrade", "head")
+    project.add("0002", ARIA)
+    project.query(2, "INSERT INTO {db}slow VALUES (600)")
+    _, database = project.place(2)
+    with project.locked(2, LEDGER):
+        run = project.start(
+            "-x", "shards=2", "-x", "lock_wait=60", "upgrade", "head"
+        )
+        shown = until(
+            lambda: project.query(
+                2,
+                "SELECT info FROM information_schema.processlist WHERE "
+                f"db = '{database}' AND info LIKE '%{LEDGER}%'",
+            ),
+            "its entry",
+        )
+        assert "SLEEP" in shown[0][0]
+        assert project.running(2, "%SLEEP%") == []
+    connection = project.until_running(2, "%SLEEP%")
+    run.kill()
+    project.end(2, connection)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -247,10 +274,17 @@ def test_rows_and_tables_in_one_revision(project, ends):
 
 
 def test_the_next_run_waits_for_a_statement_that_runs_on(project):
-    arranged(project, LATE)
-    with project.locked(2, "log"):
+    # It waits for a row: one that waits for a table is ended by the server,
+    # which looks each second whether its client is still there.
+    arranged(project, 'op.execute("UPDATE slow SET seconds = 1")')
+    project.query(2, "INSERT INTO {db}slow VALUES (0)")
+    server, database = project.place(2)
+    holder = project.servers[server].root_connect(ssl_disabled=True)
+    with holder, holder.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT * FROM {database}.slow FOR UPDATE")
         run = project.start("-x", "lock_wait=60", "upgrade", "head")
-        project.until_running(2, "ALTER TABLE log%")
+        project.until_running(2, "UPDATE slow%")
         run.kill()
         done = project.alembic(
             *("-x", "shards=2", "-x", "runner_wait=0.1", "upgrade", "head"),
@@ -260,10 +294,13 @@ def test_the_next_run_waits_for_a_statement_that_runs_on(project):
         assert "a statement that outlived" in done.stdout
         run = project.start("-x", "runner_wait=60", "upgrade", "head")
         project.until_running(2, "SELECT GET_LOCK%")
-    assert run.wait().returncode == 0
+    done = run.wait()
+    assert done.returncode == 0, done.shown
+    assert project.query(2, "SELECT seconds FROM {db}slow") == [(1,)]
     for shard_id in project.shards:
-        assert project.tables(shard_id)["log"].count("late") == 1
         assert project.heads(shard_id) == ["0002"]
+        numbers = [e["number"] for e in project.ledger(shard_id)]
+        assert numbers[-3:] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

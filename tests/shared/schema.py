@@ -268,12 +268,16 @@ class Project:
             yield
 
     def running(self, shard_id: int, like: str) -> list[int]:
-        """Return the connections in a shard that run such a statement."""
+        """Return the connections in a shard that run such a statement.
+
+        One that writes a statement into the ledger does not run it yet.
+        """
         _, database = self.place(shard_id)
         rows = self.query(
             shard_id,
             "SELECT id FROM information_schema.processlist WHERE "
-            f"db = '{database}' AND info LIKE '{like}'",
+            f"db = '{database}' AND info LIKE '{like}' "
+            f"AND info NOT LIKE 'INSERT INTO {LEDGER}%'",
         )
         return [row[0] for row in rows]
 
@@ -370,6 +374,8 @@ def on_mariadb(prefix: str, shards: int = 4, **more: Any) -> Any:
         project = Project(tmp_path, document, mariadb_fleet.servers, runner)
         yield project
         project.close()
+        # What a test that failed has left would keep the databases locked.
+        runner.end_if_busy()
         mariadb_fleet.drop_databases(document)
 
     return project

@@ -4,6 +4,10 @@ A process that is started with ``python -m tests.shared.schema_runner`` reads
 commands, one JSON document a line, and forks for each: the child is the
 leader of a process group of its own, as one that a shell has started, and can
 be killed with all of its workers.
+
+Each message has a number, and its answer has the same.  When a command does
+not end in time, or whoever waits for it is interrupted, all that runs is
+killed, and the process with it; the next command gets a new one.
 """
 
 from __future__ import annotations
@@ -14,13 +18,24 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-__all__ = ["Finished", "Run", "Runner"]
+__all__ = ["Finished", "Run", "Runner", "RunnerError"]
 
 _ROOT = Path(__file__).parents[2]
+#: Seconds that a command may take; pytest gives a whole test 300.
+_LONGEST = 200.0
+
+
+class RunnerError(Exception):
+    """A command has not ended in time, or was killed with its runner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +49,14 @@ class Finished:
     @property
     def shown(self) -> str:
         return f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []  # It has ended, and was waited for.
+    return [int(word) for word in text.split()]
 
 
 class Run:
@@ -63,15 +86,21 @@ class Run:
 
     def workers(self) -> list[int]:
         """Return the processes that it has forked."""
-        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        return [int(word) for word in path.read_text().split()]
+        return _children(self.pid)
 
     def said(self) -> str:
         """Return what it has printed to standard error by now."""
         return self._output.with_suffix(".err").read_text("utf-8")
 
-    def wait(self) -> Finished:
-        status = self._runner.ask({"wait": self.pid})
+    def wait(self, seconds: float = _LONGEST) -> Finished:
+        """Wait for its end.
+
+        :raises RunnerError: when it is killed because it takes longer.
+        """
+        try:
+            status = self._runner.status(self.pid, seconds)
+        except RunnerError as error:
+            raise RunnerError(f"{error}; it said: {self.said()}") from error
         return Finished(
             returncode=status,
             stdout=self._output.with_suffix(".out").read_text("utf-8"),
@@ -80,46 +109,120 @@ class Run:
 
 
 class Runner:
-    """Starts commands; close it with ``with``."""
+    """Starts commands; close it with ``with``.
+
+    :ivar asked: how many messages were sent.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.shared.schema_runner"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=_ROOT,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        self.asked = 0
+        #: The commands that were not waited for.
+        self._running: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(30)
+        self.end()
 
-    def ask(self, message: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{json.dumps(message)}\n")
-        self._process.stdin.flush()
-        return int(json.loads(self._process.stdout.readline()))
+    def end(self) -> None:
+        """Kill all that runs; the next command gets a new process."""
+        process, self._process = self._process, None
+        self._running.clear()
+        if process is None:
+            return
+        for pid in _children(process.pid):
+            # One that was just forked does not lead a group yet.
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait(30)
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def end_if_busy(self) -> None:
+        """Kill the commands that were not waited for."""
+        if self._running:
+            self.end()
 
     def start(self, *arguments: str) -> Run:
         """Start ``alembic ARGUMENTS``."""
         self._count += 1
         output = self._directory / f"run{self._count}"
-        pid = self.ask({"start": list(arguments), "output": str(output)})
+        message = {"start": list(arguments), "output": str(output)}
+        with self._or_ended():
+            pid = self._ask(message, _LONGEST)
+            self._running.add(pid)
         return Run(self, pid, output)
 
     def run(self, *arguments: str) -> Finished:
         return self.start(*arguments).wait()
+
+    def status(self, pid: int, seconds: float) -> int:
+        """Wait for a command and return how it has ended.
+
+        :raises RunnerError: when it takes longer, or is not known any more.
+        """
+        if pid not in self._running:
+            raise RunnerError(f"command {pid} was killed, or waited for")
+        with self._or_ended():
+            status = self._ask({"wait": pid}, seconds)
+        self._running.remove(pid)
+        return status
+
+    @contextmanager
+    def _or_ended(self) -> Iterator[None]:
+        """End all if the block does not end well.
+
+        Also when pytest-timeout interrupts it: the answer that is still to
+        come would be taken for that of the next message.
+        """
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            if not done:
+                self.end()
+
+    def _ask(self, message: dict[str, Any], seconds: float) -> int:
+        if self._process is None:
+            self._process = _started()
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        self.asked += 1
+        stdin.write(f"{json.dumps([self.asked, message])}\n".encode())
+        deadline = monotonic() + seconds
+        line = b""
+        while not line.endswith(b"\n"):
+            if not wait([stdout], max(deadline - monotonic(), 0)):
+                raise RunnerError(f"{message}: not within {seconds} s")
+            # Nothing is kept in a buffer, where wait() would not see it.
+            part = stdout.readline()
+            if not part:
+                raise RunnerError(f"{message}: the runner has died")
+            line += part
+        number, answer = json.loads(line)
+        if number != self.asked:
+            raise RunnerError(f"{message}: that is the answer to {number}")
+        return int(answer)
+
+
+def _started() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.shared.schema_runner"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
 
 
 def _forked(arguments: list[str], output: str) -> int:
@@ -134,7 +237,11 @@ def _forked(arguments: list[str], output: str) -> int:
             file = os.open(f"{output}.{suffix}", flags)
             os.dup2(file, number)
             os.close(file)
-        os.close(0)
+        # A closed one would be given to a pipe of a worker, which closes its
+        # standard input.
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         status = _alembic(arguments)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -165,13 +272,13 @@ def _serve() -> None:
     import sqla_shard.schema  # noqa: F401 - see above
 
     for line in sys.stdin:
-        message = json.loads(line)
+        number, message = json.loads(line)
         if "start" in message:
             answer = _forked(message["start"], message["output"])
         else:
             _, status = os.waitpid(message["wait"], 0)
             answer = os.waitstatus_to_exitcode(status)
-        sys.stdout.write(f"{answer}\n")
+        sys.stdout.write(f"{json.dumps([number, answer])}\n")
         sys.stdout.flush()
 
 
