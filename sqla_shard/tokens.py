@@ -69,18 +69,21 @@ class Token:
         self._where = None
         session.last = self._write
 
-    def _write(
-        self, connection: Connection, log: TransactionLog, place: Place
-    ) -> None:
-        """Write it, on the connection to a shard, right before COMMIT.
+    def _write(self, connection: Connection, log: TransactionLog) -> None:
+        """Write it, if this is the connection, right before COMMIT.
 
         :raises KeyUsedError: when it is there already.
         """
+        if log.first is None:
+            return
+        place, _ = log.first
         if log.cross_shard:
             raise ValueError(
                 f"key={self._key!r} is for a transaction of one shard; it "
                 "cannot tell which of several have committed"
             )
+        if place.engine is not connection.engine:
+            return
         if self._where is not None:
             raise ValueError(
                 f"key={self._key!r} is for one transaction, and the function "

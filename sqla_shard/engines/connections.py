@@ -208,7 +208,9 @@ class Reset:
         self, connection: Any, record: Any, state: PoolResetState
     ) -> None:
         """Handle ``reset``: roll back where a transaction may be open."""
-        if state.transaction_was_reset or not state.asyncio_safe:
+        # Not state.transaction_was_reset: it is said of a transaction whose
+        # COMMIT has failed, too, and that may be open still.
+        if not state.asyncio_safe:
             return
         if record.info.get(_ENDED) and not (
             # Begun by a cursor of the driver, past SQLAlchemy.

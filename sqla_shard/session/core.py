@@ -377,8 +377,7 @@ class ShardSession(ShardedSession):
         :param ids: each may stand more than once.
         :param options: loader options, as for ``select().options()``.
         :returns: a list in the order asked, None where there is no row.
-        :raises InvalidIdError: when one is not an id.
-        :raises WrongTypeError: when one is an id of another class.
+        :raises InvalidIdError: when one is not an id, or of another class.
         """
         getter = getter_of(entity)
         if not getter.by_id:
@@ -476,7 +475,8 @@ def _after_create(
 def _after_rollback(
     session: ShardSession, previous: SessionTransaction
 ) -> None:
-    session.log.rolled_back(previous)
+    if session._log is not None:  # reset already, where all has ended
+        session._log.rolled_back(previous)
     session.placed.clear()
 
 

@@ -51,9 +51,9 @@ _LOG = "sqla_shard.transaction"
 CrossShard = Literal["unordered"] | None
 
 
-#: Writes something as the last thing of a transaction, on a connection to
-#: the server of the shard that was written first.
-LastWrite = Callable[[Connection, "TransactionLog", Place], None]
+#: Writes something as the last thing of a transaction, on one of its
+#: connections; it is called for each.
+LastWrite = Callable[[Connection, "TransactionLog"], None]
 
 
 def checked(cross_shard: CrossShard) -> CrossShard:
@@ -72,8 +72,7 @@ class TransactionLog:
     """The writes of one transaction.
 
     :param cross_shard: whether a second shard may be written.
-    :param last: called with the connection right before COMMIT is sent to
-        the server that was written first.
+    :param last: called with each connection right before COMMIT is sent.
     """
 
     def __init__(
@@ -146,10 +145,8 @@ class TransactionLog:
     def committing(self, connection: Connection) -> None:
         """Take note that COMMIT is about to be sent to a server."""
         engine = connection.engine
-        if self._last is not None and self.first is not None:
-            place = self.first[0]
-            if place.engine is engine:
-                self._last(connection, self, place)
+        if self._last is not None:
+            self._last(connection, self)
         if self._committing is not None:
             self._committed.append(self._committing)
         self._committing = engine
