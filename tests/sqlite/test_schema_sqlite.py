@@ -41,6 +41,7 @@ def names(project, shard_id):
     return {row[0] for row in rows} - {
         "alembic_version",
         "sqla_shard_ledger",
+        "sqla_shard_token",
         "sqla_shard_version",
     }
 
