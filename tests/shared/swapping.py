@@ -7,39 +7,38 @@ from typing import Any
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
-from sqla_shard.engines import Places
 
 __all__ = ["Swaps", "moved"]
 
 
 class Swaps:
-    """Where newer topologies come from: from the test.
+    """Lets a cluster ask the test for newer topologies.
 
-    :ivar asked: how often somebody has asked for one.
+    :ivar asked: how often it has asked.
+    :ivar next: what it gets when it asks the next time.
     """
 
     is_live = True
+    is_running = True
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._engines = cluster.places.engines
         self._changed = threading.Condition()
-        self.epoch = cluster.topology.epoch
         self.asked = 0
         self.next: Topology | None = None
-        self._engines.topology = cluster.topology
-        self._engines.trouble = self.refresh
-        cluster._feed = self
+        current: Any = cluster._current
+        current.feed = self
+
+    @property
+    def epoch(self) -> int:
+        return self._cluster.topology.epoch
 
     def swap(self, topology: Topology) -> None:
-        self._engines.topology = topology
-        self._cluster.places = Places(topology, self._engines)
+        self._cluster._current._take(self._cluster.topology, topology)
         with self._changed:
-            self.epoch = topology.epoch
             self._changed.notify_all()
 
     def refresh(self) -> None:
-        """Take what the test has left in :attr:`next`."""
         self.asked += 1
         topology, self.next = self.next, None
         if topology is not None:
@@ -49,8 +48,12 @@ class Swaps:
         with self._changed:
             return self._changed.wait_for(lambda: self.epoch > epoch, timeout)
 
-    def detach(self) -> None:
-        self._cluster._feed = None
+    def close_soon(self) -> None:
+        """Do nothing."""
+
+    def close(self, timeout: float) -> bool:
+        """Do nothing."""
+        return True
 
 
 def moved(document: Any, shard_id: int, epoch: int) -> Topology:
