@@ -31,6 +31,11 @@ from tests.shared.models import Pin
 pytestmark = pytest.mark.live
 
 SHARD = 1
+#: Those who wait for FLUSH TABLES WITH READ LOCK to end.
+WAITING = (
+    "SELECT id FROM information_schema.processlist "
+    "WHERE state LIKE 'Waiting for%lock'"
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +119,28 @@ class Fault:
         if self._done is not None:
             return
         if self._reaches:
-            # The answer is under way long enough to be cut.
-            self._proxy.delay = 1.5
-            job = self._after_it
+            # COMMIT waits for it, so that its answer can be swallowed.
+            lock = self._fleet.servers[0].root_connect()
+            lock.cursor().execute("FLUSH TABLES WITH READ LOCK")
+            self._done = self._executor.submit(self._after_it, lock)
         else:
             self._before = self._proxy.counts.swallowed
             self._proxy.hang()
-            job = self._instead
-        self._done = self._executor.submit(job)
+            self._done = self._executor.submit(self._instead)
 
-    def _after_it(self) -> None:
+    def _after_it(self, lock: Any) -> None:
+        server = self._fleet.servers[0]
         try:
+            until(lambda: bool(server.root_execute(WAITING)))
+            self._proxy.hang()
+            lock.close()
             until(lambda: count(self._fleet, self._title) > 0)
             self._then()
         finally:
+            if lock.open:
+                lock.close()
+            self._proxy.restore()
             self._proxy.cut()
-            self._proxy.delay = 0
 
     def _instead(self) -> None:
         try:
@@ -233,27 +244,15 @@ def test_an_interrupted_commit_is_unknown(
         number = wire.thread_id()
         root = server.root_connect()
         root.cursor().execute("FLUSH TABLES WITH READ LOCK")
-        sql = "SELECT 1 FROM information_schema.processlist WHERE id = %s "
+
+        def waits() -> bool:
+            return (number,) in server.root_execute(WAITING)
 
         def work() -> None:
             try:
-                until(
-                    lambda: bool(
-                        server.root_execute(
-                            sql + "AND state LIKE 'Waiting for%%lock'",
-                            [number],
-                        )
-                    )
-                )
+                until(waits)
                 server.root_execute(f"KILL QUERY {number}")
-                until(
-                    lambda: (
-                        not server.root_execute(
-                            sql + "AND state LIKE 'Waiting for%%lock'",
-                            [number],
-                        )
-                    )
-                )
+                until(lambda: not waits())
             finally:
                 root.close()
 
