@@ -474,3 +474,55 @@ def test_a_bulk_insert_names_its_shard(
     ):
         session.execute(insert(Pin), rows, bind_arguments={"shard_id": EDGE})
     assert caught.value.shards == (EDGE,)
+
+
+def test_a_shard_that_moves_is_followed_in_a_loop(
+    cluster: Cluster, document: Any, fleet: MariaDBFleet
+) -> None:
+    swaps = Swaps(cluster)
+    attempts = []
+
+    async def write(session: Any) -> None:
+        attempts.append(1)
+        pin = Pin(title="looped")
+        pin.__dict__["_sqla_shard_requested"] = EDGE
+        session.add(pin)
+
+    async def main() -> None:
+        await cluster.async_run(write)
+        await cluster.aclose()
+
+    fleet.servers[0].root_execute("DROP DATABASE db00003")
+    after = moved(document, EDGE, 2)
+    with Cluster(after, environ=fleet.environ) as new:
+        new.create_all(Base.metadata)
+        try:
+            swaps.next = after
+            asyncio.run(main())
+            assert len(attempts) == 2
+            assert count(new, EDGE, "looped") == 1
+        finally:
+            fleet.servers[1].root_execute("DROP DATABASE db00003")
+
+
+def test_a_fenced_server_in_a_loop(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    async def main() -> None:
+        async with cluster.async_session() as session:
+            pin = Pin(title="fenced loop")
+            pin.__dict__["_sqla_shard_requested"] = EDGE
+            session.add(pin)
+            await session.flush()
+            with (
+                read_only(fleet.servers[0]),
+                pytest.raises(ServerFencedError),
+            ):
+                await session.commit()
+        await cluster.aclose()
+
+    asyncio.run(main())
+    with Cluster.from_topology(
+        fleet.topology_mapping(main=True), environ=fleet.environ
+    ) as again:
+        assert count(again, EDGE, "fenced loop") == 0
