@@ -24,9 +24,9 @@ from sqla_shard.exc import ShardMissingError
 from sqla_shard.schema import internal
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
-from tests.shared.swapping import Swaps
 from tests.shared.models import Base
 from tests.shared.models import Pin
+from tests.shared.swapping import Swaps
 
 pytestmark = pytest.mark.live
 

@@ -30,11 +30,11 @@ from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.swapping import moved
-from tests.shared.swapping import Swaps
 from tests.shared.models import Base
 from tests.shared.models import PIN
 from tests.shared.models import Pin
+from tests.shared.swapping import moved
+from tests.shared.swapping import Swaps
 
 pytestmark = pytest.mark.live
 
