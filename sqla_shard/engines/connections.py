@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -66,7 +67,9 @@ class Errors:
     def __init__(
         self, known: Known, names: Iterable[str], backend: Backend
     ) -> None:
-        self._known = known
+        # Classes of the application lead to what listens to a dialect, and
+        # must not keep a cluster that nobody has any more.
+        self._known = weakref.ref(known)
         self._names = names
         self._backend = backend
 
@@ -81,7 +84,7 @@ class Errors:
             context.connection is None and failure is Failure.LOST
         )
         if gone or failure is Failure.LOST:
-            self._known.trouble()
+            self._ask()
         if gone:
             return ServerUnreachableError(server=self._name, error=error)
         execution = context.execution_context
@@ -101,25 +104,33 @@ class Errors:
         """
         failure = self._backend.classify(error.orig)
         if failure is Failure.FENCED:
-            self._known.trouble()
+            self._ask()
             return (
                 ServerFencedError(server=self._name, error=error)
                 if places
                 else None
             )
         if failure is Failure.MISPLACED and places:
-            self._known.trouble()
+            self._ask()
             return self._misplaced(error, places)
         return None
+
+    def _ask(self) -> None:
+        known = self._known()
+        if known is not None:
+            known.trouble()
 
     @property
     def _name(self) -> str:
         return ", ".join(self._names)
 
     def _misplaced(self, error: Any, places: Sequence[Place]) -> Exception:
-        topology = self._known.topology
+        known = self._known()
+        topology = None if known is None else known.topology
         keyspace, server = places[0].keyspace, places[0].server
-        moved = {} if topology is None else self._moved(places, topology)
+        moved: dict[int, str | None] = {}
+        if known is not None and topology is not None:
+            moved = _moved(known, places, topology)
         if topology is not None and moved:
             return ShardMovedError(
                 keyspace=keyspace,
@@ -138,25 +149,26 @@ class Errors:
             error=error,
         )
 
-    def _moved(
-        self, places: Sequence[Place], topology: Topology
-    ) -> dict[int, str | None]:
-        """Return the shards that are elsewhere, with their server there."""
-        found: dict[int, str | None] = {}
-        for place in places:
-            keyspace = topology.keyspaces.get(place.keyspace)
-            if keyspace is None or place.shard_id >= keyspace.shards:
-                found[place.shard_id] = None
-                continue
-            server = keyspace.server_for(place.shard_id)
-            # Its name is the same after a failover.
-            engine, schema, _ = self._known.locate(
-                server, keyspace.database_for(place.shard_id)
-            )
-            quoted = engine.dialect.identifier_preparer.quote(schema)
-            if (engine.url, quoted) != (place.engine.url, place.schema):
-                found[place.shard_id] = server.name
-        return found
+
+def _moved(
+    known: Known, places: Sequence[Place], topology: Topology
+) -> dict[int, str | None]:
+    """Return the shards that are elsewhere, with their server there."""
+    found: dict[int, str | None] = {}
+    for place in places:
+        keyspace = topology.keyspaces.get(place.keyspace)
+        if keyspace is None or place.shard_id >= keyspace.shards:
+            found[place.shard_id] = None
+            continue
+        server = keyspace.server_for(place.shard_id)
+        # Its name is the same after a failover.
+        engine, schema, _ = known.locate(
+            server, keyspace.database_for(place.shard_id)
+        )
+        quoted = engine.dialect.identifier_preparer.quote(schema)
+        if (engine.url, quoted) != (place.engine.url, place.schema):
+            found[place.shard_id] = server.name
+    return found
 
 
 class Reset:
