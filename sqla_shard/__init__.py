@@ -17,10 +17,12 @@ every object lives on a virtual shard that its 64-bit id names.
 #   dialects/    where MariaDB, MySQL and SQLite differ
 #   rendering    from a compiled statement to the text of one shard
 #   scattering/  one statement on many shards, all servers at once
+#   internal     tables of this package itself
 #   engines      one pool per physical server
 #   routing/     statement -> virtual shards, and why
 #   merging/     what is asked of several shards, to make one answer
 #   session/     ShardSession and its parts
+#   tokens       keys of transactions that were committed
 #   retrying     repeating a transaction when that is safe
 #   creating     databases and tables of every shard, for development
 #   rehearsing   what would be sent for a statement
@@ -30,6 +32,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   health       what a cluster says of itself
 #   async_session  ShardSession for event loops
 #   sourcing     the ways to open a cluster
+#   running      a transaction, its attempts, and its key
 #   cluster      Cluster, the front door
 #   cluster_events  what an application can be told of
 #   orm/         object classes and their blob fields

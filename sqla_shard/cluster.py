@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from typing import TypeVar
@@ -16,12 +17,12 @@ from sqlalchemy import MetaData
 from sqlalchemy.event import dispatcher
 from sqlalchemy.event.registry import EventTarget
 
-from sqla_shard import retrying
 from sqla_shard.async_session import AsyncBegun
 from sqla_shard.async_session import AsyncShardSession
 from sqla_shard.async_session import to_the_end
 from sqla_shard.creating import create_all
 from sqla_shard.current import Current
+from sqla_shard.dialects import Backend
 from sqla_shard.engines import Engines
 from sqla_shard.engines import EngineStats
 from sqla_shard.engines import Places
@@ -34,6 +35,9 @@ from sqla_shard.health import Health
 from sqla_shard.health import health_of
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
+from sqla_shard.running import Limits
+from sqla_shard.running import run
+from sqla_shard.running import run_awaited
 from sqla_shard.scattering import Lanes
 from sqla_shard.scattering import Watch
 from sqla_shard.session import CrossShard
@@ -43,6 +47,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.begun import Begun
 from sqla_shard.session.transactions import watch
 from sqla_shard.sourcing import FromSources
+from sqla_shard.tokens import forget
 from sqla_shard.topology import Topology
 
 __all__ = ["Cluster"]
@@ -215,34 +220,67 @@ class Cluster(FromSources, EventTarget):
         self,
         fn: Callable[..., T],
         *args: Any,
-        attempts: int = 10,
+        attempts: int | None = None,
         timeout: float = 30.0,
+        key: str | None = None,
         **kwargs: Any,
     ) -> T:
         """Run ``fn(session, *args, **kwargs)`` in a transaction.
 
         It is repeated, with a new session, when that is safe: after a
-        deadlock, a lock wait timeout, a stale object, or a connection lost
-        before COMMIT was sent.  So ``fn`` should do nothing that cannot be
+        deadlock, a lock wait timeout, a stale object, a server that has
+        become read-only, a shard that has moved, or a connection lost before
+        COMMIT was sent.  So ``fn`` should do nothing that cannot be
         repeated, and return no object that needs the session.
 
-        :param attempts: how often at most.
+        :param attempts: how often at most; None for as often as ``timeout``
+            allows.
         :param timeout: seconds after which no further attempt begins.
+        :param key: names this transaction and no other, such as
+            ``"order-17"``: it is written with it, and read where the outcome
+            of COMMIT is unknown (:doc:`/howto/retry`).
         :returns: what ``fn`` returns.
         :raises RetriesExhaustedError: when that was not enough.
         :raises CommitUnknownError: when the outcome of COMMIT is unknown;
-            it is not repeated.
+            it is not repeated.  With a key: when it could not be found out
+            in time.
+        :raises KeyUsedError: when a transaction with the key has committed
+            before, on the shard that this one has written first.
+        :raises ValueError: when the key cannot be one.
         """
+        return run(
+            lambda session: fn(session, *args, **kwargs),
+            self.begin,
+            self.session,
+            self._limits(self._engines.backends, attempts, timeout),
+            key,
+        )
 
-        def attempt() -> T:
-            with self.begin() as session:
-                return fn(session, *args, **kwargs)
+    def forget_keys(self, older_than: timedelta, *, batch: int = 1000) -> int:
+        """Delete old keys of :meth:`run` on every shard.
 
-        return retrying.repeat(
-            attempt,
-            self._engines.backends,
+        A transaction that is repeated with a key that was forgotten is done
+        a second time: let them be older than anything that may still be
+        repeated, such as a message in a queue.
+
+        :param older_than: by the clocks of the servers.
+        :param batch: how many a transaction deletes at most.
+        :returns: how many were deleted.
+        :raises ValueError: when an argument makes no sense.
+        """
+        return forget(self.places, older_than, batch)
+
+    def _limits(
+        self,
+        backends: Callable[[], set[Backend]],
+        attempts: int | None,
+        timeout: float,
+    ) -> Limits:
+        return Limits(
+            backends=backends,
             attempts=attempts,
             timeout=timeout,
+            feed=self._feed,
         )
 
     # -- sessions in event loops
@@ -280,27 +318,35 @@ class Cluster(FromSources, EventTarget):
         self,
         fn: Callable[..., Awaitable[T]],
         *args: Any,
-        attempts: int = 10,
+        attempts: int | None = None,
         timeout: float = 30.0,
+        key: str | None = None,
         **kwargs: Any,
     ) -> T:
         """Await ``fn(session, *args, **kwargs)`` in a transaction.
 
         Repeated as by :meth:`run`, which says when, and what is raised.
 
-        :param attempts: how often at most.
+        :param attempts: how often at most; None for as often as ``timeout``
+            allows.
         :param timeout: seconds after which no further attempt begins.
+        :param key: names this transaction and no other.
         :returns: what ``fn`` returns.
-        :raises RetriesExhaustedError: when that was not enough.
-        :raises CommitUnknownError: when the outcome of COMMIT is unknown.
         """
+        return await run_awaited(
+            lambda session: fn(session, *args, **kwargs),
+            self.async_begin,
+            self.async_session,
+            self._limits(self._loops.backends, attempts, timeout),
+            key,
+        )
 
-        async def attempt() -> T:
-            async with self.async_begin() as session:
-                return await fn(session, *args, **kwargs)
-
-        return await retrying.repeat_awaited(
-            attempt, self._loops.backends, attempts=attempts, timeout=timeout
+    async def async_forget_keys(
+        self, older_than: timedelta, *, batch: int = 1000
+    ) -> int:
+        """Delete old keys on every shard; see :meth:`forget_keys`."""
+        return await self._loops.run(
+            forget, older_than=older_than, batch=batch
         )
 
     async def async_create_all(

@@ -15,6 +15,7 @@ from sqlalchemy import MetaData
 from sqlalchemy import Table
 
 from sqla_shard.engines import Places
+from sqla_shard.internal import TOKENS
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import name_of
@@ -33,8 +34,8 @@ def create_all(
 ) -> None:
     """Create what is missing of every table on every shard.
 
-    Servers are worked on at the same time.  Tables that exist are left as
-    they are.
+    That of the keys of ``cluster.run()`` comes with them.  Servers are
+    worked on at the same time.  Tables that exist are left as they are.
 
     :param keyspace: create only the tables of this keyspace.
     :raises UnknownKeyspaceError: when a table's keyspace is not in the
@@ -64,8 +65,9 @@ def _on_server(
         existing = _existing(connection, [place for place, _ in work])
         for place, tables in work:
             here = existing[place.schema]
-            missing = [table for table in tables if table.name not in here]
-            _create(connection, place, missing)
+            for wanted in (tables, [TOKENS]):
+                missing = [one for one in wanted if one.name not in here]
+                _create(connection, place, missing)
         connection.commit()
 
 

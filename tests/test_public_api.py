@@ -89,6 +89,24 @@ SAMPLES = [
     exc.ScatterTimeoutError(servers=["a"], timeout=0.5),
     exc.ScatterFailedError({3: ValueError("x")}),
     exc.ServerUnreachableError(server="a", error=OSError("m")),
+    exc.ServerFencedError(server="a", error=OSError("m")),
+    exc.ShardMovedError(
+        keyspace="objects",
+        shards=range(20),
+        from_server="a",
+        to_server="b",
+        epoch=3,
+        error=OSError("m"),
+    ),
+    exc.ShardMissingError(
+        keyspace="objects",
+        shards=[3],
+        server="a",
+        lacks="grant",
+        epoch=3,
+        error=OSError("m"),
+    ),
+    exc.KeyUsedError(key="order-17", shard_id=3, keyspace="objects"),
     exc.UnsupportedStatementError("m", construct="cast()"),
     exc.InvalidSequenceError(value="7"),
     exc.InvalidMoveError("m", target_id=3, before=None, after=None),
@@ -113,7 +131,12 @@ SAMPLES = [
     exc.PartialCommitError(
         committed=["a"], failed="b", rolled_back=["c"], unknown=True
     ),
-    exc.RetriesExhaustedError(attempts=3, last=ValueError("x")),
+    exc.RetriesExhaustedError(
+        attempts=3,
+        last=ValueError("x"),
+        failures=["ValueError: x"] * 3,
+        counts={"ValueError": 3},
+    ),
     exc.ClusterClosedError("m"),
     exc.ForkedSessionError("m"),
     exc.NoEventLoopError("m"),

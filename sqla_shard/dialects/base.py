@@ -31,6 +31,8 @@ class Failure(Enum):
     CONFLICT = "lost against another transaction, rolled back; repeat it"
     BUSY = "a lock was not freed in time; repeat it"
     LOST = "the connection is gone"
+    FENCED = "the server is read-only, and has written nothing; repeat it"
+    MISPLACED = "there is no such table or database, or no grant for it"
     TIMEOUT = "the statement took longer than it was allowed to"
     OTHER = "an error of the statement"
 
@@ -99,7 +101,10 @@ class Backend(Protocol):
         ...
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
-        """Make ``schema`` the default for textual SQL on a cursor."""
+        """Make ``schema`` the default for textual SQL on a cursor.
+
+        The connection does not go back to the pool with it.
+        """
         ...
 
     def lock(self, connection: Connection) -> None:
@@ -118,6 +123,13 @@ class Backend(Protocol):
 
     def classify(self, error: BaseException) -> Failure:
         """Tell what a driver's error says about the transaction."""
+        ...
+
+    def lacks(self, error: BaseException) -> str:
+        """Tell what is missing: a ``table``, a ``database``, a ``grant``.
+
+        :param error: one that is :attr:`Failure.MISPLACED`.
+        """
         ...
 
 

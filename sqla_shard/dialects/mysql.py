@@ -11,6 +11,8 @@ asyncmy understands that too; given no ``ssl_*`` option, it uses no TLS.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 from math import ceil
@@ -45,13 +47,21 @@ _INIT = (
     "'STRICT_TRANS_TABLES')"
 )
 _DEADLOCK = 1213
-_LOCK_WAIT_TIMEOUT = 1205
+# That of NOWAIT is another one on MySQL.
+_LOCK_WAIT_TIMEOUTS = frozenset({1205, 3572})
 # A row that was locked is newer than the transaction's snapshot: MariaDB
 # with innodb_snapshot_isolation refuses that instead of showing it.
 _CHANGED_SINCE_SNAPSHOT = 1020
 _CONFLICTS = frozenset({_DEADLOCK, _CHANGED_SINCE_SNAPSHOT})
 # MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
 _TIMEOUTS = frozenset({1969, 3024})
+# The server is configured so: which of its options, the text tells.
+_OPTION_PREVENTS = 1290
+_READ_ONLY_OPTION = re.compile("(?:super[-_])?read[-_]only")
+_READ_ONLY_MODE = 1836
+# Of a missing database MariaDB says that the table is not there, where the
+# statement names both.
+_LACKS = {1146: "table", 1049: "database", 1142: "grant", 1044: "grant"}
 _GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
 #: The bit of it in the status of each answer.
 _IN_TRANSACTION = 1
@@ -148,10 +158,11 @@ class MySQL:
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Send ``USE`` where the connection's default is another."""
-        if connection.info.get(_KNOWN_DATABASE) != schema:
+        known = schema, os.getpid()
+        if connection.info.get(_KNOWN_DATABASE) != known:
             preparer = connection.dialect.identifier_preparer
             cursor.execute(f"USE {preparer.quote(schema)}")
-            connection.info[_KNOWN_DATABASE] = schema
+            connection.info[_KNOWN_DATABASE] = known
 
     def lock(self, connection: Connection) -> None:
         """Do nothing: FOR UPDATE locks rows here."""
@@ -179,13 +190,24 @@ class MySQL:
         number = error.args[0] if error.args else None
         if number in _CONFLICTS:
             return Failure.CONFLICT
-        if number == _LOCK_WAIT_TIMEOUT:
+        if number in _LOCK_WAIT_TIMEOUTS:
             return Failure.BUSY
         if number in _TIMEOUTS:
             return Failure.TIMEOUT
         if number in _GONE:
             return Failure.LOST
+        if number in _LACKS:
+            return Failure.MISPLACED
+        if number == _READ_ONLY_MODE or (
+            number == _OPTION_PREVENTS
+            and _READ_ONLY_OPTION.search(str(error.args[1:]))
+        ):
+            return Failure.FENCED
         return Failure.OTHER
+
+    def lacks(self, error: BaseException) -> str:
+        """Read the server's error number."""
+        return _LACKS[error.args[0]]
 
 
 _TABLES = text(
@@ -199,9 +221,14 @@ _abandoned: list[Any] = []
 
 
 def _forget_database(dbapi_connection: Any, record: Any) -> None:
-    # What the next user of the connection knows of it is only what that
-    # user asked for; the cost is one USE per checkout that runs text().
-    record.info.pop(_KNOWN_DATABASE, None)
+    # There is no way back to no default database.  A text without a prefix
+    # would find it in the next transaction, and the server goes by the
+    # privileges that were looked up at USE: one that has lost a shard would
+    # go on being written.
+    known = record.info.pop(_KNOWN_DATABASE, None)
+    # A child process must not say goodbye for its parent.
+    if known is not None and known[1] == os.getpid():
+        record.close()
 
 
 class _Connecting:

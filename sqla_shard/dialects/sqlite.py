@@ -31,6 +31,7 @@ from sqla_shard.dialects.sqlite_ddl import SQLiteDDL
 __all__ = ["SQLite"]
 
 _BUSY = ("database is locked", "database table is locked")
+_MISSING = "no such table: "
 _abandoned: list[Any] = []
 # An event loop itself does not keep its tasks from being collected.
 _interrupts: set[asyncio.Future[None]] = set()
@@ -134,7 +135,13 @@ class SQLite:
         """Tell a lock that was not freed in time from other errors."""
         if str(error).startswith(_BUSY):
             return Failure.BUSY
+        if str(error).startswith(_MISSING):
+            return Failure.MISPLACED
         return Failure.OTHER
+
+    def lacks(self, error: BaseException) -> str:
+        """Return what a file lacks: it is made where it is not there."""
+        return "table"
 
 
 def _make_directory(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
+from typing import Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
@@ -14,9 +18,18 @@ from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import Failure
+from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import ShardError
+from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import ShardMovedError
+from sqla_shard.rendering import Place
+from sqla_shard.scattering import OPTION
+from sqla_shard.scattering import PLACES
+from sqla_shard.topology import Server
+from sqla_shard.topology import Topology
 
-__all__ = ["PROCESS", "Reset", "unreachable"]
+__all__ = ["PROCESS", "Errors", "Known", "Reset"]
 
 #: In the ``info`` of a connection: the process that has taken it.
 PROCESS = "sqla_shard.process"
@@ -24,20 +37,138 @@ PROCESS = "sqla_shard.process"
 _ENDED = "sqla_shard.ended"
 
 
-def unreachable(
-    names: Iterable[str], backend: Backend, context: ExceptionContext
-) -> Exception | None:
-    """Name the server that has gone away, or cannot be connected to."""
-    error = context.sqlalchemy_exception
-    if error is None or isinstance(error, ServerUnreachableError):
+class Known(Protocol):
+    """What is known beyond one server: the registry of engines.
+
+    :ivar topology: the newest; None before there is one.
+    :ivar trouble: asks for a newer one soon; it never blocks.
+    """
+
+    topology: Topology | None
+    trouble: Callable[[], None]
+
+    def locate(
+        self, server: Server, database: str
+    ) -> tuple[Engine, str, Backend]:
+        """Return the engine of a server, its schema of a database."""
+        ...
+
+
+class Errors:
+    """Says what an error of a server means: gone, fenced, or not there.
+
+    What is not there is told of executions alone that name their shards, not
+    of changes of the schema.
+
+    :param known: knows the newest topology.
+    :param names: of the server; others may be added later.
+    """
+
+    def __init__(
+        self, known: Known, names: Iterable[str], backend: Backend
+    ) -> None:
+        # Classes of the application lead to what listens to a dialect, and
+        # must not keep a cluster that nobody has any more.
+        self._known = weakref.ref(known)
+        self._names = names
+        self._backend = backend
+
+    def __call__(self, context: ExceptionContext) -> Exception | None:
+        """Handle ``handle_error``."""
+        error = context.sqlalchemy_exception
+        if error is None or isinstance(error, ShardError):
+            return None
+        original: Any = context.original_exception
+        failure = self._backend.classify(original)
+        gone = context.is_disconnect or (
+            context.connection is None and failure is Failure.LOST
+        )
+        if gone or failure is Failure.LOST:
+            self._ask()
+        if gone:
+            return ServerUnreachableError(server=self._name, error=error)
+        execution = context.execution_context
+        options = {} if execution is None else execution.execution_options
+        plan = options.get(OPTION)
+        places = options.get(PLACES) or (() if plan is None else plan.places)
+        return self.told(
+            error, [p for p in places if p.engine is context.engine]
+        )
+
+    def told(self, error: Any, places: Sequence[Place]) -> Exception | None:
+        """Return the error of an execution that was for some shards.
+
+        :param error: SQLAlchemy's, of the driver's.
+        :param places: of the server; empty where that is not known.
+        :returns: None where there is nothing more to say than it does.
+        """
+        failure = self._backend.classify(error.orig)
+        if failure is Failure.FENCED:
+            self._ask()
+            return (
+                ServerFencedError(server=self._name, error=error)
+                if places
+                else None
+            )
+        if failure is Failure.MISPLACED and places:
+            self._ask()
+            return self._misplaced(error, places)
         return None
-    original: Any = context.original_exception
-    gone = context.is_disconnect
-    if context.connection is None:
-        gone = backend.classify(original) is Failure.LOST
-    if not gone:
-        return None
-    return ServerUnreachableError(server=", ".join(names), error=error)
+
+    def _ask(self) -> None:
+        known = self._known()
+        if known is not None:
+            known.trouble()
+
+    @property
+    def _name(self) -> str:
+        return ", ".join(self._names)
+
+    def _misplaced(self, error: Any, places: Sequence[Place]) -> Exception:
+        known = self._known()
+        topology = None if known is None else known.topology
+        keyspace, server = places[0].keyspace, places[0].server
+        moved: dict[int, str | None] = {}
+        if known is not None and topology is not None:
+            moved = _moved(known, places, topology)
+        if topology is not None and moved:
+            return ShardMovedError(
+                keyspace=keyspace,
+                shards=list(moved),
+                from_server=server,
+                to_server=next(iter(moved.values())),
+                epoch=topology.epoch,
+                error=error,
+            )
+        return ShardMissingError(
+            keyspace=keyspace,
+            shards=[place.shard_id for place in places],
+            server=server,
+            lacks=self._backend.lacks(error.orig),
+            epoch=0 if topology is None else topology.epoch,
+            error=error,
+        )
+
+
+def _moved(
+    known: Known, places: Sequence[Place], topology: Topology
+) -> dict[int, str | None]:
+    """Return the shards that are elsewhere, with their server there."""
+    found: dict[int, str | None] = {}
+    for place in places:
+        keyspace = topology.keyspaces.get(place.keyspace)
+        if keyspace is None or place.shard_id >= keyspace.shards:
+            found[place.shard_id] = None
+            continue
+        server = keyspace.server_for(place.shard_id)
+        # Its name is the same after a failover.
+        engine, schema, _ = known.locate(
+            server, keyspace.database_for(place.shard_id)
+        )
+        quoted = engine.dialect.identifier_preparer.quote(schema)
+        if (engine.url, quoted) != (place.engine.url, place.schema):
+            found[place.shard_id] = server.name
+    return found
 
 
 class Reset:
@@ -89,7 +220,9 @@ class Reset:
         self, connection: Any, record: Any, state: PoolResetState
     ) -> None:
         """Handle ``reset``: roll back where a transaction may be open."""
-        if state.transaction_was_reset or not state.asyncio_safe:
+        # Not state.transaction_was_reset: it is said of a transaction whose
+        # COMMIT has failed, too, and that may be open still.
+        if not state.asyncio_safe:
             return
         if record.info.get(_ENDED) and not (
             # Begun by a cursor of the driver, past SQLAlchemy.

@@ -29,9 +29,9 @@ from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
+from sqla_shard.engines.connections import Errors
 from sqla_shard.engines.connections import PROCESS
 from sqla_shard.engines.connections import Reset
-from sqla_shard.engines.connections import unreachable
 from sqla_shard.engines.retiring import Retired
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerRetiredError
@@ -185,13 +185,14 @@ class Engines:
         self, engine: Engine, backend: Backend, names: Iterable[str]
     ) -> None:
         leaving = self._retired.watch(engine)
+        errors = Errors(self, names, backend)
         event.listen(
             engine, "before_cursor_execute", render_event, retval=True
         )
         event.listen(
             engine,
             "do_execute",
-            partial(execute_everywhere, lanes=self.lanes),
+            partial(execute_everywhere, lanes=self.lanes, explain=errors.told),
         )
         event.listen(engine, "do_executemany", execute_many)
         event.listen(engine, "do_execute_no_params", get_ready)
@@ -219,9 +220,7 @@ class Engines:
         event.listen(engine, "checkin", checkin)
         event.listen(engine, "detach", detach)
         Reset(engine, backend)
-        event.listen(
-            engine, "handle_error", partial(unreachable, names, backend)
-        )
+        event.listen(engine, "handle_error", errors)
         self._on_open(engine)
 
     def _came_back(self, record: Any) -> None:

@@ -30,6 +30,10 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── ScatterFailedError                not one shard has answered
     ├── ServerUnreachableError (OperationalError)  a server is gone
     ├── ServerRetiredError                a server that left the topology
+    ├── ServerFencedError (OperationalError)  a server is read-only
+    ├── ShardMovedError (OperationalError, ProgrammingError)  ask elsewhere
+    ├── ShardMissingError (OperationalError, ProgrammingError)  not there
+    ├── KeyUsedError                      a key of an earlier transaction
     ├── PlacementError                    no shard for a new object
     │   └── ColocationError               the parent's shard cannot be used
     ├── CrossShardWriteError              a second shard in a transaction
@@ -91,6 +95,10 @@ from sqla_shard.exc.lists import MissingTargetError
 from sqla_shard.exc.lists import SequenceExhaustedError
 from sqla_shard.exc.lists import StaleListError
 from sqla_shard.exc.lists import StaleNeighbourError
+from sqla_shard.exc.moving import KeyUsedError
+from sqla_shard.exc.moving import ServerFencedError
+from sqla_shard.exc.moving import ShardMissingError
+from sqla_shard.exc.moving import ShardMovedError
 from sqla_shard.exc.objects import BlobError
 from sqla_shard.exc.objects import BlobTooLargeError
 from sqla_shard.exc.objects import BlobValueError
@@ -147,6 +155,7 @@ __all__ = [
     "InvalidIdError",
     "InvalidMoveError",
     "InvalidSequenceError",
+    "KeyUsedError",
     "KeyspaceMismatchError",
     "MappingError",
     "MigrationFailedError",
@@ -171,10 +180,13 @@ __all__ = [
     "SchemaOptionError",
     "SchemaSetupError",
     "SequenceExhaustedError",
+    "ServerFencedError",
     "ServerProcessError",
     "ServerRetiredError",
     "ServerUnreachableError",
     "ShardError",
+    "ShardMissingError",
+    "ShardMovedError",
     "StaleDataError",
     "StaleListError",
     "StaleNeighbourError",

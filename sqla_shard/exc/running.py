@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 from sqla_shard.exc.base import ShardError
@@ -74,14 +75,28 @@ class RetriesExhaustedError(ShardError):
     The last failure is the ``__cause__``.
 
     :ivar attempts: how many times the transaction was tried.
+    :ivar failures: what the attempts raised, in order, each in a line; of
+        many the last 50.
+    :ivar counts: how often each class of error was raised.
     """
 
-    def __init__(self, *, attempts: int, last: BaseException) -> None:
+    def __init__(
+        self,
+        *,
+        attempts: int,
+        last: BaseException,
+        failures: Sequence[str] = (),
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        counts = dict(counts or {type(last).__name__: attempts})
+        told = ", ".join(f"{n} x {name}" for name, n in counts.items())
         super().__init__(
-            f"gave up after {attempts} attempts; the last failed with "
-            f"{type(last).__name__}: {last}"
+            f"gave up after {attempts} attempts ({told}); the last failed "
+            f"with {type(last).__name__}: {last}"
         )
         self.attempts = attempts
+        self.failures = tuple(failures)
+        self.counts = counts
 
 
 class ClusterClosedError(ShardError):

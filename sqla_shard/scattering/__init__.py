@@ -30,6 +30,7 @@ from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.overlapping import overlap
 from sqla_shard.scattering.overlapping import watch_calls
 from sqla_shard.scattering.plans import OPTION
+from sqla_shard.scattering.plans import PLACES
 from sqla_shard.scattering.plans import Plan
 from sqla_shard.scattering.plans import Scatter
 from sqla_shard.scattering.plans import scatter
@@ -41,6 +42,7 @@ from sqla_shard.scattering.reports import Watch
 
 __all__ = [
     "OPTION",
+    "PLACES",
     "AwaitedLanes",
     "Combine",
     "First",

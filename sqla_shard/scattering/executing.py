@@ -24,6 +24,7 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
+from sqla_shard.rendering import Place
 from sqla_shard.scattering.awaited_lanes import AwaitedLanes
 from sqla_shard.scattering.lanes import Lanes
 from sqla_shard.scattering.listeners import asked_after
@@ -32,6 +33,7 @@ from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.merge import merge_rows
 from sqla_shard.scattering.plans import Job
 from sqla_shard.scattering.plans import OPTION
+from sqla_shard.scattering.plans import PLACES
 from sqla_shard.scattering.plans import Plan
 from sqla_shard.scattering.reports import ServerReport
 from sqla_shard.scattering.reports import StatementReport
@@ -42,6 +44,9 @@ __all__ = ["execute_everywhere", "execute_many", "get_ready"]
 #: should have answered by then, and its connection can be used again.
 GRACE = 0.25
 
+#: Returns what to raise in place of an error of a statement for some shards.
+Explain = Callable[[Any, Sequence[Place]], Exception | None]
+
 
 def execute_everywhere(
     cursor: Any,
@@ -49,10 +54,12 @@ def execute_everywhere(
     parameters: Any,
     context: Any,
     lanes: Lanes | AwaitedLanes,
+    explain: Explain,
 ) -> bool | None:
     """Handle ``do_execute``: run a statement on all shards of its plan.
 
     :param lanes: where to wait for other servers than the first.
+    :param explain: returns what to raise in place of an error, or None.
     :raises ScatterTimeoutError: when the plan's time is over.
     :raises ScatterLimitError: when there are more rows than it allows.
     :raises ScatterFailedError: when no shard has answered.
@@ -70,7 +77,14 @@ def execute_everywhere(
     error: BaseException | None = None
     try:
         description, rows = _answer(
-            cursor, statement, parameters, context, plan, jobs, lanes
+            cursor,
+            statement,
+            parameters,
+            context,
+            plan,
+            jobs,
+            lanes,
+            explain,
         )
     except BaseException as raised:
         error = raised
@@ -94,6 +108,7 @@ def _answer(
     plan: Plan,
     jobs: Sequence[Job],
     lanes: Lanes | AwaitedLanes,
+    explain: Explain,
 ) -> tuple[Any, list[Any]]:
     """Return the description of the columns, and the merged rows."""
 
@@ -106,7 +121,7 @@ def _answer(
         return _more(jobs[0], answer, 1, plan)
 
     work = [_Work(job, plan) for job in jobs]
-    work[0].how = partial(work[0].first, here, context)
+    work[0].how = partial(work[0].first, here, context, explain)
     _run_all(plan, work, lanes)
     answers = [one.answer for one in work if one.answer is not None]
     if len(answers) < len(work):
@@ -280,7 +295,9 @@ class _Work:
     def _send(self) -> _Answer:
         return _more(self.job, _Answer(), 0, self._plan)
 
-    def first(self, how: Callable[[], _Answer], context: Any) -> _Answer:
+    def first(
+        self, how: Callable[[], _Answer], context: Any, explain: Explain
+    ) -> _Answer:
         """Do what SQLAlchemy is about to do itself.
 
         It turns what the driver raises into its own errors, and so it is
@@ -300,9 +317,10 @@ class _Work:
                 raise ServerUnreachableError(
                     server=self.job.server, error=error
                 ) from error
-            raise DBAPIError.instance(
+            known = DBAPIError.instance(
                 None, None, error, dbapi.Error, hide_parameters=True
-            ) from error
+            )
+            raise explain(known, self.job.places) or known from error
 
     def _raises(self, original: Any) -> bool:
         """Tell whether an error is raised, and not a part of the answer."""
@@ -400,7 +418,9 @@ def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
     for text, parameters in job.statements[start:]:
         # Rendered already, whatever the connection itself is bound to.
         result: Any = job.connection.exec_driver_sql(
-            text, parameters, execution_options={OPTION: None}
+            text,
+            parameters,
+            execution_options={OPTION: None, PLACES: job.places},
         )
         answer.description = answer.description or result.cursor.description
         rows = list(result.cursor.fetchall())

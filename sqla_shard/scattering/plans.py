@@ -20,6 +20,7 @@ from sqla_shard.scattering.reports import Watch
 
 __all__ = [
     "OPTION",
+    "PLACES",
     "Job",
     "OnError",
     "Plan",
@@ -30,6 +31,10 @@ __all__ = [
 
 #: The execution option that holds the :class:`Plan` of an execution.
 OPTION = "sqla_shard"
+
+#: The one that holds the places of a statement that is one of several of a
+#: plan, for its errors.
+PLACES = "sqla_shard_places"
 
 #: What MariaDB takes for a timeout at most, in seconds.
 _YEAR = 365 * 24 * 3600

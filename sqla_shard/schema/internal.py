@@ -1,8 +1,7 @@
-"""The tables of this package itself, which every virtual shard has.
+"""The revisions of the tables of this package itself.
 
-Their names begin with ``sqla_shard_``.  They have revisions and a version
-table of their own, apart from those of the application, and every command
-that changes a shard brings them up to date first.
+They have a version table of their own, apart from that of the application,
+and every command that changes a shard brings them up to date first.
 """
 
 from __future__ import annotations
@@ -15,68 +14,17 @@ from typing import Any
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import Column
 from sqlalchemy import Connection
-from sqlalchemy import DateTime
 from sqlalchemy import event
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import Text
-from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
 
-__all__ = [
-    "LEDGER",
-    "METADATA",
-    "PREFIX",
-    "VERSION_TABLE",
-    "head",
-    "upgrade",
-]
+__all__ = ["VERSION_TABLE", "head", "upgrade"]
 
-#: What the names of these tables begin with.
-PREFIX = "sqla_shard_"
 VERSION_TABLE = "sqla_shard_version"
-
-METADATA = MetaData()
-
-_LONG = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
-_MOMENT = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-
-#: One row for each statement of a revision, written before it runs.
-LEDGER = Table(
-    "sqla_shard_ledger",
-    METADATA,
-    Column(
-        "id",
-        BigInteger().with_variant(Integer, "sqlite"),
-        primary_key=True,
-        autoincrement=True,
-    ),
-    Column("direction", String(10), nullable=False),
-    Column("revision", String(100), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("state", String(10), nullable=False),
-    Column("statement", _LONG, nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("tables_before", _LONG, nullable=True),
-    Column("error", _LONG, nullable=True),
-    Column("runner", String(255), nullable=False),
-    Column("started_at", _MOMENT, nullable=False),
-    Column("ended_at", _MOMENT, nullable=True),
-    Column("is_open", Boolean(create_constraint=False), nullable=False),
-    mysql_engine="InnoDB",
-    mysql_charset="utf8mb4",
-    mysql_collate="utf8mb4_bin",
-)
 
 
 @lru_cache(maxsize=1)

@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 from sqlalchemy import update
 
 from sqla_shard.exc import SchemaError
+from sqla_shard.internal import LEDGER
 from sqla_shard.schema.environment import Environment
-from sqla_shard.schema.internal import LEDGER
 from sqla_shard.schema.running.ledger import DONE
 from sqla_shard.schema.running.ledger import Entry
 from sqla_shard.schema.running.ledger import FINISHED

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.engines import Places
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.schema.internal import LEDGER
+from sqla_shard.internal import LEDGER
 from sqla_shard.schema.internal import VERSION_TABLE
 from sqla_shard.schema.selecting import Shard
 

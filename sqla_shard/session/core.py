@@ -13,9 +13,8 @@ differs from it in what it costs and in what it refuses:
 * a statement whose shards cannot be told is refused, as is a second shard
   written in one transaction.
 
-What is lost against a single database: no statement spans two keyspaces, no
-transaction two shards, and of several shards only that is answered which can
-be merged correctly.
+Lost against a single database: statements over two keyspaces, transactions
+over two shards, and answers of several that cannot be merged correctly.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.statements import prepare
 from sqla_shard.session.transactions import checked
 from sqla_shard.session.transactions import CrossShard
+from sqla_shard.session.transactions import LastWrite
 from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
@@ -77,6 +77,9 @@ class ShardSession(ShardedSession):
     :param kwargs: as for :class:`sqlalchemy.orm.Session`.
     """
 
+    #: What is written last, right before COMMIT.
+    last: LastWrite | None = None
+
     def __init__(
         self,
         bind: None = None,
@@ -86,8 +89,7 @@ class ShardSession(ShardedSession):
         cross_shard: CrossShard = None,
         **kwargs: Any,
     ) -> None:
-        # ShardedSession's own constructor adds a listener to each session
-        # and copies a dictionary of all shards into it.
+        # ShardedSession's own adds a listener and copies a dictionary.
         Session.__init__(self, bind, **kwargs)
         self.cluster = cluster
         self.root_shard_id = shard_id
@@ -120,8 +122,8 @@ class ShardSession(ShardedSession):
     def log(self) -> TransactionLog:
         """What the transaction has written."""
         if self._log is None:
-            allowed = self._begun_cross_shard or self._cross_shard
-            self._log = TransactionLog(cross_shard=allowed is not None)
+            crosses = bool(self._begun_cross_shard or self._cross_shard)
+            self._log = TransactionLog(cross_shard=crosses, last=self.last)
         return self._log
 
     @property
@@ -375,8 +377,7 @@ class ShardSession(ShardedSession):
         :param ids: each may stand more than once.
         :param options: loader options, as for ``select().options()``.
         :returns: a list in the order asked, None where there is no row.
-        :raises InvalidIdError: when one is not an id.
-        :raises WrongTypeError: when one is an id of another class.
+        :raises InvalidIdError: when one is not an id, or of another class.
         """
         getter = getter_of(entity)
         if not getter.by_id:
@@ -435,8 +436,6 @@ class ShardSession(ShardedSession):
         finally:
             self.shows_hidden = before
 
-    # -- what cannot be done
-
     def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse what knows nothing of shards.
 
@@ -476,7 +475,8 @@ def _after_create(
 def _after_rollback(
     session: ShardSession, previous: SessionTransaction
 ) -> None:
-    session.log.rolled_back(previous)
+    if session._log is not None:  # reset already, where all has ended
+        session._log.rolled_back(previous)
     session.placed.clear()
 
 

@@ -8,6 +8,7 @@ sent, refuses a second shard, and says after a failed COMMIT what is where.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
 
+from sqla_shard.dialects import Failure
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
+from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
@@ -31,6 +34,7 @@ from sqla_shard.scattering import Lanes
 
 __all__ = [
     "CrossShard",
+    "LastWrite",
     "TransactionLog",
     "checked",
     "lost",
@@ -45,6 +49,11 @@ _LOG = "sqla_shard.transaction"
 #: How a transaction may write several shards: not at all, or with one COMMIT
 #: after another in no particular order.
 CrossShard = Literal["unordered"] | None
+
+
+#: Writes something as the last thing of a transaction, on one of its
+#: connections; it is called for each.
+LastWrite = Callable[[Connection, "TransactionLog"], None]
 
 
 def checked(cross_shard: CrossShard) -> CrossShard:
@@ -63,12 +72,16 @@ class TransactionLog:
     """The writes of one transaction.
 
     :param cross_shard: whether a second shard may be written.
+    :param last: called with each connection right before COMMIT is sent.
     """
 
-    def __init__(self, *, cross_shard: bool) -> None:
+    def __init__(
+        self, *, cross_shard: bool, last: LastWrite | None = None
+    ) -> None:
         self.cross_shard = cross_shard
+        self._last = last
         self.first: tuple[Place, str] | None = None
-        self._written: dict[Engine, str] = {}
+        self._written: dict[Engine, Place] = {}
         self._committed: list[Engine] = []
         self._committing: Engine | None = None
         self._savepoints: list[tuple[Any, Any]] = []
@@ -88,7 +101,7 @@ class TransactionLog:
                     first=(there.shard_id, _described(there, that)),
                     second=(place.shard_id, _described(place, what)),
                 )
-        self._written[place.engine] = place.server
+        self._written[place.engine] = place
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -129,8 +142,11 @@ class TransactionLog:
         """Follow the transaction of one of the session's connections."""
         connection.info[_LOG] = self
 
-    def committing(self, engine: Engine) -> None:
+    def committing(self, connection: Connection) -> None:
         """Take note that COMMIT is about to be sent to a server."""
+        engine = connection.engine
+        if self._last is not None:
+            self._last(connection, self)
         if self._committing is not None:
             self._committed.append(self._committing)
         self._committing = engine
@@ -140,9 +156,10 @@ class TransactionLog:
         engine, self._committing = self._committing, None
         if engine is None or engine is not context.engine:
             return None
-        written = self._written
+        written = {e: place.server for e, place in self._written.items()}
         committed = [written[e] for e in self._committed if e in written]
-        unknown = context.is_disconnect and engine in written
+        failure = _failure(context, self._written.get(engine))
+        unknown = failure is Failure.LOST and engine in written
         server = written.get(engine) or engine.url.render_as_string()
         if committed:
             rest = [
@@ -156,7 +173,25 @@ class TransactionLog:
                 rolled_back=rest,
                 unknown=unknown,
             )
+        if failure is Failure.FENCED:
+            error: Any = context.sqlalchemy_exception
+            return ServerFencedError(server=server, error=error)
         return CommitUnknownError(server=server) if unknown else None
+
+
+#: At COMMIT whoever has stopped to wait does not know what came of it.
+_UNKNOWN = (Failure.LOST, Failure.TIMEOUT)
+
+
+def _failure(context: ExceptionContext, place: Place | None) -> Failure:
+    """Return what a failed COMMIT says about the transaction."""
+    if context.is_disconnect:
+        return Failure.LOST
+    if place is None:
+        return Failure.OTHER
+    original: Any = context.original_exception
+    failure = place.backend.classify(original)
+    return Failure.LOST if failure in _UNKNOWN else failure
 
 
 def _described(place: Place, what: str) -> str:
@@ -165,7 +200,8 @@ def _described(place: Place, what: str) -> str:
 
 def watch(engine: Engine) -> None:
     """Let the logs of an engine's transactions know of COMMIT."""
-    event.listen(engine, "commit", _committing)
+    # Before others: what it sends must not come after what ends it.
+    event.listen(engine, "commit", _committing, insert=True)
     event.listen(engine, "handle_error", _failed)
     event.listen(engine, "checkin", _forget)
 
@@ -173,7 +209,7 @@ def watch(engine: Engine) -> None:
 def _committing(connection: Connection) -> None:
     log: TransactionLog | None = connection.info.get(_LOG)
     if log is not None:
-        log.committing(connection.engine)
+        log.committing(connection)
 
 
 def _failed(context: ExceptionContext) -> Exception | None:

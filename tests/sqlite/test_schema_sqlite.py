@@ -41,6 +41,7 @@ def names(project, shard_id):
     return {row[0] for row in rows} - {
         "alembic_version",
         "sqla_shard_ledger",
+        "sqla_shard_token",
         "sqla_shard_version",
     }
 
@@ -194,3 +195,16 @@ def test_a_lock_of_another_program_is_reported(project):
     assert states == {**dict.fromkeys(project.shards, "changed"), 1: "failed"}
     project.alembic("upgrade", "head")
     assert names(project, 1) == {"boards"}
+
+
+def test_tables_of_this_package_come_to_shards_that_are_up_to_date(project):
+    project.add("0001", PINS, "op.drop_table('pins')\nop.drop_table('boards')")
+    project.states("upgrade", "head")
+    project.query(1, "DROP TABLE sqla_shard_token")
+    project.query(1, "UPDATE sqla_shard_version SET version_num = '0001'")
+    assert project.states("upgrade", "head") == dict.fromkeys(
+        project.shards, "nothing to do"
+    )
+    for shard_id in project.shards:
+        tokens = project.query(shard_id, "SELECT * FROM sqla_shard_token")
+        assert tokens == []

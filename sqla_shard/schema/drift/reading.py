@@ -16,6 +16,7 @@ from sqla_shard.dialects import Backend
 from sqla_shard.engines import Engines
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
+from sqla_shard.internal import TOKENS
 from sqla_shard.schema.drift.report import end_of
 from sqla_shard.schema.drift.report import Role
 from sqla_shard.topology import Keyspace
@@ -81,7 +82,7 @@ class End:
         for engine, schemas in work.items():
             with engine.connect() as connection:
                 found = backend.catalogue.digests(connection, schemas)
-            for schema, digests in found.items():
+            for schema, digests in _without_tokens(found).items():
                 tables[schemas[schema]] = digests
         return Reading(end=self, databases=databases, tables=tables)
 
@@ -89,6 +90,19 @@ class End:
         return self.engines.locate(
             self.server, database, standby=self.role == "standby"
         )
+
+
+def _without_tokens(
+    found: Mapping[str, Mapping[str, str]],
+) -> dict[str, Mapping[str, str]]:
+    """Leave out the table of keys, which a shard has when it needs it."""
+    # Equal databases share one mapping, and must go on to do so.
+    known = {id(digests): digests for digests in found.values()}
+    cut = {
+        key: {name: d for name, d in digests.items() if name != TOKENS.name}
+        for key, digests in known.items()
+    }
+    return {schema: cut[id(digests)] for schema, digests in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

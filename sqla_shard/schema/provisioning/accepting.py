@@ -17,8 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.catalogue import DATABASE
 from sqla_shard.engines import Places
 from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.internal import PREFIX
 from sqla_shard.rendering import Place
-from sqla_shard.schema.internal import PREFIX
 from sqla_shard.schema.provisioning.marking import finish_mark
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State

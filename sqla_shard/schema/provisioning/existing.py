@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.engines import Engines
 from sqla_shard.exc import Problem
 from sqla_shard.exc import SchemaError
-from sqla_shard.schema.internal import PREFIX
+from sqla_shard.internal import PREFIX
 from sqla_shard.schema.provisioning.accepting import by_engine
 from sqla_shard.schema.provisioning.marking import Mark
 from sqla_shard.schema.provisioning.marking import read_marks

@@ -32,8 +32,8 @@ from sqlalchemy import table
 from sqlalchemy import union_all
 from sqlalchemy import update
 
-from sqla_shard.schema.internal import LEDGER
-from sqla_shard.schema.internal import PREFIX
+from sqla_shard.internal import LEDGER
+from sqla_shard.internal import PREFIX
 from sqla_shard.schema.running.ledger import FINISHED
 from sqla_shard.schema.running.ledger import STARTED
 from sqla_shard.schema.selecting import Shard

@@ -37,9 +37,9 @@ from sqlalchemy.orm import configure_mappers
 from sqla_shard.dialects.sql import TRIGGER
 from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.internal import PREFIX
 from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
-from sqla_shard.schema.internal import PREFIX
 from sqla_shard.schema.revisions.differences import default_differs
 from sqla_shard.schema.revisions.differences import type_differs
 from sqla_shard.schema.revisions.plain import drop_options

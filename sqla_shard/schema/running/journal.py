@@ -50,7 +50,7 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects import DDL
 from sqla_shard.exc import InDoubtError
 from sqla_shard.exc import SchemaError
-from sqla_shard.schema.internal import LEDGER
+from sqla_shard.internal import LEDGER
 from sqla_shard.schema.running.ledger import changed_tables
 from sqla_shard.schema.running.ledger import Entry
 from sqla_shard.schema.running.ledger import FAILED

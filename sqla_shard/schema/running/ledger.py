@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from sqla_shard.dialects import DDL
 from sqla_shard.exc import InDoubtError
-from sqla_shard.schema.internal import LEDGER
+from sqla_shard.internal import LEDGER
 from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
 

@@ -19,6 +19,7 @@ from typing import Any
 from alembic.util import CommandError
 
 from sqla_shard.exc import DivergedRevisionsError
+from sqla_shard.schema.internal import head
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.reports import Outcome
@@ -88,7 +89,7 @@ def run(
             outcomes[index] = Outcome.of(
                 version.shard, State.FAILED, error=need
             )
-        elif need or version.open is not None:
+        elif need or version.open is not None or _is_old(version, command):
             todo.append(index)
         else:
             outcomes[index] = Outcome.of(version.shard, State.CURRENT)
@@ -130,6 +131,15 @@ def run(
     )
     progress.end(report)
     return report
+
+
+def _is_old(version: Version, command: str) -> bool:
+    """Tell whether the tables of this package alone have a newer revision."""
+    return (
+        command == "upgrade"
+        and bool(version.heads)
+        and version.internal != head()
+    )
 
 
 def _needs(

@@ -1,0 +1,489 @@
+"""Keys of transactions, and COMMITs whose outcome is not known."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy import event
+from sqlalchemy import func
+from sqlalchemy import select
+
+from sqla_shard import Cluster
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import KeyUsedError
+from sqla_shard.exc import ShardMissingError
+from sqla_shard.schema import internal
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import Proxy
+from tests.shared.models import Base
+from tests.shared.models import Pin
+from tests.shared.swapping import Swaps
+
+pytestmark = pytest.mark.live
+
+SHARD = 1
+#: Those who wait for FLUSH TABLES WITH READ LOCK to end.
+WAITING = (
+    "SELECT id FROM information_schema.processlist "
+    "WHERE state LIKE 'Waiting for%lock'"
+)
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: Any) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=1, shards=4, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def proxy(fleet: MariaDBFleet) -> Iterator[Proxy]:
+    (server,) = fleet.servers
+    with Proxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def cluster(fleet: MariaDBFleet, proxy: Proxy) -> Iterator[Cluster]:
+    proxy.restore()
+    proxy.delay = 0
+    document = fleet.topology_mapping(main=True, proxies=[proxy])
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+def pin(title: str, shard_id: int = SHARD) -> Any:
+    made = Pin(title=title)
+    made.__dict__["_sqla_shard_requested"] = shard_id
+    return made
+
+
+def count(fleet: MariaDBFleet, title: str) -> int:
+    ((found,),) = fleet.servers[0].root_execute(
+        f"SELECT COUNT(*) FROM db0000{SHARD}.pins WHERE title = %s", [title]
+    )
+    return int(found)
+
+
+def tokens(fleet: MariaDBFleet, shard_id: int = SHARD) -> list[bytes]:
+    rows = fleet.servers[0].root_execute(
+        f"SELECT token FROM db0000{shard_id}.sqla_shard_token"
+    )
+    return [bytes(row[0]) for row in rows]
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = monotonic() + 30
+    paused = threading.Event()
+    while not true():
+        assert monotonic() < deadline
+        paused.wait(0.005)
+
+
+class Fault:
+    """Lets COMMIT fail, once.
+
+    :param reaches: whether the server hears of it before.
+    :param then: done between COMMIT and the loss of its answer.
+    """
+
+    def __init__(
+        self,
+        fleet: MariaDBFleet,
+        proxy: Proxy,
+        title: str,
+        *,
+        reaches: bool,
+        then: Callable[[], Any] = int,
+    ) -> None:
+        self._then = then
+        self._fleet, self._proxy, self._title = fleet, proxy, title
+        self._reaches = reaches
+        self._executor = ThreadPoolExecutor(1)
+        self._done: Any = None
+
+    def watch(self, engine: Any) -> None:
+        if not event.contains(engine, "commit", self):
+            event.listen(engine, "commit", self)
+
+    def __call__(self, connection: Connection) -> None:
+        if self._done is not None:
+            return
+        if self._reaches:
+            # COMMIT waits for it, so that its answer can be swallowed.
+            lock = self._fleet.servers[0].root_connect()
+            lock.cursor().execute("FLUSH TABLES WITH READ LOCK")
+            self._done = self._executor.submit(self._after_it, lock)
+        else:
+            self._before = self._proxy.counts.swallowed
+            self._proxy.hang()
+            self._done = self._executor.submit(self._instead)
+
+    def _after_it(self, lock: Any) -> None:
+        server = self._fleet.servers[0]
+        try:
+            until(lambda: bool(server.root_execute(WAITING)))
+            self._proxy.hang()
+            lock.close()
+            until(lambda: count(self._fleet, self._title) > 0)
+            self._then()
+        finally:
+            if lock.open:
+                lock.close()
+            self._proxy.restore()
+            self._proxy.cut()
+
+    def _instead(self) -> None:
+        try:
+            until(lambda: self._proxy.counts.swallowed > self._before)
+        finally:
+            # In this order: who connects again in between would hang.
+            self._proxy.restore()
+            self._proxy.cut()
+
+    def check(self) -> None:
+        self._done.result(60)
+        self._executor.shutdown()
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_without_a_key_it_stays_unknown(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
+) -> None:
+    title = f"unknown {reaches}"
+    fault = Fault(fleet, proxy, title, reaches=reaches)
+    attempts = []
+
+    def write(session: Any) -> None:
+        attempts.append(1)
+        session.add(pin(title))
+        session.flush()
+        fault.watch(session.log.first[0].engine)
+
+    with pytest.raises(CommitUnknownError, match="server1"):
+        cluster.run(write)
+    fault.check()
+    assert len(attempts) == 1
+    assert count(fleet, title) == int(reaches)
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_key_tells_what_became_of_it(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
+) -> None:
+    title = f"known {reaches}"
+    fault = Fault(fleet, proxy, title, reaches=reaches)
+    attempts = []
+
+    def write(session: Any) -> int:
+        attempts.append(1)
+        session.add(pin(title))
+        session.flush()
+        fault.watch(session.log.first[0].engine)
+        return len(attempts)
+
+    expected = 1 if reaches else 2
+    assert cluster.run(write, key=title) == expected
+    fault.check()
+    assert len(attempts) == expected
+    assert count(fleet, title) == 1
+    assert tokens(fleet).count(title.encode()) == 1
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_key_in_an_event_loop(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
+) -> None:
+    title = f"awaited {reaches}"
+    fault = Fault(fleet, proxy, title, reaches=reaches)
+    attempts = []
+
+    async def write(session: Any) -> int:
+        attempts.append(1)
+        session.add(pin(title))
+        await session.flush()
+        fault.watch(session.sync_session.log.first[0].engine)
+        return len(attempts)
+
+    async def main() -> int:
+        found = await cluster.async_run(write, key=title)
+        with pytest.raises(KeyUsedError):
+            await cluster.async_run(write, key=title)
+        await cluster.aclose()
+        return found
+
+    expected = 1 if reaches else 2
+    assert asyncio.run(main()) == expected
+    fault.check()
+    assert count(fleet, title) == 1
+    assert tokens(fleet).count(title.encode()) == 1
+
+
+def test_an_interrupted_commit_is_unknown(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    """The connection lives on: what COMMIT has done is not told by that."""
+    title = "interrupted"
+    server = fleet.servers[0]
+    killed: list[Any] = []
+    attempts = []
+
+    def kill(connection: Connection) -> None:
+        if killed:
+            return
+        wire: Any = connection.connection.dbapi_connection
+        number = wire.thread_id()
+        root = server.root_connect()
+        root.cursor().execute("FLUSH TABLES WITH READ LOCK")
+
+        def waits() -> bool:
+            return (number,) in server.root_execute(WAITING)
+
+        def work() -> None:
+            try:
+                until(waits)
+                server.root_execute(f"KILL QUERY {number}")
+                until(lambda: not waits())
+            finally:
+                root.close()
+
+        killed.append(executor.submit(work))
+
+    def write(session: Any) -> None:
+        attempts.append(1)
+        session.add(pin(title))
+        session.flush()
+        engine = session.log.first[0].engine
+        if not event.contains(engine, "commit", kill):
+            event.listen(engine, "commit", kill)
+
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(CommitUnknownError) as caught:
+            cluster.run(write)
+        killed[0].result(60)
+        assert caught.value.__cause__ is not None
+        assert caught.value.__cause__.args[0] == 1317
+        assert count(fleet, title) == 0
+        killed.clear()
+        cluster.run(write, key=title)
+        killed[0].result(60)
+    assert len(attempts) == 3
+    assert count(fleet, title) == 1
+
+
+def test_looking_has_an_end(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+) -> None:
+    """The server is gone for good, as far as this process can see."""
+
+    def refuse(connection: Connection) -> None:
+        proxy.refuse()
+        proxy.cut()
+
+    def write(session: Any) -> None:
+        session.add(pin("never"))
+        session.flush()
+        event.listen(session.log.first[0].engine, "commit", refuse)
+
+    start = monotonic()
+    with pytest.raises(CommitUnknownError) as caught:
+        cluster.run(write, key="never", timeout=1)
+    assert 1 <= monotonic() - start < 10
+    assert caught.value.__cause__ is not None
+    proxy.restore()
+    assert count(fleet, "never") == 0
+
+
+def test_a_fenced_server_is_no_place_to_look(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+) -> None:
+    """An old primary would answer from what it has lost."""
+    server = fleet.servers[0]
+    swaps = Swaps(cluster)
+
+    def open_it() -> None:
+        # Asked for by COMMIT's own failure, and by at least one look.
+        until(lambda: swaps.asked > 3)
+        server.root_execute("SET GLOBAL read_only = 0")
+
+    def fence() -> None:
+        server.root_execute("SET GLOBAL read_only = 1")
+        opening.append(executor.submit(open_it))
+
+    opening: list[Any] = []
+    fault = Fault(fleet, proxy, "fenced", reaches=True, then=fence)
+
+    def write(session: Any) -> str:
+        session.add(pin("fenced"))
+        session.flush()
+        fault.watch(session.log.first[0].engine)
+        return "done"
+
+    with ThreadPoolExecutor(1) as executor:
+        try:
+            assert cluster.run(write, key="fenced") == "done"
+            fault.check()
+            opening[0].result(60)
+        finally:
+            server.root_execute("SET GLOBAL read_only = 0")
+    assert count(fleet, "fenced") == 1
+
+
+def test_a_key_that_was_used(cluster: Cluster, fleet: MariaDBFleet) -> None:
+    def write(session: Any) -> None:
+        session.add(pin("used"))
+
+    cluster.run(write, key="used")
+    with pytest.raises(KeyUsedError) as caught:
+        cluster.run(write, key="used")
+    error = caught.value
+    assert (error.key, error.shard_id) == ("used", SHARD)
+    assert error.keyspace == "objects"
+    assert count(fleet, "used") == 1
+    # Others it is not.
+    for key in ("used ", "USED", "u", "sëd", "\N{ROCKET}" * 63):
+        cluster.run(write, key=key)
+    assert count(fleet, "used") == 6
+    assert len({*tokens(fleet)} & {b"used", b"used ", b"USED"}) == 3
+
+
+def test_one_key_at_the_same_time(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    met = threading.Barrier(8)
+
+    def write(session: Any) -> bool:
+        session.add(pin("at once"))
+        session.flush()
+        return True
+
+    def work() -> bool:
+        met.wait(30)
+        try:
+            return cluster.run(write, key="at once")
+        except KeyUsedError:
+            return False
+
+    with ThreadPoolExecutor(8) as executor:
+        done = [executor.submit(work) for _ in range(8)]
+        assert sorted(one.result(60) for one in done) == [False] * 7 + [True]
+    assert count(fleet, "at once") == 1
+    assert tokens(fleet).count(b"at once") == 1
+
+
+def test_nothing_written_is_no_key(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    before = tokens(fleet)
+
+    def read(session: Any) -> int:
+        found: int = session.execute(
+            select(func.count(Pin.id)), bind_arguments={"shard_id": SHARD}
+        ).scalar_one()
+        return found
+
+    assert cluster.run(read, key="read") == cluster.run(read, key="read")
+    assert tokens(fleet) == before
+
+
+def test_what_fails_leaves_no_key(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    def write(session: Any) -> None:
+        session.add(pin("failed"))
+        session.flush()
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        cluster.run(write, key="failed")
+    assert b"failed" not in tokens(fleet)
+
+
+def test_a_savepoint_that_is_released(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    def write(session: Any) -> None:
+        session.add(pin("saved"))
+        session.flush()
+        with session.begin_nested():
+            session.add(pin("saved"))
+        session.begin_nested()
+        session.add(pin("saved"))
+
+    cluster.run(write, key="saved")
+    assert count(fleet, "saved") == 3
+    assert tokens(fleet).count(b"saved") == 1
+
+
+def test_the_table_is_missing(cluster: Cluster, fleet: MariaDBFleet) -> None:
+    server = fleet.servers[0]
+    server.root_execute(f"DROP TABLE db0000{SHARD}.sqla_shard_token")
+
+    def write(session: Any) -> None:
+        session.add(pin("no table"))
+
+    with pytest.raises(ShardMissingError, match="schema upgrade") as caught:
+        cluster.run(write, key="no table")
+    assert "sqla_shard_token" in str(caught.value)
+    assert count(fleet, "no table") == 0
+    cluster.create_all(Base.metadata)
+    cluster.run(write, key="no table")
+    assert tokens(fleet) == [b"no table"]
+
+
+def test_old_keys_are_forgotten(cluster: Cluster, fleet: MariaDBFleet) -> None:
+    server = fleet.servers[0]
+    for shard_id in range(4):
+        server.root_execute(
+            f"TRUNCATE TABLE db0000{shard_id}.sqla_shard_token"
+        )
+        server.root_execute(
+            f"INSERT INTO db0000{shard_id}.sqla_shard_token "
+            "SELECT CONCAT('old ', n), UTC_TIMESTAMP() - INTERVAL 2 DAY "
+            "FROM (SELECT 1 AS n UNION SELECT 2 UNION SELECT 3) AS three"
+        )
+        server.root_execute(
+            f"INSERT INTO db0000{shard_id}.sqla_shard_token "
+            "VALUES ('new', UTC_TIMESTAMP())"
+        )
+    assert cluster.forget_keys(timedelta(days=1), batch=2) == 12
+    assert cluster.forget_keys(timedelta(days=1)) == 0
+    assert [tokens(fleet, i) for i in range(4)] == [[b"new"]] * 4
+
+    async def forget() -> int:
+        found = await cluster.async_forget_keys(timedelta(days=1))
+        await cluster.aclose()
+        return found
+
+    assert asyncio.run(forget()) == 0
+
+
+def test_the_table_that_alembic_makes_is_the_same(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    server = fleet.servers[0]
+    place = next(iter(dict(cluster.places.servers()).values()))
+    server.root_execute("CREATE DATABASE IF NOT EXISTS db_internal")
+    with cluster.places.engines.visit(place.engine) as connection:
+        place.backend.ddl.enter(connection, "db_internal")
+        internal.upgrade(connection, None)
+
+    def shown(database: str) -> Any:
+        return server.root_execute(
+            "SELECT column_name, column_type, is_nullable, column_key "
+            "FROM information_schema.columns WHERE table_schema = %s "
+            "AND table_name = 'sqla_shard_token' ORDER BY column_name",
+            [database],
+        )
+
+    assert len(shown("db_internal")) == 2
+    assert shown("db_internal") == shown("db00001")

@@ -1,0 +1,203 @@
+"""Keys of transactions on SQLite, and what cannot be one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy import text
+
+from sqla_shard import Cluster
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import KeyUsedError
+from sqla_shard.exc import ShardMissingError
+from sqla_shard.retrying import repeat
+from sqla_shard.testing import sqlite_topology
+from sqla_shard.tokens import Token
+from tests.shared.models import Base
+from tests.shared.models import Pin
+from tests.shared.models import Setting
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    document = sqlite_topology(tmp_path, servers=2, shards=4, main=True)
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+def pin(title: str, shard_id: int = 1) -> Any:
+    made = Pin(title=title)
+    made.__dict__["_sqla_shard_requested"] = shard_id
+    return made
+
+
+def write(session: Any, shard_id: int = 1) -> None:
+    session.add(pin("it", shard_id))
+
+
+def count(cluster: Cluster, shard_id: int = 1) -> int:
+    with cluster.session() as session:
+        found = session.scalar(
+            select(func.count(Pin.id)), bind_arguments={"shard_id": shard_id}
+        )
+        return int(found or 0)
+
+
+def test_a_key_is_used_once(cluster: Cluster) -> None:
+    cluster.run(write, key="a")
+    with pytest.raises(KeyUsedError, match="shard 1 of objects"):
+        cluster.run(write, key="a")
+    cluster.run(write, key="a ")
+    assert count(cluster) == 2
+
+
+def test_a_key_is_of_one_shard(cluster: Cluster) -> None:
+    cluster.run(write, 1, key="a")
+    cluster.run(write, 2, key="a")
+    assert (count(cluster, 1), count(cluster, 2)) == (1, 1)
+
+
+def test_a_key_in_the_global_keyspace(cluster: Cluster) -> None:
+    def set_it(session: Any, value: str) -> None:
+        session.merge(Setting(name="color", value=value))
+
+    cluster.run(set_it, "red", key="color")
+    with pytest.raises(KeyUsedError, match="shard 0 of main"):
+        cluster.run(set_it, "blue", key="color")
+
+
+def test_a_key_in_an_event_loop(cluster: Cluster) -> None:
+    async def write(session: Any) -> str:
+        session.add(pin("awaited"))
+        return "done"
+
+    async def main() -> None:
+        assert await cluster.async_run(write, key="awaited") == "done"
+        with pytest.raises(KeyUsedError):
+            await cluster.async_run(write, key="awaited")
+        assert await cluster.async_forget_keys(timedelta(hours=1)) == 0
+        await cluster.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_unknown_outcome(cluster: Cluster, committed: bool) -> None:
+    """No file loses a connection; so the attempt says that it has."""
+    token = Token("unknown")
+    attempts: list[str] = []
+
+    def attempt() -> str:
+        attempts.append("attempt")
+        if len(attempts) > 2:
+            return "again"
+        session = cluster.session()
+        token.follow(session)
+        write(session)
+        session.flush()
+        if committed:
+            session.commit()
+        else:
+            assert session.last is not None
+            place = session.log.first[0]  # type: ignore[index]  # written
+            session.last(session.root_connection(place), session.log)
+        session.close()
+        raise CommitUnknownError(server="server1")
+
+    def look() -> tuple[str] | None:
+        attempts.append("look")
+        with cluster.session() as session:
+            return ("there",) if token.is_there(session) else None
+
+    found = repeat(
+        attempt,
+        cluster.places.engines.backends,
+        attempts=None,
+        timeout=5,
+        look=look,
+    )
+    assert found == ("there" if committed else "again")
+    assert attempts[:2] == ["attempt", "look"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "\N{ROCKET}" * 64, b"x", 7])
+def test_what_cannot_be_a_key(cluster: Cluster, key: Any) -> None:
+    with pytest.raises(ValueError, match="key="):
+        cluster.run(write, key=key)
+    assert count(cluster) == 0
+
+
+def test_a_key_is_not_for_several_shards(cluster: Cluster) -> None:
+    def both(session: Any) -> None:
+        session.rollback()
+        session.begin(cross_shard="unordered")
+        session.add_all([pin("x", 1), pin("x", 2)])
+
+    with pytest.raises(ValueError, match="of one shard"):
+        cluster.run(both, key="both")
+    assert (count(cluster, 1), count(cluster, 2)) == (0, 0)
+
+
+def test_a_key_is_not_for_two_transactions(cluster: Cluster) -> None:
+    def twice(session: Any) -> None:
+        write(session)
+        session.commit()
+        write(session)
+
+    with pytest.raises(ValueError, match="one transaction"):
+        cluster.run(twice, key="twice")
+    assert count(cluster) == 1
+
+
+def test_the_table_is_missing(cluster: Cluster) -> None:
+    with cluster.begin() as session:
+        session.execute(
+            text("DROP TABLE sqla_shard_token"),
+            bind_arguments={"shard_id": 1},
+        )
+    with pytest.raises(ShardMissingError, match="schema upgrade"):
+        cluster.run(write, key="a")
+    assert count(cluster) == 0
+
+
+def test_old_keys_are_forgotten(cluster: Cluster) -> None:
+    for number in range(5):
+        cluster.run(write, key=f"{number}")
+    with cluster.begin() as session:
+        session.execute(
+            text(
+                "UPDATE sqla_shard_token SET created_at = "
+                "datetime('now', '-1 hour') WHERE token < x'33'"
+            ),
+            bind_arguments={"shard_id": 1},
+        )
+    assert cluster.forget_keys(timedelta(minutes=1), batch=2) == 3
+    cluster.run(write, key="0")
+    with pytest.raises(KeyUsedError):
+        cluster.run(write, key="4")
+
+
+@pytest.mark.parametrize("older_than", [5, None, timedelta(seconds=-1)])
+def test_what_is_no_age(cluster: Cluster, older_than: Any) -> None:
+    with pytest.raises(ValueError, match="older_than="):
+        cluster.forget_keys(older_than)
+    with pytest.raises(ValueError, match="batch="):
+        cluster.forget_keys(timedelta(1), batch=0)
+
+
+def test_what_a_function_raises_is_not_taken_for_an_end(
+    cluster: Cluster,
+) -> None:
+    def ends(session: Any) -> None:
+        raise StopIteration("mine")
+
+    with pytest.raises(StopIteration, match="mine"):
+        cluster.run(ends)

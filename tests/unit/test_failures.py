@@ -1,0 +1,139 @@
+"""What the errors of MariaDB and MySQL say about a transaction."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import pymysql.err
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
+
+from sqla_shard.dialects import backend_for
+from sqla_shard.dialects import Failure
+from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import StaleDataError
+from sqla_shard.retrying import repeat
+
+BACKEND = backend_for("mysql", driver="pymysql", asynchronous=False)
+READ_ONLY = (
+    "The MariaDB server is running with the --{} option so it cannot execute "
+    "this statement"
+)
+
+
+def errors() -> list[type[Any]]:
+    found: list[type[Any]] = [pymysql.err.OperationalError]
+    try:
+        dialect = create_engine("mysql+asyncmy://h").dialect
+    except ImportError:
+        return found
+    return [*found, dialect.loaded_dbapi.OperationalError]
+
+
+@pytest.mark.parametrize("kind", errors(), ids=lambda one: one.__module__)
+@pytest.mark.parametrize(
+    ("number", "text", "failure"),
+    [
+        (1290, READ_ONLY.format("read-only"), Failure.FENCED),
+        (1290, READ_ONLY.format("super-read-only"), Failure.FENCED),
+        (1290, READ_ONLY.format("innodb_read_only"), Failure.FENCED),
+        (1290, READ_ONLY.format("secure-file-priv"), Failure.OTHER),
+        (1290, READ_ONLY.format("skip-grant-tables"), Failure.OTHER),
+        (1836, "Running in read-only mode", Failure.FENCED),
+        (1792, "Cannot execute in a READ ONLY transaction", Failure.OTHER),
+        (1146, "Table 'db1.t' doesn't exist", Failure.MISPLACED),
+        (1049, "Unknown database 'db1'", Failure.MISPLACED),
+        (1142, "INSERT command denied to user", Failure.MISPLACED),
+        (1044, "Access denied for user to database", Failure.MISPLACED),
+        (1205, "Lock wait timeout exceeded", Failure.BUSY),
+        (3572, "NOWAIT is set", Failure.BUSY),
+        (1213, "Deadlock found", Failure.CONFLICT),
+        (1053, "Server shutdown in progress", Failure.LOST),
+        (1317, "Query execution was interrupted", Failure.LOST),
+        (1927, "Connection was killed", Failure.LOST),
+        (2006, "gone away", Failure.LOST),
+        (2013, "Lost connection", Failure.LOST),
+        (1045, "Access denied", Failure.OTHER),
+        (1062, "Duplicate entry", Failure.OTHER),
+    ],
+)
+def test_what_an_error_says(
+    kind: type[Any], number: int, text: str, failure: Failure
+) -> None:
+    assert BACKEND.classify(kind(number, text)) is failure
+
+
+def test_what_is_lacking() -> None:
+    found = {
+        number: BACKEND.lacks(pymysql.err.OperationalError(number, "it"))
+        for number in (1146, 1049, 1142, 1044)
+    }
+    assert found == {
+        1146: "table",
+        1049: "database",
+        1142: "grant",
+        1044: "grant",
+    }
+
+
+def fenced() -> OperationalError:
+    original = pymysql.err.OperationalError(
+        1290, READ_ONLY.format("read-only")
+    )
+    return OperationalError("UPDATE pins", {"title": "secret"}, original)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 7, 60])
+def test_as_many_attempts_as_allowed(attempts: int) -> None:
+    made = []
+
+    def attempt() -> None:
+        made.append(1)
+        if len(made) % 2:
+            raise fenced()
+        raise StaleDataError(class_name="Pin", object_id=1, fields=["f"])
+
+    class Newer:
+        """Has a newer topology each time, so that no pause is made."""
+
+        is_live = True
+        epoch = 0
+
+        def refresh(self) -> None:
+            self.epoch += 1
+
+        def wait(self, epoch: int, timeout: float) -> bool:
+            self.epoch += 1
+            return True
+
+    with pytest.raises(RetriesExhaustedError) as caught:
+        repeat(
+            attempt,
+            lambda: {BACKEND},
+            attempts=attempts,
+            timeout=60,
+            feed=Newer(),
+        )
+    error = caught.value
+    assert error.attempts == len(made) == attempts
+    assert sum(error.counts.values()) == attempts
+    assert len(error.failures) == min(attempts, 50)
+    assert "secret" not in repr(error.failures)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.05, 0.3])
+def test_no_attempt_begins_after_the_deadline(timeout: float) -> None:
+    began = []
+    start = monotonic()
+
+    def attempt() -> None:
+        began.append(monotonic() - start)
+        raise fenced()
+
+    with pytest.raises(RetriesExhaustedError):
+        repeat(attempt, lambda: {BACKEND}, attempts=None, timeout=timeout)
+    # The last pause ends with the deadline, and is followed by one attempt.
+    assert all(one <= timeout for one in began[:-1])
+    assert began[-1] < timeout + 0.2
