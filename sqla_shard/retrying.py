@@ -39,6 +39,7 @@ from sqla_shard.dialects import Failure
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
@@ -56,7 +57,12 @@ _REPEATABLE = (
     Failure.LOST,
     Failure.FENCED,
 )
-_REPEATABLE_ERRORS = (ServerRetiredError, ShardMovedError, StaleDataError)
+_REPEATABLE_ERRORS = (
+    ServerFencedError,
+    ServerRetiredError,
+    ShardMovedError,
+    StaleDataError,
+)
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 #: Seconds that a shard may be missing before the topology says where it is.

@@ -110,6 +110,8 @@ class Engines:
         self._servers: dict[str, tuple[URL, Backend]] = {}
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
+        # Kept when a server leaves: its last errors are told afterwards.
+        self._kinds: dict[type[Backend], Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
         self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
         self._retired = Retired(grace)
@@ -162,6 +164,7 @@ class Engines:
                 self._listen(engine, backend, self._names[url])
                 self._engines[url] = engine
                 self._backends[url] = backend
+                self._kinds[type(backend)] = backend
             # Servers of two keyspaces may be one and the same.
             self._names[url][name] = None
             self._texts[url].add(text)
@@ -368,8 +371,8 @@ class Engines:
         return ", ".join(names) if names else server_name(engine.url)
 
     def backends(self) -> set[Backend]:
-        """Return the kinds of the servers in use."""
-        return set(self._backends.values())
+        """Return the kinds of the servers that were used so far."""
+        return set(self._kinds.values())
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""

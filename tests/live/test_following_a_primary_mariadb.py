@@ -66,7 +66,9 @@ def environ(pair):
     return {"MYSQL_PASSWORD": pair.primary.password}
 
 
-def under_load(zookeeper, path, document, after, cut_over, folder, seed, pairs):
+def under_load(
+    zookeeper, path, document, after, cut_over, folder, seed, pairs
+):
     """Write through clusters, call ``cut_over(publish)``, and write on."""
     location = f"zookeeper://{zookeeper.hosts}{path}"
     publisher = Publisher(location)
@@ -132,7 +134,7 @@ def test_a_failover_loses_nothing(
         assert pair.primary is not old
         assert check(attempts, rows) == []
         # Nobody was told that it has failed, or that nobody knows.
-        assert {a.outcome for a in attempts} == {"acked"}
+        assert [a.error for a in attempts if a.outcome != "acked"] == []
         assert waited.gap < LIMIT
         assert waited.worst < LIMIT
         for server in pair.servers:
@@ -187,7 +189,7 @@ def test_a_move_of_shards_loses_nothing(
             assert waited.worst < LIMIT
         rows = rows_of_places(places(after))
         assert check(attempts, rows) == []
-        assert {a.outcome for a in attempts} == {"acked"}
+        assert [a.error for a in attempts if a.outcome != "acked"] == []
         where = {s: place[1] for s, place in places(document).items()}
         for server in source.servers:
             with server.root_connect() as connection:
