@@ -21,6 +21,7 @@ from sqla_shard.cluster import Cluster
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
+from sqla_shard.following import load_location
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.progress import progress_on
@@ -104,7 +105,8 @@ class Environment:
             )
         # Without the last good topology: what is changed must be what is
         # there, so that a source that cannot be asked is an error here.
-        return Cluster.from_location(path, snapshot=False)
+        # Nor does a run change its mind, or processes inherit a thread.
+        return Cluster(load_location(path))
 
     def _keyspace(self) -> Keyspace:
         name = self._option("keyspace")
