@@ -82,10 +82,10 @@ def _health() -> None:
     Also tells where the topology is from, and whether that has confirmed it.
     """
     health = _installed().cluster.health()
-    click.echo(
-        f"topology: {health.state}, epoch {health.epoch} of {health.source}, "
-        f"confirmed {health.age:.0f} s ago"
-    )
+    line = f"topology: {health.state}, epoch {health.epoch}"
+    if health.state != "fixed":
+        line += f" of {health.source}, confirmed {health.age:.0f} s ago"
+    click.echo(line)
     if health.last_error is not None and health.state == "stale":
         click.echo(f"  {health.last_error}".replace("\n", "\n  "))
     found = health.servers

@@ -13,6 +13,7 @@ import pytest
 
 from sqla_shard import cli
 from sqla_shard.cli.program import program
+from sqla_shard.cli.topologies import topology_group
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.testing import sqlite_topology
 from tests.shared.command_line import COMMAND
@@ -264,7 +265,8 @@ def test_what_completion_asks(tmp_path):
         COMP_WORDS="sqla-shard topology ",
         COMP_CWORD="2",
     )
-    names = {"plain,show", "plain,validate", "plain,diff"}
+    names = {f"plain,{name}" for name in topology_group.commands}
+    assert {"plain,show", "plain,push", "plain,agent"} <= names
     assert set(done.stdout.split()) == names
 
 

@@ -99,7 +99,9 @@ def test_topology(app):
 def test_health(app, db):
     done = invoke(app, "health")
     assert done.exit_code == 0
-    assert done.output == "server1: up\nserver2: up\n"
+    assert done.output == (
+        "topology: fixed, epoch 1\nserver1: up\nserver2: up\n"
+    )
 
 
 def test_health_of_a_server_that_is_down(app, tmp_path):

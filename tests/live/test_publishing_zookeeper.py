@@ -1,0 +1,503 @@
+"""Publishing in a real ZooKeeper: what is refused, races, what is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+from sqla_shard import exc
+from sqla_shard.following import NOT_PUBLISHED
+from sqla_shard.following import Publisher
+from sqla_shard.following import source_at
+from sqla_shard.following.publications import MAX_BYTES
+from sqla_shard.testing import Proxy
+from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.topology import to_json
+from tests.shared.zookeeper import document
+from tests.shared.zookeeper import place
+from tests.shared.zookeeper import SECRET
+from tests.shared.zookeeper import topology
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def location(zookeeper_server):
+    return place(zookeeper_server.hosts)
+
+
+@pytest.fixture
+def publisher(location):
+    with Publisher(location) as found:
+        yield found
+
+
+@pytest.fixture
+def client(location):
+    """What writes by hand."""
+    hosts, _, path = location.removeprefix("zookeeper://").partition("/")
+    found = KazooClient(hosts)
+    found.start()
+    found.ensure_path(f"/{path}")
+    found.chroot = f"/{path}"
+    yield found
+    found.stop()
+    found.close()
+
+
+def read(location):
+    source = source_at(location, environ={"MYSQL_PASSWORD": ""})
+    try:
+        return source.load()
+    finally:
+        source.stop()
+
+
+def test_the_first_and_the_next(publisher, location, client):
+    assert publisher.current() is None
+    assert publisher.history() == []
+    first = publisher.publish(topology(1), expected_epoch=NOT_PUBLISHED)
+    assert (first.old, first.diff, first.version) == (None, None, 0)
+    second = publisher.publish(topology(5, shards=16), expected_epoch=1)
+    assert second.is_published
+    assert (second.old, second.new) == (topology(1), topology(5, shards=16))
+    assert "8 -> 16 shards" in str(second.diff)
+    assert read(location) == publisher.current() == second.new
+    data, _ = client.get("/topology")
+    assert data == client.get("/history/0000000005")[0]
+    assert data == to_json(second.new)
+    assert b"${MYSQL_PASSWORD}" in data
+    entries = publisher.history()
+    assert [one.epoch for one in entries] == [5, 1]
+    assert entries[0].size == len(data)
+    age = datetime.now(timezone.utc) - entries[0].published
+    assert abs(age) < timedelta(minutes=5)
+    assert publisher.at(1) == topology(1)
+
+
+def test_a_dry_run_writes_nothing(publisher, client):
+    done = publisher.publish(topology(1), dry_run=True)
+    assert (done.new, done.version, done.is_published) == (
+        topology(1),
+        None,
+        False,
+    )
+    assert client.exists("/topology") is None
+    assert client.exists("/history") is None
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, shards=16), dry_run=True)
+    assert publisher.current() == topology(1)
+    assert [one.epoch for one in publisher.history()] == [1]
+
+
+def test_what_is_there_already_is_not_published_again(publisher):
+    publisher.publish(topology(3))
+    again = publisher.publish(topology(3), expected_epoch=2)
+    assert (again.new, again.is_published) == (topology(3), False)
+    assert [one.epoch for one in publisher.history()] == [3]
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_epochs_only_grow(publisher, epoch):
+    publisher.publish(topology(3))
+    with pytest.raises(exc.StaleTopologyError) as caught:
+        publisher.publish(topology(epoch, shards=16))
+    assert (caught.value.epoch, caught.value.current) == (epoch, 3)
+    assert publisher.current() == topology(3)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"shards": 6}, "drops shards 6 to 7"),
+        ({"database": "other{shard:05d}"}, "names databases that are not"),
+        ({"kind": "mod"}, "sends every key to another place"),
+        ({"hosts": ("two", "one")}, "is the primary of 'b' until then"),
+        ({"hosts": ("two", "three")}, "is the primary of 'b' until then"),
+    ],
+    ids=["shards", "database", "kind", "exchange", "taken over"],
+)
+def test_what_would_lose_data_is_refused(publisher, more, message):
+    publisher.publish(topology(1))
+    for dry_run in (True, False):
+        with pytest.raises(exc.TopologyRefusedError, match=message):
+            publisher.publish(topology(2, **more), dry_run=dry_run)
+    assert publisher.current() == topology(1)
+    assert [one.epoch for one in publisher.history()] == [1]
+
+
+@pytest.mark.parametrize("password", [SECRET, "***", f"{SECRET}$$"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_typed_password_is_refused(publisher, client, password, first):
+    if not first:
+        publisher.publish(topology(1))
+    with pytest.raises(exc.TopologyRefusedError) as caught:
+        publisher.publish(topology(2, password=password))
+    assert caught.value.current == (None if first else 1)
+    assert SECRET not in str(caught.value)
+    assert "${MYSQL_PASSWORD}" in str(caught.value)
+    assert [one.place for one in caught.value.problems] == [
+        "keyspaces.objects.servers[0].primary",
+        "keyspaces.objects.servers[1].primary",
+    ]
+    if first:
+        assert client.exists("/topology") is None
+
+
+def test_a_placeholder_that_is_not_allowed(publisher):
+    unknown = topology(1).from_mapping(
+        document(1, password="${OTHER}"),
+        placeholders=["OTHER"],
+        environ={"OTHER": ""},
+    )
+    with pytest.raises(exc.TopologyError, match="OTHER"):
+        publisher.publish(unknown)
+
+
+def test_a_document_of_any_size_is_published_or_refused(location):
+    def wide(epoch, servers):
+        found = document(epoch, shards=65536)
+        found["keyspaces"]["objects"]["servers"] = [
+            {
+                "name": f"server{number:05d}",
+                "primary": f"mysql://app@{'h' * 40}{number:05d}",
+                "shards": [number, number]
+                if number < servers - 1
+                else [number, 65535],
+            }
+            for number in range(servers)
+        ]
+        return topology(1).from_mapping(found)
+
+    low, high = wide(1, 10), wide(1, 2000)
+    each = (len(to_json(high)) - len(to_json(low))) // 1990
+    fits = wide(1, MAX_BYTES // each - 60)
+    size = len(to_json(fits))
+    assert MAX_BYTES * 0.9 < size <= MAX_BYTES
+    with Publisher(location) as publisher:
+        publisher.publish(fits)
+        assert publisher.current() == fits
+        with pytest.raises(exc.TopologyRefusedError, match="bytes, and at"):
+            publisher.publish(wide(2, MAX_BYTES // each + 100))
+
+
+# -- conflicts
+
+
+def test_an_edit_of_an_older_version(publisher):
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, shards=16))
+    with pytest.raises(exc.TopologyConflictError) as caught:
+        publisher.publish(topology(3, shards=24), expected_epoch=1)
+    assert (caught.value.expected, caught.value.found) == (1, 2)
+    with pytest.raises(exc.TopologyConflictError) as caught:
+        publisher.publish(topology(3), expected_epoch=NOT_PUBLISHED)
+    assert caught.value.expected is None
+    assert publisher.current() == topology(2, shards=16)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_of_many_wins(location, first):
+    count = 8
+    if not first:
+        with Publisher(location) as publisher:
+            publisher.publish(topology(1, shards=8))
+    ready = threading.Barrier(count)
+
+    def publish(number):
+        with Publisher(location, timeout=30) as publisher:
+            publisher.current()
+            ready.wait(60)
+            try:
+                publisher.publish(topology(2, shards=8 + number))
+            except (exc.TopologyConflictError, exc.StaleTopologyError):
+                return None
+            except exc.TopologyRefusedError:
+                # It has seen that of the winner already.
+                return None
+            return number
+
+    with ThreadPoolExecutor(count) as pool:
+        won = [n for n in pool.map(publish, range(count)) if n is not None]
+    assert len(won) == 1
+    with Publisher(location) as publisher:
+        assert publisher.current() == topology(2, shards=8 + won[0])
+        assert publisher.at(2) == publisher.current()
+
+
+def test_every_epoch_has_one_winner(location):
+    """Publishers that go on until they have had enough of it."""
+    wins: list[int] = []
+
+    def publish(rounds):
+        with Publisher(location, timeout=30) as publisher:
+            for _ in range(rounds):
+                current = publisher.current()
+                assert current is not None
+                epoch = current.epoch + 1
+                new = topology(epoch, shards=8 + epoch)
+                try:
+                    done = publisher.publish(new, expected_epoch=epoch - 1)
+                except (exc.TopologyConflictError, exc.StaleTopologyError):
+                    continue
+                if done.is_published:
+                    wins.append(epoch)
+
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1, shards=9))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(publish, [15] * 4))
+        epochs = [one.epoch for one in publisher.history()]
+    assert sorted(wins) == list(range(2, max(wins) + 1))
+    assert epochs == sorted([1, *wins], reverse=True)[:50]
+
+
+# -- history
+
+
+def test_only_the_last_are_kept(location, client):
+    with Publisher(location, keep=3) as publisher:
+        for epoch in range(1, 6):
+            publisher.publish(topology(epoch, shards=8 + epoch))
+        assert [one.epoch for one in publisher.history()] == [5, 4, 3]
+        with pytest.raises(
+            exc.TopologyUnavailableError, match=r"no epoch 2; it has 5, 4, 3"
+        ):
+            publisher.rollback(to=2)
+    assert sorted(client.get_children("/history")) == [
+        "0000000003",
+        "0000000004",
+        "0000000005",
+    ]
+    with pytest.raises(ValueError, match="keep=0"):
+        Publisher(location, keep=0)
+
+
+def test_rollback(publisher):
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, hosts=("one", "three")))
+    planned = publisher.rollback(to=1, dry_run=True)
+    assert not planned.is_published
+    done = publisher.rollback(to=1, expected_epoch=2)
+    assert done.new == topology(3) == publisher.current() == planned.new
+    assert "@three -> " in str(done.diff)
+    assert [one.epoch for one in publisher.history()] == [3, 2, 1]
+    with pytest.raises(exc.TopologyConflictError):
+        publisher.rollback(to=1, expected_epoch=2)
+
+
+def test_a_rollback_closes_no_shards(publisher):
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, shards=16))
+    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8 to"):
+        publisher.rollback(to=1)
+    assert publisher.current() == topology(2, shards=16)
+
+
+def test_bytes_that_somebody_wrote_by_hand(publisher, client):
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, shards=16))
+    client.set("/topology", b'{"epoch": ' + SECRET.encode())
+    with pytest.raises(exc.TopologyError) as caught:
+        publisher.publish(topology(3, shards=24))
+    assert "rollback --to 2" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    # It follows the newest of the history.
+    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8 to"):
+        publisher.rollback(to=1)
+    done = publisher.rollback(to=2)
+    assert (done.old, done.new) == (
+        topology(2, shards=16),
+        topology(3, shards=16),
+    )
+    assert publisher.current() == done.new
+
+
+def test_a_node_that_somebody_removed_or_set_back(publisher, client):
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, shards=16))
+    client.set("/topology", client.get("/history/0000000001")[0])
+    with pytest.raises(exc.StaleTopologyError) as caught:
+        publisher.publish(topology(2, shards=24))
+    assert caught.value.current == 2
+    client.delete("/topology")
+    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8 to"):
+        publisher.publish(topology(3))
+    publisher.publish(topology(3, shards=24))
+    assert publisher.current() == topology(3, shards=24)
+
+
+def test_a_history_that_cannot_be_read(publisher, client):
+    publisher.publish(topology(1))
+    publisher.publish(topology(2))
+    for node in ("/topology", "/history/0000000001", "/history/0000000002"):
+        client.set(node, b"[]")
+    with pytest.raises(exc.TopologyError, match="0000000001"):
+        publisher.rollback(to=1)
+    client.delete("/topology")
+    with pytest.raises(exc.StaleTopologyError):
+        publisher.publish(topology(2))
+    publisher.publish(topology(3))
+    assert publisher.current() == topology(3)
+
+
+# -- who may write
+
+
+def test_nodes_belong_to_who_published(location, monkeypatch):
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    monkeypatch.delenv("SQLA_SHARD_ZOOKEEPER_AUTH")
+    assert read(location) == topology(1)
+    with Publisher(location) as publisher:
+        with pytest.raises(exc.TopologyUnavailableError) as caught:
+            publisher.publish(topology(2))
+        assert publisher.current() == topology(1)
+        assert [one.epoch for one in publisher.history()] == [1]
+    assert "NoAuthError" in str(caught.value)
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+    with Publisher(location) as publisher:
+        publisher.publish(topology(2))
+        assert publisher.current() == topology(2)
+
+
+def test_an_acl_of_ones_own(location, client):
+    acl = make_digest_acl("me", SECRET, all=True)
+    options = {"default_acl": [acl], "auth_data": [("digest", f"me:{SECRET}")]}
+    with Publisher(location, options=options) as publisher:
+        publisher.publish(topology(1))
+        assert publisher.current() == topology(1)
+    with (
+        Publisher(location) as publisher,
+        pytest.raises(exc.TopologyUnavailableError) as caught,
+    ):
+        publisher.current()
+    assert SECRET not in str(caught.value)
+
+
+# -- what is lost
+
+
+class Cut(Publisher):
+    """Loses its connection when something is written, before or after."""
+
+    def __init__(self, *arguments, lose, **more):
+        super().__init__(*arguments, **more)
+        self.store_write = self._store.write
+        self._store.write = self.write  # type: ignore[method-assign]  # a fault
+        self.lose = lose
+
+    def write(self, *arguments, **more):
+        return self.lose(lambda: self.store_write(*arguments, **more))
+
+
+def test_an_answer_that_is_lost(zookeeper_server, location, client):
+    """It was written, and the publisher finds that out."""
+    with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
+        path = location.partition(zookeeper_server.hosts)[2]
+        url = f"zookeeper://127.0.0.1:{proxy.port}{path}"
+        written = threading.Event()
+        with (
+            Publisher(
+                f"zookeeper://127.0.0.1:{proxy.port}{path}"
+            ) as publisher,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            assert publisher.current() is None
+            client.exists("/topology", watch=lambda event: written.set())
+            proxy.delay = 0.4
+            publishing = pool.submit(publisher.publish, topology(1))
+            assert written.wait(30)
+            # The answer is under way.
+            assert not publishing.done()
+            proxy.cut()
+            proxy.delay = 0
+            done = publishing.result(30)
+        assert (done.is_published, done.version) == (True, 0)
+
+
+def test_a_question_that_is_lost(location):
+    def lose(write):
+        raise exc.TopologyUnavailableError(source="", reason="it is lost")
+
+    with Cut(location, lose=lose) as publisher:
+        with pytest.raises(
+            exc.TopologyUnavailableError, match="it is lost; nothing was"
+        ):
+            publisher.publish(topology(1))
+        assert publisher.current() is None
+
+
+def test_a_question_that_is_lost_while_another_publishes(location):
+    def lose(write):
+        with Publisher(location) as other:
+            other.publish(topology(1, shards=16))
+        raise exc.TopologyUnavailableError(source="", reason="it is lost")
+
+    with Cut(location, lose=lose) as publisher:
+        with pytest.raises(exc.TopologyConflictError):
+            publisher.publish(topology(1))
+        assert publisher.current() == topology(1, shards=16)
+
+
+def test_a_server_that_stops_answering():
+    with ZooKeeperServer() as server:
+        location = f"zookeeper://{server.hosts}/prod"
+
+        def lose(write):
+            server.pause()
+            try:
+                return write()
+            finally:
+                stopped.set()
+
+        stopped = threading.Event()
+        with Publisher(location) as publisher:
+            publisher.publish(topology(1))
+        with Cut(location, lose=lose, timeout=0.5) as publisher:
+            with pytest.raises(
+                exc.TopologyUnavailableError, match="is not known"
+            ):
+                publisher.publish(topology(2))
+            assert stopped.is_set()
+            server.resume()
+            publisher.lose = lambda write: write()
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    # Whichever it was, to repeat it makes it so.
+                    publisher.publish(topology(2))
+                    break
+                except exc.TopologyUnavailableError:
+                    assert time.monotonic() < deadline
+            assert publisher.current() == topology(2)
+            assert [one.epoch for one in publisher.history()] == [2, 1]
+
+
+def test_no_server(location):
+    with (
+        Publisher("zookeeper://127.0.0.1:1/prod", timeout=0.2) as publisher,
+        pytest.raises(exc.TopologyUnavailableError, match=":1/prod"),
+    ):
+        publisher.publish(topology(1))
+    with pytest.raises(exc.TopologyError, match="is not a ZooKeeper"):
+        Publisher("topology.toml")
+
+
+def test_what_is_published_is_a_topology_file(publisher, client, tmp_path):
+    publisher.publish(topology(1))
+    data, _ = client.get("/topology")
+    assert json.loads(data) == topology(1).to_mapping()
