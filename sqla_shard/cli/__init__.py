@@ -1,21 +1,28 @@
 """The command line: ``sqla-shard``, with the extra ``cli``.
 
-It looks at a cluster, opens shells on its shards, and changes their tables
-with alembic.  It moves no shard.  ::
+It looks at a cluster, publishes its topology, opens shells on its shards, and
+changes their tables with alembic.  It moves no shard.  ::
 
     sqla-shard id N ...                decode ids, or compose one
     sqla-shard where ID ...            the server and the database of an id
     sqla-shard explain WHAT            where an id or a statement goes, and why
     sqla-shard topology show           keyspaces, servers, ranges
     sqla-shard topology validate       every problem of a topology file
-    sqla-shard topology diff OLD NEW   what is different between two files
+    sqla-shard topology diff OLD NEW   what is different between two of them
+    sqla-shard topology push FILE      publish one in a ZooKeeper
+    sqla-shard topology history        what was published
+    sqla-shard topology rollback       publish an older one again
+    sqla-shard topology watch          each change, as it comes
+    sqla-shard topology agent          a file that has what is published
     sqla-shard schema ...              one schema on every virtual shard
     sqla-shard shell ID                a client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-All but ``schema`` and ``shell`` connect to nothing and need no password.
-The topology is the file of ``--topology``, or of the environment variable
-``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.
+All but ``schema`` and ``shell`` connect to no database and need no password
+of one.  The topology is the file of ``--topology``, or of the environment
+variable ``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current
+directory; in place of a file it can be ``zookeeper://host:port/path``, with
+the credentials in ``SQLA_SHARD_ZOOKEEPER_AUTH``.
 
 The status is 0 when it has done what it was asked, 1 when that failed, 2
 when it was asked wrongly, and 130 after Ctrl-C.  Errors are one line on the
@@ -34,6 +41,7 @@ __all__ = ["main"]
 #   printing, settings           JSON and tables; options of all commands
 #   revisions                    which revisions a command is for
 #   ids, topologies, completion  commands
+#   publishing, following        `topology push` and such; `watch`, `agent`
 #   schema_options, schema       `schema`, loaded when it is asked for
 #   expressions, explaining      Python from the command line; `explain`
 #   clients, sessions, shell     programs, and sessions of one shard; `shell`

@@ -411,9 +411,7 @@ def test_an_answer_that_is_lost(zookeeper_server, location, client):
         url = f"zookeeper://127.0.0.1:{proxy.port}{path}"
         written = threading.Event()
         with (
-            Publisher(
-                f"zookeeper://127.0.0.1:{proxy.port}{path}"
-            ) as publisher,
+            Publisher(url) as publisher,
             ThreadPoolExecutor(1) as pool,
         ):
             assert publisher.current() is None

@@ -1,0 +1,328 @@
+"""sqla-shard with topologies in a real ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from kazoo.client import KazooClient
+
+from sqla_shard import Topology
+from sqla_shard.following import Publisher
+from sqla_shard.testing import sqlite_topology
+from tests.shared.command_line import COMMAND
+from tests.shared.command_line import environment
+from tests.shared.command_line import invoke
+from tests.shared.command_line import run
+from tests.shared.command_line import write
+from tests.shared.zookeeper import document
+from tests.shared.zookeeper import place
+from tests.shared.zookeeper import SECRET
+from tests.shared.zookeeper import topology
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def location(zookeeper_server):
+    return place(zookeeper_server.hosts)
+
+
+@pytest.fixture
+def publisher(location):
+    with Publisher(location) as found:
+        yield found
+
+
+def push(location, path, *more):
+    return invoke("-t", location, "topology", "push", path, "--yes", *more)
+
+
+def test_push_history_and_rollback(location, tmp_path, publisher):
+    one = write(tmp_path, document(1), "one.json")
+    two = write(tmp_path, document(2, hosts=("one", "three")), "two.json")
+    done = push(location, one)
+    assert done.exit_code == 0
+    assert f"the first topology at {location}\nepoch 1\n" in done.stdout
+    assert done.stdout.endswith(f"published epoch 1 at {location}\n")
+    assert done.stderr == ""
+    done = push(location, two, "--expect-epoch", 1)
+    assert done.exit_code == 0
+    assert "epoch 1 -> 2\nobjects: primary of 'b'" in done.stdout
+    assert "warning: primaries change, and publishing moves no" in done.stderr
+    done = push(location, two)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.endswith("epoch 2 is there already\n")
+    done = invoke("-t", location, "topology", "history")
+    assert re.fullmatch(
+        r"(epoch [21]: [-\d]+ [:\d]+\+00:00, \d+ bytes\n){2}", done.stdout
+    )
+    back = ("-t", location, "topology", "rollback", "--to", 1)
+    done = invoke(*back, "--dry-run")
+    assert done.exit_code == 0
+    assert done.stdout.endswith("dry run: nothing was published\n")
+    assert publisher.current() == topology(2, hosts=("one", "three"))
+    done = invoke(*back, "--yes")
+    assert done.exit_code == 0
+    assert "epoch 2 -> 3\n" in done.stdout
+    assert "warning: primaries change" in done.stderr
+    assert publisher.current() == topology(3)
+    shown = invoke("-t", location, "topology", "history", "--json")
+    entries = json.loads(shown.stdout)
+    assert [one["epoch"] for one in entries] == [3, 2, 1]
+    assert set(entries[0]) == {"epoch", "published", "bytes"}
+
+
+def test_push_in_json(location, tmp_path):
+    path = write(tmp_path, document(1))
+    done = invoke(
+        "topology", "push", path, "--to", location, "--yes", "--json"
+    )
+    assert json.loads(done.stdout) == {
+        "location": location,
+        "old_epoch": None,
+        "new_epoch": 1,
+        "dry_run": False,
+        "published": True,
+        "diff": None,
+    }
+    path = write(tmp_path, document(2, shards=16))
+    found = json.loads(push(location, path, "--json", "--dry-run").stdout)
+    assert (found["dry_run"], found["published"]) == (True, False)
+    assert found["diff"]["opened"] == [
+        {"keyspace": "objects", "old": 8, "new": 16}
+    ]
+
+
+def test_the_next_epoch(location, tmp_path, publisher):
+    path = write(tmp_path, document(0))
+    assert push(location, path, "--next-epoch").exit_code == 0
+    assert publisher.current() == topology(1)
+    done = push(location, path, "--next-epoch")
+    assert "epoch 1 is there already" in done.stdout
+    path = write(tmp_path, document(0, shards=16))
+    done = push(location, path, "--next-epoch", "--expect-epoch", 1)
+    assert "epoch 1 -> 2\n" in done.stdout
+    assert publisher.current() == topology(2, shards=16)
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "message"),
+    [
+        ({"epoch": 3, "shards": 16}, (), "has epoch 3 too"),
+        ({"epoch": 2}, (), "has epoch 2, which is older"),
+        ({"epoch": 4, "shards": 6}, (), "drops shards 6 to 7"),
+        ({"epoch": 4, "password": SECRET}, (), "write ${MYSQL_PASSWORD} in"),
+        ({"epoch": 4}, ("--expect-epoch", 2), "epoch 2 was to be replaced"),
+        ({"epoch": 4, "password": "${OTHER}"}, (), "OTHER"),
+    ],
+)
+def test_what_is_refused(
+    location, tmp_path, publisher, more, options, message
+):
+    publisher.publish(topology(3))
+    path = write(tmp_path, document(**more))
+    for how in ((), ("--dry-run",), ("--json",)):
+        done = push(location, path, *options, *how)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert SECRET not in done.output
+    assert publisher.current() == topology(3)
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_nobody_to_ask(location, tmp_path, publisher, how):
+    path = write(tmp_path, document(1))
+    arguments = ("-t", location, "topology", "push", path, *how)
+    done = run(tmp_path, *arguments, stdin="y\n")
+    assert done.returncode == 2
+    assert "say --yes to publish" in done.stderr
+    assert publisher.current() is None
+
+
+def answered(answer, *arguments):
+    """Return the status and what is printed where somebody answers."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    ) as process:
+        os.close(theirs)
+        os.write(ours, answer)
+        printed, errors = process.communicate(timeout=60)
+        os.close(ours)
+    return process.returncode, printed, errors
+
+
+def test_somebody_is_asked(location, tmp_path, publisher):
+    arguments = ("-t", location, "topology", "push")
+    path = write(tmp_path, document(1))
+    status, printed, errors = answered(b"n\n", *arguments, path)
+    assert (status, publisher.current()) == (1, None)
+    assert "the first topology" in printed
+    assert f"publish epoch 1 at {location}? [y/N]" in errors
+    status, printed, errors = answered(b"y\n", *arguments, path, "--json")
+    assert status == 0
+    assert json.loads(printed)["published"]
+    assert "the first topology" in errors
+    assert publisher.current() == topology(1)
+
+
+@pytest.mark.parametrize("command", ["push", "history", "rollback", "agent"])
+def test_a_file_is_no_zookeeper(tmp_path, command):
+    path = write(tmp_path, document(1))
+    more = {
+        "push": [path],
+        "history": [],
+        "rollback": ["--to", "1"],
+        "agent": ["--out", tmp_path / "out.json"],
+    }[command]
+    for named in ((), ("-t", path)):
+        done = invoke(*named, "topology", command, *more)
+        assert done.exit_code == 2
+        assert "this needs a ZooKeeper, and" in done.stderr
+
+
+# -- what takes a file takes a ZooKeeper
+
+
+@pytest.fixture
+def shop(location, publisher, tmp_path):
+    """Publish a topology of SQLite files; return its location."""
+    files = sqlite_topology(tmp_path, servers=2, shards=4)
+    publisher.publish(Topology.from_mapping(files))
+    return location
+
+
+def test_looking(shop, tmp_path, publisher):
+    for arguments, expected in (
+        (("topology", "show"), "epoch 1\nobjects: kind objects, 4 shards"),
+        (("topology", "validate"), f"{shop}: no problems in <Topology"),
+        (("where", "211106232532999"), "shard 3 of objects: database"),
+        (("explain", "211106232532999"), "shard 3 on server2 in"),
+        (("topology", "diff", shop, shop), "epoch 1 -> 1\nnothing else"),
+    ):
+        done = invoke("-t", shop, *arguments)
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert expected in done.stdout
+    again = invoke(
+        "topology", "show", env={"SQLA_SHARD_TOPOLOGY": shop}
+    ).stdout
+    assert again == invoke("-t", shop, "topology", "show").stdout
+    mapping = invoke("-t", shop, "topology", "show", "--json").stdout
+    path = write(tmp_path, json.loads(mapping), "same.json")
+    done = invoke("topology", "diff", path, shop, "--exit-code")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "epoch 1 -> 1\nnothing else changed\n",
+    )
+
+
+def test_a_shell(shop, tmp_path):
+    arguments = ("shell", "--shard", "3", "-c", "print(location)")
+    done = run(tmp_path, "-t", shop, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "shard 3 of objects" in done.stdout
+
+
+def test_schema_commands_by_alembic_ini(shop, tmp_path):
+    (tmp_path / "shop.py").write_text(
+        "from sqlalchemy import Column, Integer, MetaData, Table\n"
+        "metadata = MetaData()\n"
+    )
+    done = run(
+        tmp_path,
+        *("-t", shop, "schema", "init", "migrations"),
+        *("--models", "shop:metadata"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"topology = {shop}\n" in (tmp_path / "alembic.ini").read_text()
+    state = tmp_path / "state"
+    done = run(tmp_path, "schema", "status", XDG_STATE_HOME=str(state))
+    assert done.returncode == 0, done.stderr
+    assert "objects: 4 virtual shards" in done.stdout
+    # A run goes by what is published, and by nothing that was kept.
+    assert not state.exists()
+
+
+def test_what_is_not_there(location, tmp_path):
+    done = invoke("-t", location, "topology", "show")
+    assert done.exit_code == 1
+    assert "nothing was published there" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    url = f"zookeeper://me:{SECRET}@zk1/prod"
+    for arguments in (
+        ("-t", url, "topology", "show"),
+        ("-t", url, "topology", "history"),
+        ("topology", "validate", url),
+    ):
+        done = invoke(*arguments)
+        assert done.exit_code == 1
+        assert SECRET not in done.output
+        assert "SQLA_SHARD_ZOOKEEPER_AUTH" in done.output
+
+
+def test_a_password_that_somebody_wrote_by_hand(location, publisher, tmp_path):
+    """It is in ZooKeeper, and shown by nothing of ours."""
+    publisher.publish(topology(1))
+    hosts, _, path = location.removeprefix("zookeeper://").partition("/")
+    client = KazooClient(hosts)
+    client.start()
+    text = json.dumps(document(1, password=SECRET))
+    client.set(f"/{path}/topology", text.encode())
+    client.stop()
+    client.close()
+    next_file = write(tmp_path, document(2))
+    for arguments in (
+        ("topology", "show"),
+        ("topology", "show", "--json"),
+        ("topology", "validate", "--json"),
+        ("topology", "diff", location, next_file),
+        ("topology", "diff", location, next_file, "--json"),
+        ("topology", "push", next_file, "--dry-run"),
+        ("topology", "push", next_file, "--dry-run", "--json"),
+        ("topology", "push", next_file, "--yes"),
+        ("topology", "history", "--json"),
+        ("topology", "rollback", "--to", "1", "--yes"),
+        ("where", "211106232532999"),
+    ):
+        done = invoke("-t", location, *arguments)
+        assert done.exit_code == 0, done.output
+        assert SECRET not in done.output
+
+
+def test_kazoo_is_loaded_for_zookeeper_alone(tmp_path):
+    path = write(tmp_path, document(1))
+    program = (
+        "import sys\n"
+        "sys.modules['kazoo'] = None\n"
+        "from sqla_shard.cli.program import program\n"
+        "program(sys.argv[1:])\n"
+    )
+
+    def without(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert without("-t", path, "topology", "show").returncode == 0
+    done = without("-t", "zookeeper://localhost/a", "topology", "history")
+    assert done.returncode == 1
+    assert "sqla-shard[zookeeper]" in done.stderr
