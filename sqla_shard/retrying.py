@@ -3,7 +3,8 @@
 Safe means that the failed attempt has certainly left nothing behind: it was
 the victim of a deadlock, waited too long for a lock, met a busy SQLite file,
 saw its object changed by another writer, needed a server that has left the
-topology meanwhile, or lost its connection before COMMIT was sent.  A COMMIT whose outcome is unknown is never repeated.
+topology meanwhile, or lost its connection before COMMIT was sent.  A COMMIT
+whose outcome is unknown is never repeated.
 """
 
 from __future__ import annotations
