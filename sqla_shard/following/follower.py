@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
-from sqla_shard.exc import ShardError
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import TopologyRefusedError
@@ -107,12 +106,14 @@ class Follower:
         self._reread = reread
         self._callbacks: list[Callable[[Topology, Topology], None]] = []
         self._topology: Topology | None = None
-        self._epoch = 0
+        #: The one that all callbacks were told of.
+        self._shared: Topology | None = None
         self._closed = False
         self._state: State = "stale"
         self._confirmed = monotonic()
         self._last_error: str | None = None
         self._told: str | None = None
+        self._told_of_snapshot: str | None = None
         self._from_snapshot = False
         self._prepare()
         _followers.add(self)
@@ -137,7 +138,7 @@ class Follower:
     @property
     def epoch(self) -> int:
         """The epoch of the newest topology that all have been told of."""
-        return self._epoch
+        return self._shared.epoch if self._shared is not None else 0
 
     def begin(self) -> Topology:
         """Return the first topology: of the source, or of the snapshot.
@@ -147,17 +148,17 @@ class Follower:
             there is no snapshot.
         """
         found: Topology | None = None
-        failed: ShardError | None = None
+        failed: Exception | None = None
         try:
             found = self._source.load()
-        except ShardError as error:
+        except Exception as error:  # whatever it is, the snapshot serves
             failed = error
         saved = self._saved()
         if saved is None and failed is not None:
             raise failed
         if saved is not None:
             self._topology, self._from_snapshot = saved, True
-            self._epoch = saved.epoch
+            self._shared = saved
             if self._snapshot is not None:
                 self._confirmed = monotonic() - self._snapshot.age()
         if found is not None:
@@ -285,7 +286,7 @@ class Follower:
     def _attempt(self, step: Callable[[], object]) -> None:
         try:
             step()
-        except Exception as error:  # see below
+        except BaseException as error:  # see below
             # A thread that ends would leave the process with an old
             # topology for ever, whatever the source has raised.
             self._failed(error)
@@ -296,7 +297,7 @@ class Follower:
             return False
         try:
             return self._source.look()
-        except Exception as error:  # as in _attempt()
+        except BaseException as error:  # as in _attempt()
             self._failed(error)
             return False
 
@@ -344,7 +345,7 @@ class Follower:
             self._tell(old, new)
         with self._changed:
             # Not before: who waits for it begins again with what is in use.
-            self._epoch = new.epoch
+            self._shared = new
             self._changed.notify_all()
         self._save(new)
 
@@ -362,14 +363,14 @@ class Follower:
         for callback in list(self._callbacks):
             try:
                 callback(old, new)
-            except Exception:  # one must not stop the others
+            except BaseException:  # one must not stop the others
                 _log.exception(
                     "a callback has failed for the topology of epoch %d",
                     new.epoch,
                     extra={"action": "tell of topology", "epoch": new.epoch},
                 )
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         """Stay with what is in use."""
         text = str(error) or type(error).__name__
         self._last_error = text
@@ -410,17 +411,22 @@ class Follower:
                 f"the snapshot {self._snapshot.path} cannot be written: "
                 f"{error.strerror or error}"
             )
-            if self._last_error != self._told:
-                self._told = self._last_error
+            if self._last_error != self._told_of_snapshot:
+                self._told_of_snapshot = self._last_error
                 _log.warning(
                     "%s",
                     self._last_error,
                     extra={"action": "write snapshot"},
                 )
+        else:
+            self._told_of_snapshot = None
 
     def after_fork(self) -> None:
         """Forget, in a child process, the thread and what it had open."""
         self._prepare()
+        # What the parent's thread was just telling of has not come to all;
+        # here nobody would go on with it.
+        self._topology = self._shared
         self._source.forked()
 
 

@@ -123,7 +123,8 @@ def zookeeper_options(location: str) -> tuple[str, dict[str, Any]]:
     rest = location[len(_TLS_SCHEME if tls else _SCHEME) :]
     hosts, _, query = rest.partition("?")
     address, _, _ = hosts.partition("/")
-    if "@" in address:
+    # Not in the address alone: a password may have a slash.
+    if "@" in hosts:
         raise _refusal(
             "hosts",
             f"credentials are not part of it; put them into {AUTH_VARIABLE}",

@@ -44,9 +44,10 @@ __all__ = ["TOPOLOGY_NODE", "ZooKeeperConnection", "ZooKeeperSource"]
 #: The node with the topology in use, below the path of the connection.
 TOPOLOGY_NODE = "/topology"
 
-#: A client that has had no connection for so many seconds is replaced: its
-#: threads may have ended on an error that nobody has thought of.
-_REPLACE_AFTER = 30.0
+#: A client that has had no connection for so many times what a session may
+#: take is replaced.  Its session has ended by then, and a server that has lost
+#: its data would turn it away for ever: it has seen later transactions.
+_REPLACE_AFTER = 2.0
 
 # kazoo reports each attempt to connect, for days if need be; what matters of
 # that is told by whoever follows the source.
@@ -181,9 +182,8 @@ class ZooKeeperConnection:
             return False
         if client.client_state == KeeperState.AUTH_FAILED:
             return True
-        return bool(
-            self._without and monotonic() - self._without > _REPLACE_AFTER
-        )
+        patience = _REPLACE_AFTER * float(self._options["timeout"])
+        return bool(self._without and monotonic() - self._without > patience)
 
 
 class ZooKeeperSource:

@@ -377,9 +377,8 @@ def test_the_deadline_holds_for_every_server_of_a_statement(
 def count(file: Path) -> int:
     connection = sqlite3.connect(file)
     try:
-        found: int = connection.execute(
-            "SELECT count(*) FROM pins"
-        ).fetchone()[0]
+        rows = connection.execute("SELECT count(*) FROM pins")
+        found: int = rows.fetchone()[0]
         return found
     finally:
         connection.close()
