@@ -4,8 +4,9 @@ Safe means that the failed attempt has certainly left nothing behind: it was
 the victim of a deadlock, waited too long for a lock, met a busy SQLite file,
 saw its object changed by another writer, was refused by a server that is
 read-only, also at COMMIT, looked for a shard where it is not any more, needed
-a server that has left the topology, or lost its connection before COMMIT was sent.  A COMMIT whose outcome is unknown
-is never repeated, unless somebody can look what became of it.
+a server that has left the topology, or lost its connection before COMMIT was
+sent.  A COMMIT whose outcome is unknown is never repeated, unless somebody can
+look what became of it.
 
 Pauses grow from 10 ms to a second, each by chance half as long or as long
 again, and end when a newer topology arrives.  A shard that is missing may be
