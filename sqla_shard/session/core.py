@@ -53,6 +53,7 @@ from sqla_shard.session.statements import prepare
 from sqla_shard.session.transactions import checked
 from sqla_shard.session.transactions import CrossShard
 from sqla_shard.session.transactions import LastWrite
+from sqla_shard.session.transactions import leave_to_parent
 from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
@@ -89,7 +90,6 @@ class ShardSession(ShardedSession):
         cross_shard: CrossShard = None,
         **kwargs: Any,
     ) -> None:
-        # ShardedSession's own adds a listener and copies a dictionary.
         Session.__init__(self, bind, **kwargs)
         self.cluster = cluster
         self.root_shard_id = shard_id
@@ -152,7 +152,7 @@ class ShardSession(ShardedSession):
     def close(self) -> None:
         """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
 
-        All servers are told at the same time.  When one cannot be told, the
+        All servers are told at once.  When one cannot be told, the
         connections to the others are closed.
 
         :raises sqlalchemy.exc.SQLAlchemyError: what that server's driver
@@ -178,8 +178,9 @@ class ShardSession(ShardedSession):
             raise failed
 
     def _roll_back_together(self) -> None:
-        # The connections of a parent process are not to be touched.
-        if len(self._begun) > 1 and self._process == os.getpid():
+        if self._process != os.getpid():
+            leave_to_parent(self._begun)
+        elif len(self._begun) > 1:
             roll_back_together(self._begun, self.places.engines.lanes)
 
     def check_process(self) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "LastWrite",
     "TransactionLog",
     "checked",
+    "leave_to_parent",
     "lost",
     "refuse_lost",
     "roll_back_together",
@@ -249,6 +250,17 @@ def refuse_lost(connections: Iterable[Connection], session: Any) -> None:
     for connection in connections:
         if connection.invalidated and not connection.closed:
             raise lost(session.places.engines.name_of(connection.engine))
+
+
+def leave_to_parent(connections: Iterable[Connection]) -> None:
+    """Let go, in a child process, of what its parent goes on using.
+
+    A transaction that is rolled back would send that to the server, or fail
+    where the socket was given up.
+    """
+    for connection in connections:
+        if not connection.closed and not connection.invalidated:
+            connection.invalidate()
 
 
 def roll_back_together(

@@ -385,8 +385,9 @@ class Proofs:
             with cluster.session() as own:
                 if own.get(Pin, ids[4]) is None:
                     return 3
-            # An inherited session that is collected says nothing to the
-            # server either.
+            # An inherited session that is closed, or collected, says nothing
+            # to the server either.
+            session.close()
             del session
             gc.collect()
         except ShardError:
