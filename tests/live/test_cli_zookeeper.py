@@ -18,6 +18,7 @@ from kazoo.client import KazooClient
 from sqla_shard import Topology
 from sqla_shard.following import Publisher
 from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing import ZooKeeperServer
 from tests.shared.command_line import COMMAND
 from tests.shared.command_line import environment
 from tests.shared.command_line import invoke
@@ -326,3 +327,42 @@ def test_kazoo_is_loaded_for_zookeeper_alone(tmp_path):
     done = without("-t", "zookeeper://localhost/a", "topology", "history")
     assert done.returncode == 1
     assert "sqla-shard[zookeeper]" in done.stderr
+
+
+def test_one_of_several_processes_wins(location, tmp_path, publisher):
+    publisher.publish(topology(1))
+    shards = [16, 17, 18]
+    processes = [
+        subprocess.Popen(
+            [
+                *(*COMMAND, "-t", location, "topology", "push", "--yes"),
+                write(tmp_path, document(2, shards=count), f"{count}.json"),
+            ],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for count in shards
+    ]
+    ended = [
+        (*one.communicate(timeout=60), one.returncode) for one in processes
+    ]
+    assert sorted(status for _, _, status in ended) == [0, 1, 1], ended
+    (winner,) = (
+        count
+        for count, (_, _, status) in zip(shards, ended, strict=True)
+        if status == 0
+    )
+    assert publisher.current() == topology(2, shards=winner)
+
+
+def test_with_tls(tmp_path):
+    with ZooKeeperServer(tls=True) as server:
+        url = (
+            f"zookeeper+tls://{server.hosts}/prod?ca={server.ca}"
+            f"&certfile={server.certificate}&keyfile={server.key}"
+        )
+        done = push(url, write(tmp_path, document(1)))
+        assert done.exit_code == 0, done.output
+        assert invoke("-t", url, "topology", "show").exit_code == 0
