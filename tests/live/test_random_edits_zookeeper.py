@@ -307,7 +307,8 @@ def test_only_good_newer_ones_are_used(
     assert after.threads <= before.threads
     assert after.files <= before.files + 8
     assert after.pools <= 2
-    assert after.bytes - before.bytes < 12_000_000
+    # With what pytest keeps of the log.
+    assert after.bytes - before.bytes < 12_000_000 + EDITS * 4_000
 
 
 def parsed(document: Document) -> Topology:
