@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -234,26 +235,31 @@ def _forget_database(dbapi_connection: Any, record: Any) -> None:
 class _Connecting:
     """Connects as PyMySQL would, but for two things.
 
-    One TLS context serves all connects, and ``connect_timeout`` is for all
-    of connecting: a server that hangs takes connections all the same, and
-    would be waited for without end.
+    One TLS context serves all connects of a process, and ``connect_timeout``
+    is for all of connecting: a server that hangs takes connections all the
+    same, and would be waited for without end.
 
     :param shares: whether the URL leaves TLS to PyMySQL.
     """
 
     def __init__(self, *, shares: bool) -> None:
         self._shares = shares
-        self._class: type[Any] | None = None
 
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
-        # Two threads that come here first make one class each, which does
-        # no harm; a lock could be held while the process forks.
-        if self._class is None:
-            made = _with_one_timeout(dialect.loaded_dbapi.connections)
-            self._class = _with_shared_context(made) if self._shares else made
-        return self._class(*cargs, **cparams)
+        made = _class_of(dialect.loaded_dbapi.connections, self._shares)
+        return made(*cargs, **cparams)
+
+
+# Not one for each engine: SQLAlchemy's caches of statements keep a hundred
+# dialects of servers that have long left, and a context takes half a megabyte.
+# Two threads that come here first make one class each, which does no harm; a
+# lock could be held while the process forks.
+@cache
+def _class_of(connections: Any, shares: bool) -> type[Any]:
+    made = _with_one_timeout(connections)
+    return _with_shared_context(made) if shares else made
 
 
 def _with_one_timeout(connections: Any) -> type[Any]:

@@ -106,8 +106,7 @@ def test_no_ca_bundle_is_read_to_connect(
     ) as unpooled:
         for _ in range(5):
             assert set(unpooled.health().servers.values()) == {None}
-    engines = {place.engine for _, place in unpooled.places.servers()}
-    assert len(contexts) == len(engines)
+    assert len(contexts) <= 1
 
 
 def test_text_runs_in_the_database_of_its_place(cluster: Cluster) -> None:

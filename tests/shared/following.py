@@ -64,6 +64,9 @@ class Feed:
         self.stopped = 0
         self.forks = 0
         self.looking: BaseException | None = None
+        #: Until when it does not answer.
+        self.answers = threading.Event()
+        self.answers.set()
 
     @property
     def name(self) -> str:
@@ -78,6 +81,7 @@ class Feed:
             self.asked += 1
             self._changed.notify_all()
             answer = self._answer
+        assert self.answers.wait(TIMEOUT)
         if isinstance(answer, BaseException):
             raise answer
         return answer

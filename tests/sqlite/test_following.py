@@ -756,6 +756,41 @@ def test_following_begins_with_the_first_use(places: Places) -> None:
     assert cluster.source_report().state == "closed"
 
 
+def test_a_source_that_hangs_keeps_nobody_waiting(places: Places) -> None:
+    feed = Feed(places.topology(1, 1, 2))
+    with Cluster.from_source(feed) as cluster:
+        fill(cluster)
+        feed.wait(2)
+        feed.answers.clear()
+        try:
+            feed.wait(feed.tell(places.topology(2, 1, 3)) + 1)
+            # All of this is done while the thread waits for an answer.
+            with cluster.begin() as session:
+                session.add(at(0, Pin(title="meanwhile")))
+                assert directory_of(session, 4) == "s2"
+            assert cluster.health().is_good
+            assert cluster.source_report().epoch == 1
+            assert cluster.topology.epoch == 1
+            assert len(cluster.stats()) == SHARDS
+
+            async def main() -> None:
+                async with cluster.async_session() as session:
+                    assert await adirectory_of(session, 4) == "s2"
+
+            asyncio.run(main())
+        finally:
+            feed.answers.set()
+        assert until(lambda: cluster.topology.epoch == 2)
+        feed.answers.clear()
+        feed.wait(feed.tell(places.topology(3, 1, 2)) + 1)
+        # Nor does closing wait for it.
+        assert cluster.close()
+        assert feed.stopped == 0
+        feed.answers.set()
+        assert until(lambda: feed.stopped == 1)
+        assert cluster.source_report().state == "closed"
+
+
 def test_a_cluster_that_is_collected_ends_its_thread(places: Places) -> None:
     feed = Feed(places.topology(1, 1, 2))
     threads = threading.active_count()

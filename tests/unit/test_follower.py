@@ -40,8 +40,12 @@ INVALID = TopologyError([Problem("epoch", "is none")], source="feed")
 
 
 @pytest.fixture(autouse=True)
-def all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def all_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
+    # The time between two questions is most of what these tests take.
+    monkeypatch.setattr("sqla_shard.following.follower._GAP", 0.005)
 
 
 @pytest.fixture
