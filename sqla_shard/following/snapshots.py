@@ -8,6 +8,7 @@ reads it has a whole one, whatever happened to the process or the machine.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -15,6 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -106,15 +108,19 @@ class Snapshot:
 
         :raises OSError: when it cannot be written; the old one stays.
         """
-        with contextlib.suppress(TopologyError):
-            known = self.load()
-            if known is not None and known.epoch > topology.epoch:
-                # Of another process, which has heard of it earlier.
-                return
-            if known == topology:
-                self.confirm()
-                return
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self.path.parent):
+            with contextlib.suppress(TopologyError):
+                known = self.load()
+                if known is not None and known.epoch > topology.epoch:
+                    # Of another process, which has heard of it earlier.
+                    return
+                if known == topology:
+                    self.confirm()
+                    return
+            self._replace(to_json(topology))
+
+    def _replace(self, data: bytes) -> None:
         handle, name = tempfile.mkstemp(
             prefix=f".{self.path.stem[:40]}-",
             suffix=".tmp",
@@ -123,7 +129,7 @@ class Snapshot:
         try:
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(file.fileno(), self._mode)
-                file.write(to_json(topology))
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, self.path)
@@ -142,6 +148,21 @@ class Snapshot:
         return TopologyError(
             [Problem("snapshot", message)], source=str(self.path)
         )
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let one process at a time look at what is there, and replace it.
+
+    Of two that do both at once, the one with the older topology could come
+    last.  The directory itself is locked: it leaves no file behind.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _flush_directory(path: Path) -> None:

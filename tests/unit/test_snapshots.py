@@ -78,6 +78,29 @@ def test_an_older_one_does_not_replace_a_newer(tmp_path: Path) -> None:
     assert kept.load() == topology(6)
 
 
+def test_of_several_at_once_the_newest_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "last.json"
+    for highest in range(6, 60, 6):
+        # Each with a file of its own, as processes have.
+        epochs = range(highest - 5, highest + 1)
+        kept = [snapshot(path) for _ in epochs]
+        together = threading.Barrier(len(kept))
+
+        def save(one: Snapshot, epoch: int, start: threading.Barrier) -> None:
+            start.wait(TIMEOUT)
+            one.save(topology(epoch))
+
+        threads = [
+            threading.Thread(target=save, args=(one, epoch, together))
+            for one, epoch in zip(kept, epochs, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT)
+        assert snapshot(path).load() == topology(highest)
+
+
 def test_saving_the_same_again_makes_it_young(tmp_path: Path) -> None:
     path = tmp_path / "last.json"
     kept = snapshot(path)
