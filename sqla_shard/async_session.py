@@ -9,6 +9,7 @@ instead of waited for.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Coroutine
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -104,11 +105,13 @@ class AsyncBegun:
     """A session and its transaction, for ``async with``.
 
     :param session: a new session.
+    :ivar cancelled: whether the task was cancelled during COMMIT.
     """
 
     def __init__(self, session: AsyncShardSession) -> None:
         self._session = session
         self._begun = Begun(session.sync_session)
+        self.cancelled = False
 
     async def __aenter__(self) -> AsyncShardSession:
         # Begins on no server yet: there is nothing to await.
@@ -124,11 +127,18 @@ class AsyncBegun:
         await to_the_end(
             greenlet_spawn(self._begun.__exit__, kind, error, trace),
             cut=kind is not None,
+            told=self._cancelled,
         )
+
+    def _cancelled(self) -> None:
+        self.cancelled = True
 
 
 async def to_the_end(
-    ending: Coroutine[Any, Any, T], *, cut: bool = False
+    ending: Coroutine[Any, Any, T],
+    *,
+    cut: bool = False,
+    told: Callable[[], None] | None = None,
 ) -> T:
     """Await something to its end, even in a task that is cancelled.
 
@@ -137,6 +147,7 @@ async def to_the_end(
 
     :param cut: cancel it when the task is, and await what it does then: a
         server rolls back by itself when its connection is closed.
+    :param told: called when the task is cancelled.
     :raises CancelledError: after it, when the task was cancelled meanwhile.
     """
     task = asyncio.ensure_future(ending)
@@ -146,6 +157,8 @@ async def to_the_end(
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
+            if told is not None:
+                told()
             if cut:
                 task.cancel()
     if cancelled is not None:

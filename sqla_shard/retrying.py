@@ -136,13 +136,15 @@ class Policy:
             self._pause = _FIRST_PAUSE
         self.epoch = epoch
 
-    def pause_after(self, error: Exception) -> float:
+    def pause_after(self, error: Exception, *, is_void: bool = False) -> float:
         """Return the seconds to wait; called while handling the error.
 
+        :param is_void: whether it is known to have left nothing behind.
         :raises RetriesExhaustedError: when there is no attempt left.
         """
         self._note(error)
-        if not self._is_repeatable(error):
+        # Looked up, a COMMIT that has left nothing is an attempt like others.
+        if not is_void and not self._is_repeatable(error):
             raise error
         left = self._deadline - monotonic()
         enough = self._attempts is not None and self._count >= self._attempts
@@ -156,7 +158,7 @@ class Policy:
         _log.info(
             "attempt %d failed and is repeated: %s",
             self._count,
-            error,
+            self._failures[-1],
             extra={"action": "repeat", "attempt": self._count},
         )
         return self._next_pause(left)
@@ -245,6 +247,7 @@ _Course = Generator[Callable[[], Any] | float, Any, T]
 def _course(
     attempt: Callable[[], Any],
     look: Callable[[], Any] | None,
+    is_last: Callable[[Exception], bool],
     policy: Policy,
 ) -> _Course[Any]:
     """Yield what is to be done, and return what the transaction returns.
@@ -256,16 +259,20 @@ def _course(
         try:
             return (yield attempt)
         except CommitUnknownError as error:
-            if look is None:
+            if look is None or is_last(error):
                 raise
             unknown = error
         except (DBAPIError, ServerRetiredError, StaleDataError) as error:
+            if is_last(error):
+                raise
             pause = policy.pause_after(error)
             yield pause
             continue
         found = yield from _look(look, policy, unknown)
         if found:
             return found[0]
+        pause = policy.pause_after(unknown, is_void=True)
+        yield pause
 
 
 def _look(
@@ -286,6 +293,10 @@ def _look(
         yield pause
 
 
+def _is_not_last(error: Exception) -> bool:
+    return False
+
+
 def repeat(
     attempt: Callable[[], T],
     backends: Callable[[], set[Backend]],
@@ -294,6 +305,7 @@ def repeat(
     timeout: float,
     feed: Feed | None = None,
     look: Callable[[], tuple[T] | None] | None = None,
+    is_last: Callable[[Exception], bool] = _is_not_last,
 ) -> T:
     """Call ``attempt`` until it succeeds or repeating is not safe.
 
@@ -305,11 +317,13 @@ def repeat(
     :param look: finds out what became of a COMMIT whose outcome is unknown:
         returns what the attempt would have returned, alone in a tuple, or
         None where it has left nothing.
+    :param is_last: tells of an error whether it is raised as it is, because
+        the attempt has left something behind all the same.
     :raises RetriesExhaustedError: when that is used up.
     :raises CommitUnknownError: when the outcome of COMMIT stays unknown.
     """
     policy = Policy(backends, attempts=attempts, timeout=timeout, feed=feed)
-    steps = _Steps(_course(attempt, look, policy))
+    steps = _Steps(_course(attempt, look, is_last, policy))
     while not steps.ended:
         step = steps.step
         if not callable(step):
@@ -334,6 +348,7 @@ async def repeat_awaited(
     timeout: float,
     feed: Feed | None = None,
     look: Callable[[], Awaitable[tuple[T] | None]] | None = None,
+    is_last: Callable[[Exception], bool] = _is_not_last,
 ) -> T:
     """Await ``attempt()`` until it succeeds; see :func:`repeat`.
 
@@ -341,7 +356,7 @@ async def repeat_awaited(
     :raises CommitUnknownError: when the outcome of COMMIT stays unknown.
     """
     policy = Policy(backends, attempts=attempts, timeout=timeout, feed=feed)
-    steps = _Steps(_course(attempt, look, policy))
+    steps = _Steps(_course(attempt, look, is_last, policy))
     while not steps.ended:
         step = steps.step
         if not callable(step):

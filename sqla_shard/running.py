@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from typing import Generic
 from typing import TypeVar
 
 from sqla_shard.async_session import AsyncBegun
 from sqla_shard.async_session import AsyncShardSession
 from sqla_shard.dialects import Backend
+from sqla_shard.exc import CommitUnknownError
 from sqla_shard.retrying import Feed
 from sqla_shard.retrying import repeat
 from sqla_shard.retrying import repeat_awaited
@@ -22,6 +24,7 @@ from sqla_shard.tokens import Token
 __all__ = ["Limits", "run", "run_awaited"]
 
 T = TypeVar("T")
+B = TypeVar("B", Begun, AsyncBegun)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,63 @@ class Limits:
     feed: Feed | None
 
 
+class _Run(Generic[T]):
+    """What the attempts of one transaction have come to.
+
+    :ivar token: the key; None for none.
+    :ivar begun: the attempt that was made last.
+    :ivar session: of that attempt.
+    :ivar results: what its function has returned, if it has.
+    """
+
+    def __init__(self, key: str | None) -> None:
+        self.token = None if key is None else Token(key)
+        self.begun: Begun | AsyncBegun | None = None
+        self.session: ShardSession | None = None
+        self.results: list[T] = []
+
+    def begin(self, begun: B) -> B:
+        """Take note of an attempt."""
+        self.results.clear()
+        self.begun, self.session = begun, None
+        return begun
+
+    def follow(self, session: ShardSession) -> None:
+        """Take note of its session, and let it write the key."""
+        self.session = session
+        if self.token is not None:
+            self.token.follow(session)
+
+    def is_last(self, error: Exception) -> bool:
+        """Tell whether the attempt may not be repeated, whatever it met."""
+        if self.session is not None and self.session.has_committed:
+            # By the function itself; or it was one that hears of COMMIT
+            # that has raised this.
+            return True
+        if isinstance(self.begun, AsyncBegun) and self.begun.cancelled:
+            return True
+        # That of another transaction within the function tells nothing of
+        # this one, and nobody knows whether it may be repeated.
+        return isinstance(error, CommitUnknownError) and not (
+            self.token is not None and self.token.is_written
+        )
+
+    def found(self, is_there: bool) -> tuple[T] | None:
+        """Return the result of the last attempt, if it is there.
+
+        :raises ValueError: when the function has not come to its end.
+        """
+        if not is_there:
+            return None
+        if not self.results:
+            raise ValueError(
+                "the function has committed itself, and that took effect, "
+                "though its answer was lost; what comes after it was not "
+                "done. With a key, let cluster.run commit"
+            )
+        return (self.results[0],)
+
+
 def run(
     fn: Callable[[ShardSession], T],
     begin: Callable[[], Begun],
@@ -52,20 +112,17 @@ def run(
     :param begin: begins a transaction in a new session.
     :param session: opens a session, to look what became of a transaction.
     """
-    token = None if key is None else Token(key)
-    results: list[T] = []
+    state: _Run[T] = _Run(key)
 
     def attempt() -> T:
-        results.clear()
-        with begin() as opened:
-            if token is not None:
-                token.follow(opened)
-            results.append(fn(opened))
-        return results[0]
+        with state.begin(begin()) as opened:
+            state.follow(opened)
+            state.results.append(fn(opened))
+        return state.results[0]
 
     def look(token: Token) -> tuple[T] | None:
         with session() as opened:
-            return (results[0],) if token.is_there(opened) else None
+            return state.found(token.is_there(opened))
 
     return repeat(
         attempt,
@@ -73,7 +130,8 @@ def run(
         attempts=limits.attempts,
         timeout=limits.timeout,
         feed=limits.feed,
-        look=None if token is None else partial(look, token),
+        look=None if state.token is None else partial(look, state.token),
+        is_last=state.is_last,
     )
 
 
@@ -85,24 +143,20 @@ async def run_awaited(
     key: str | None,
 ) -> T:
     """Await ``fn`` in a transaction; see :func:`run`."""
-    token = None if key is None else Token(key)
-    results: list[T] = []
+    state: _Run[T] = _Run(key)
 
     async def attempt() -> T:
-        results.clear()
-        async with begin() as opened:
-            if token is not None:
-                token.follow(opened.sync_session)
-            results.append(await fn(opened))
-        return results[0]
+        async with state.begin(begin()) as opened:
+            state.follow(opened.sync_session)
+            state.results.append(await fn(opened))
+        return state.results[0]
 
     async def look(token: Token) -> tuple[T] | None:
         def is_there(inner: Any) -> bool:
             return token.is_there(inner)
 
         async with session() as opened:
-            there = await opened.run_sync(is_there)
-            return (results[0],) if there else None
+            return state.found(await opened.run_sync(is_there))
 
     return await repeat_awaited(
         attempt,
@@ -110,5 +164,6 @@ async def run_awaited(
         attempts=limits.attempts,
         timeout=limits.timeout,
         feed=limits.feed,
-        look=None if token is None else partial(look, token),
+        look=None if state.token is None else partial(look, state.token),
+        is_last=state.is_last,
     )

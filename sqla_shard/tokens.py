@@ -101,6 +101,11 @@ class Token:
             ) from error
         self._where = place.address
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the last attempt has come to write it."""
+        return self._where is not None
+
     def is_there(self, session: ShardSession) -> bool:
         """Tell whether the transaction of the last attempt has committed.
 

@@ -54,6 +54,7 @@ from sqla_shard.session.transactions import checked
 from sqla_shard.session.transactions import CrossShard
 from sqla_shard.session.transactions import LastWrite
 from sqla_shard.session.transactions import leave_to_parent
+from sqla_shard.session.transactions import note_commit
 from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
@@ -80,6 +81,8 @@ class ShardSession(ShardedSession):
 
     #: What is written last, right before COMMIT.
     last: LastWrite | None = None
+    #: Whether a transaction that has written something has committed.
+    has_committed = False
 
     def __init__(
         self,
@@ -490,6 +493,7 @@ _LISTENERS: dict[str, Any] = {
     "do_orm_execute": prepare,
     "before_flush": _before_flush,
     "before_commit": lambda own: refuse_lost(own._begun, own),
+    "after_commit": note_commit,
     "after_begin": _after_begin,
     "after_transaction_create": _after_create,
     "after_soft_rollback": _after_rollback,

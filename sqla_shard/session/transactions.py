@@ -39,6 +39,7 @@ __all__ = [
     "checked",
     "leave_to_parent",
     "lost",
+    "note_commit",
     "refuse_lost",
     "roll_back_together",
     "watch",
@@ -250,6 +251,14 @@ def refuse_lost(connections: Iterable[Connection], session: Any) -> None:
     for connection in connections:
         if connection.invalidated and not connection.closed:
             raise lost(session.places.engines.name_of(connection.engine))
+
+
+def note_commit(session: Any) -> None:
+    """Handle ``after_commit``, before what else listens may raise."""
+    # It is sent for a savepoint as well.
+    wrote = session._log is not None and session._log.first is not None
+    if wrote and not session.in_nested_transaction():
+        session.has_committed = True
 
 
 def leave_to_parent(connections: Iterable[Connection]) -> None:

@@ -20,6 +20,8 @@ from sqlalchemy import select
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import KeyUsedError
+from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.schema import internal
 from sqla_shard.testing import MariaDBFleet
@@ -487,3 +489,82 @@ def test_the_table_that_alembic_makes_is_the_same(
 
     assert len(shown("db_internal")) == 2
     assert shown("db_internal") == shown("db00001")
+
+
+def test_a_function_that_commits_itself_and_is_not_answered(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+) -> None:
+    """It took effect, but there is no result that could be returned."""
+    fault = Fault(fleet, proxy, "half", reaches=True)
+
+    def write(session: Any) -> None:
+        session.add(pin("half"))
+        session.flush()
+        fault.watch(session.log.first[0].engine)
+        session.commit()
+
+    with pytest.raises(ValueError, match="has committed itself"):
+        cluster.run(write, key="half")
+    fault.check()
+    assert count(fleet, "half") == 1
+
+
+def test_what_was_cancelled_during_commit_is_not_repeated(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    server = fleet.servers[0]
+    attempts: list[int] = []
+
+    def cancel(connection: Connection) -> None:
+        server.root_execute("SET GLOBAL read_only = 1")
+        tasks[0].cancel()
+
+    async def write(session: Any) -> None:
+        attempts.append(1)
+        session.add(pin("cancelled"))
+        await session.flush()
+        engine = session.sync_session.log.first[0].engine
+        if len(attempts) == 1:
+            event.listen(engine, "commit", cancel)
+
+    async def main() -> None:
+        tasks.append(asyncio.ensure_future(cluster.async_run(write)))
+        with pytest.raises(ServerFencedError):
+            await tasks[0]
+        await cluster.aclose()
+
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        asyncio.run(main())
+    finally:
+        server.root_execute("SET GLOBAL read_only = 0")
+    assert len(attempts) == 1
+    assert count(fleet, "cancelled") == 0
+
+
+def test_commits_that_are_lost_again_and_again_have_an_end(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+) -> None:
+    attempts: list[int] = []
+
+    def lose(connection: Connection) -> None:
+        proxy.cut()
+
+    def write(session: Any) -> None:
+        attempts.append(1)
+        session.add(pin("lost"))
+        session.flush()
+        engine = session.log.first[0].engine
+        if not event.contains(engine, "commit", lose):
+            event.listen(engine, "commit", lose)
+        assert len(attempts) < 100
+
+    with pytest.raises(RetriesExhaustedError) as caught:
+        cluster.run(write, key="lost", attempts=3)
+    assert caught.value.counts == {"CommitUnknownError": 3}
+    assert len(attempts) == 3
+    start = monotonic()
+    with pytest.raises(RetriesExhaustedError):
+        cluster.run(write, key="lost", timeout=0.5)
+    assert monotonic() - start < 10
+    assert count(fleet, "lost") == 0

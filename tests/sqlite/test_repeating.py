@@ -1,0 +1,150 @@
+"""What ``cluster.run`` must not do a second time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy import func
+from sqlalchemy import select
+
+from sqla_shard import Cluster
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import ServerRetiredError
+from sqla_shard.testing import sqlite_topology
+from tests.shared.models import Base
+from tests.shared.models import Pin
+
+KEYS = pytest.mark.parametrize("key", [None, "a"])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    document = sqlite_topology(tmp_path, servers=2, shards=4, main=True)
+    with Cluster.from_topology(
+        document, engine_options={"connect_args": {"timeout": 0}}
+    ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+def pin(title: str) -> Any:
+    made = Pin(title=title)
+    made.__dict__["_sqla_shard_requested"] = 1
+    return made
+
+
+def count(cluster: Cluster) -> int:
+    with cluster.session() as session:
+        found = session.scalar(
+            select(func.count(Pin.id)), bind_arguments={"shard_id": 1}
+        )
+        return int(found or 0)
+
+
+@KEYS
+def test_what_the_function_has_committed_itself(
+    cluster: Cluster, key: str | None
+) -> None:
+    def write(session: Any) -> None:
+        session.add(pin("it"))
+        session.commit()
+        raise ServerRetiredError(server="server1")
+
+    with pytest.raises(ServerRetiredError):
+        cluster.run(write, key=key, timeout=1)
+    assert count(cluster) == 1
+
+
+@KEYS
+def test_what_is_committed_when_one_that_hears_of_it_raises(
+    cluster: Cluster, key: str | None
+) -> None:
+    def fail(session: Any) -> None:
+        raise ServerRetiredError(server="server1")
+
+    def write(session: Any) -> None:
+        session.add(pin("it"))
+        event.listen(session, "after_commit", fail)
+
+    with pytest.raises(ServerRetiredError):
+        cluster.run(write, key=key, timeout=1)
+    assert count(cluster) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda session: session.begin_nested().commit(),
+        lambda session: session.commit(),
+    ],
+    ids=["savepoint", "nothing written"],
+)
+def test_what_has_committed_nothing_is_repeated(
+    cluster: Cluster, end: Callable[[Any], None]
+) -> None:
+    attempts: list[int] = []
+
+    def write(session: Any) -> None:
+        attempts.append(1)
+        end(session)
+        session.add(pin("it"))
+        session.flush()
+        with session.begin_nested():
+            session.add(pin("it"))
+        if len(attempts) == 1:
+            raise ServerRetiredError(server="server1")
+
+    cluster.run(write, timeout=10)
+    assert len(attempts) == 2
+    assert count(cluster) == 2
+
+
+def test_another_transaction_whose_outcome_is_unknown(
+    cluster: Cluster,
+) -> None:
+    """The key of this one tells nothing of that one."""
+    attempts: list[int] = []
+
+    def write(session: Any) -> None:
+        attempts.append(1)
+        session.add(pin("it"))
+        session.flush()
+        raise CommitUnknownError(server="another")
+
+    with pytest.raises(CommitUnknownError, match="another"):
+        cluster.run(write, key="a", timeout=1)
+
+    async def write_awaited(session: Any) -> None:
+        attempts.append(1)
+        raise CommitUnknownError(server="another")
+
+    with pytest.raises(CommitUnknownError, match="another"):
+        asyncio.run(cluster.async_run(write_awaited, key="a", timeout=1))
+    assert len(attempts) == 2
+    assert count(cluster) == 0
+
+
+def test_the_log_shows_no_parameters(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqla_shard")
+    with cluster.begin() as other:
+        other.add(pin("holds the lock"))
+        other.flush()
+
+        def write(session: Any) -> None:
+            session.add(pin("sesame"))
+
+        with pytest.raises(RetriesExhaustedError):
+            cluster.run(write, attempts=2)
+    assert "attempt 1 failed" in caplog.text
+    assert "locked" in caplog.text
+    assert "sesame" not in caplog.text
