@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Collection
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ from sqla_shard.topology import Topology
 
 __all__ = ["Snapshot", "default_path"]
 
+#: Seconds to wait for others who write it, and between two tries.
+_LONGEST_LOCK = 5.0
+_SLICE = 0.01
+
 _FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -36,11 +41,23 @@ def default_path(name: str) -> Path:
 
     :param name: of the source; two sources have two snapshots.
     :returns: in ``$XDG_STATE_HOME``, or ``~/.local/state``.
+    :raises TopologyError: when there is no home directory.
     """
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    try:
+        folder = Path(home).expanduser()
+    except RuntimeError as error:
+        # The user of a container may be a number and nothing else.
+        message = (
+            "this user has no home directory to keep it in; set "
+            "XDG_STATE_HOME, or say snapshot=PATH, or snapshot=False for none"
+        )
+        raise TopologyError(
+            [Problem("snapshot", message)], source=name
+        ) from error
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")[:60]
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return Path(home).expanduser() / "sqla_shard" / f"{readable}-{digest}.json"
+    return folder / "sqla_shard" / f"{readable}-{digest}.json"
 
 
 class Snapshot:
@@ -159,10 +176,39 @@ def _locked(directory: Path) -> Iterator[None]:
     """
     handle = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle)
         yield
     finally:
+        # Closing is not enough: a child process that was forked meanwhile
+        # has the handle as well, and would keep the lock until it ends.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Wait for a lock, but not for a process that hangs with it.
+
+    :raises OSError: when it is not free in time.
+    """
+    deadline = time.monotonic() + _LONGEST_LOCK
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    error.errno,
+                    "another process has locked its directory for "
+                    f"{_LONGEST_LOCK:g} seconds",
+                ) from error
+            threading.Event().wait(_SLICE)
+        except OSError:
+            # Network file systems have none for directories; better an older
+            # one now and then than none at all.
+            return
+        else:
+            return
 
 
 def _flush_directory(path: Path) -> None:

@@ -12,9 +12,11 @@ from sqla_shard import FileSource
 from sqla_shard import Topology
 from sqla_shard.exc import TopologyError
 from sqla_shard.following import Snapshot
+from sqla_shard.following import snapshots
 from sqla_shard.following.snapshots import default_path
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from tests.shared.following import document
+from tests.shared.following import in_child
 from tests.shared.following import TIMEOUT
 from tests.shared.following import topology
 
@@ -207,3 +209,51 @@ def test_the_usual_place(
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_path("x").is_relative_to(tmp_path / "home/.local/state")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_process_keeps_no_lock(tmp_path: Path) -> None:
+    """It has been forked while a thread of its parent was writing."""
+    read, write = os.pipe()
+    with snapshots._locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            # Until the parent has seen that it is not in its way.
+            os.read(read, 1)
+            os._exit(0)
+    os.close(read)
+    try:
+        snapshot(tmp_path / "last.json").save(topology(1))
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+    assert snapshot(tmp_path / "last.json").load() == topology(1)
+
+
+def test_who_hangs_with_the_lock_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_LONGEST_LOCK", 0.1)
+    with (
+        snapshots._locked(tmp_path),
+        pytest.raises(OSError, match="another process has locked"),
+    ):
+        snapshot(tmp_path / "last.json").save(topology(1))
+    snapshot(tmp_path / "last.json").save(topology(1))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes the user")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_user_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+    def child() -> None:
+        os.setuid(54321)
+        with pytest.raises(TopologyError, match="set XDG_STATE_HOME"):
+            default_path("zookeeper://zk1")
+
+    in_child(child, tmp_path)
