@@ -192,10 +192,17 @@ class Follower:
         with self._changed:
             if self._thread is not None or self._closed:
                 return
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, name="sqla-shard-topology", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # There are as many as may be, or the process is ending: no
+                # reason for a request to fail.  The next one tries again.
+                self._failed(error)
+            else:
+                self._thread = thread
 
     def refresh(self) -> None:
         """Have the source asked now; does not wait for the answer."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -718,3 +719,28 @@ def test_nothing_is_left_of_one_that_was_closed() -> None:
     del follower, feed
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_thread_that_cannot_begin_fails_nobody(tmp_path: Path) -> None:
+    def child() -> None:
+        feed = Feed(topology(1))
+        follower = Follower(feed)
+        follower.begin()
+        # No room for the stack of a thread.
+        size = threading.stack_size(1 << 34)
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 34, before[1]))
+        follower.start()
+        assert not follower.is_running
+        report = follower.report()
+        assert report.state == "stale"
+        assert "thread" in str(report.last_error)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        threading.stack_size(size)
+        follower.start()
+        assert follower.is_running
+        feed.wait(2)
+        assert follower.close(TIMEOUT)
+
+    in_child(child, tmp_path)
