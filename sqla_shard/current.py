@@ -7,6 +7,7 @@ transaction begins with.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Current:
         engines.follow(topology)
         #: Where newer ones come from.
         self.feed: Fixed | Follower = Fixed(topology)
+        _all.add(self)
 
     @property
     def places(self) -> Places:
@@ -105,3 +107,20 @@ class Current:
         self._engines.follow(new)
         self._loops.follow(new)
         self._changed(old, new)
+
+    def after_fork(self) -> None:
+        """Forget, in a child process, who holds a lock in the parent."""
+        self._updating = threading.Lock()
+        if isinstance(self.feed, Fixed):
+            self.feed.after_fork()
+
+
+_all: weakref.WeakSet[Current] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for current in list(_all):
+        current.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

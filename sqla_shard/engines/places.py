@@ -115,11 +115,15 @@ class Places:
 
         :returns: by server name, None or what is wrong.
         """
-        servers = dict(self.servers())
+        # Two keyspaces may each have a server of one name.
+        asked = {(name, p.engine): p for name, p in self.servers()}
         answers = self.engines.at_once(
-            [partial(_ask, place) for place in servers.values()], "check"
+            [partial(_ask, place) for place in asked.values()], "check"
         )
-        return dict(zip(servers, answers, strict=True))
+        found: dict[str, Exception | None] = {}
+        for (name, _), answer in zip(asked, answers, strict=True):
+            found[name] = found.get(name) or answer
+        return found
 
     def warm(self, connections: int) -> None:
         """Open connections to every server of the topology, in parallel.

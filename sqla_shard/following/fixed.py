@@ -53,6 +53,10 @@ class Fixed:
             source="the application", state="fixed", epoch=self.epoch, age=0.0
         )
 
+    def after_fork(self) -> None:
+        """Forget, in a child process, who holds the lock in the parent."""
+        self._changed = threading.Condition()
+
     def close_soon(self) -> None:
         """Do nothing."""
 

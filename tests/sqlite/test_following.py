@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import faulthandler
 import gc
 import logging
 import os
@@ -869,3 +871,52 @@ def test_a_fork_while_a_server_drains(
         in_child(child, places.base)
         assert directory_of(session, 4) == "s2"
     assert [s for s in cluster.stats() if s.retired] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_while_the_topology_is_updated(
+    cluster: Cluster, places: Places
+) -> None:
+    """The lock that a thread of the parent holds is nobody's in the child."""
+    inside, go = threading.Event(), threading.Event()
+
+    def listen(cluster: Cluster, old: Topology, new: Topology) -> None:
+        inside.set()
+        assert go.wait(TIMEOUT)
+
+    def child() -> None:
+        go.set()
+        faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+        assert cluster.update_topology(places.topology(3, 1, 2))
+        assert cluster.topology.epoch == 3
+
+    event.listen(cluster, "topology_changed", listen)
+    thread = threading.Thread(
+        target=cluster.update_topology, args=[places.topology(2, 1, 2)]
+    )
+    thread.start()
+    try:
+        assert inside.wait(TIMEOUT)
+        in_child(child, places.base)
+    finally:
+        go.set()
+        thread.join(TIMEOUT)
+    assert cluster.topology.epoch == 2
+
+
+def test_health_of_servers_of_one_name(places: Places) -> None:
+    """Neither of two keyspaces hides what the other one has to say."""
+    found = places.document(1, 1, 2)
+    keyspaces = found["keyspaces"]
+    (objects,) = keyspaces.values()
+    (places.base / "broken").write_text("this is no directory")
+    # The last that is asked is well, and the first is not.
+    broken = copy.deepcopy(objects) | {"database": "other{shard:05d}"}
+    broken["servers"][0]["primary"] = f"sqlite:///{places.base / 'broken'}"
+    keyspaces.clear()
+    keyspaces.update(broken=broken, objects=objects)
+    with Cluster.from_topology(found) as cluster:
+        health = cluster.health()
+    assert health.servers["server1"] is not None
+    assert health.servers["server2"] is None
+    assert not health.is_good
