@@ -159,6 +159,7 @@ class Cluster(FromSources, EventTarget):
         :raises StaleTopologyError: when it is not newer.
         :raises TopologyRefusedError: when it would lose what the one in use
             has.
+        :raises MissingDriverError: when it names a driver that is not there.
         :raises ValueError: when the cluster follows a source.
         """
         return self._current.update(topology)

@@ -67,12 +67,19 @@ class Current:
         # Not by a strong reference: the thread would keep for ever what
         # nobody has any more.
         take = weakref.WeakMethod(self._take)
+        check = weakref.WeakMethod(self._engines.check)
+
+        def admit(new: Topology) -> None:
+            found = check()
+            if found is not None:
+                found(new)
 
         def change(old: Topology, new: Topology) -> None:
             found = take()
             if found is not None:
                 found(old, new)
 
+        follower.admit = admit
         follower.add_callback(change)
         weakref.finalize(self, follower.close_soon)
 
@@ -83,6 +90,7 @@ class Current:
         :raises StaleTopologyError: when it is not newer.
         :raises TopologyRefusedError: when it would lose what the one in use
             has.
+        :raises MissingDriverError: when it names a driver that is not there.
         :raises ValueError: when a source is followed.
         """
         if not isinstance(self.feed, Fixed):
@@ -95,6 +103,7 @@ class Current:
             if topology == old:
                 return False
             check_newer(old, topology, source="update_topology()")
+            self._engines.check(topology)
             self._take(old, topology)
             self.feed.replace(topology)
         return True

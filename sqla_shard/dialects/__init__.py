@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from sqla_shard.dialects.base import Backend
+from sqla_shard.dialects.base import check_driver
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.ddl import DDL
@@ -28,6 +29,7 @@ __all__ = [
     "Catalogue",
     "Failure",
     "backend_for",
+    "check_driver",
     "interrupt",
 ]
 

@@ -16,13 +16,14 @@ from sqlalchemy import Connection
 from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.ddl import DDL
 from sqla_shard.exc import MissingDriverError
 
-__all__ = ["Backend", "Failure", "new_engine"]
+__all__ = ["Backend", "Failure", "check_driver", "new_engine"]
 
 
 class Failure(Enum):
@@ -144,7 +145,23 @@ def new_engine(
         if asynchronous:
             return create_async_engine(url, **settings).sync_engine
         return create_engine(url, **settings)
-    except ImportError as error:
-        raise MissingDriverError(
-            driver=url.get_driver_name(), reason=str(error)
-        ) from error
+    except (ImportError, NoSuchModuleError) as error:
+        raise _missing(url, error) from error
+
+
+def check_driver(url: URL) -> None:
+    """Refuse a URL whose driver this process does not have.
+
+    :raises MissingDriverError: when it cannot be loaded.
+    """
+    try:
+        url.get_dialect().import_dbapi()
+    except (ImportError, NoSuchModuleError) as error:
+        raise _missing(url, error) from error
+
+
+def _missing(url: URL, error: Exception) -> MissingDriverError:
+    _, _, driver = url.drivername.partition("+")
+    return MissingDriverError(
+        driver=driver or url.drivername, reason=str(error)
+    )

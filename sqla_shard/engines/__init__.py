@@ -5,6 +5,7 @@ server.  :class:`Engines` owns them all; :class:`Places` says, for one
 topology, which of them has a shard.
 
 ``connections``  what happens to connections, from taking to giving back
+``pools``        what a pool holds
 ``retiring``     servers that have left the topology
 ``registry``     the engines, by server
 ``places``       the virtual shards on them
@@ -17,7 +18,7 @@ child without a word to the server, since the parent goes on using them.
 from __future__ import annotations
 
 from sqla_shard.engines.places import Places
+from sqla_shard.engines.pools import EngineStats
 from sqla_shard.engines.registry import Engines
-from sqla_shard.engines.registry import EngineStats
 
 __all__ = ["EngineStats", "Engines", "Places"]

@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqla_shard.dialects import Backend
+from sqla_shard.engines.pools import warm
 from sqla_shard.engines.registry import Engines
-from sqla_shard.engines.registry import warm
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.topology import Keyspace

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -24,14 +23,18 @@ from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.pool import Pool
 from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
+from sqla_shard.dialects import check_driver
 from sqla_shard.engines.connections import Errors
 from sqla_shard.engines.connections import PROCESS
 from sqla_shard.engines.connections import Reset
+from sqla_shard.engines.pools import EngineStats
+from sqla_shard.engines.pools import is_cold
+from sqla_shard.engines.pools import server_name
+from sqla_shard.engines.pools import warm
 from sqla_shard.engines.retiring import Retired
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerRetiredError
@@ -45,29 +48,9 @@ from sqla_shard.topology import fill
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 
-__all__ = ["EngineStats", "Engines", "warm"]
+__all__ = ["Engines"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineStats:
-    """The pool of one server at one moment.
-
-    :ivar server: host and port, or the file; never a password.
-    :ivar idle: open connections waiting in the pool.
-    :ivar busy: connections in use.
-    :ivar asynchronous: whether it is of asynchronous sessions, which have
-        pools of their own.
-    :ivar retired: whether the server has left the topology, and only what
-        was in use by then is left of its pool.
-    """
-
-    server: str
-    idle: int
-    busy: int
-    asynchronous: bool = False
-    retired: bool = False
 
 
 class Engines:
@@ -234,6 +217,24 @@ class Engines:
 
     # -- servers that leave
 
+    def check(self, topology: Topology) -> None:
+        """Refuse a topology with servers that cannot be connected to here.
+
+        Not those that do not answer, which may come back.
+
+        :raises MissingDriverError: when a driver is not installed.
+        :raises TopologyError: when a placeholder has no value.
+        """
+        with self._lock:
+            new = [t for t in _texts(topology) if t not in self._servers]
+        urls = {}
+        for text in new:
+            url, backend = self._read(text)
+            url, _ = backend.locate(url, "")
+            urls[url.drivername] = url
+        for url in urls.values():
+            check_driver(url)
+
     def expect(self, topology: Topology) -> None:
         """Let in the servers of a topology that is about to be used.
 
@@ -346,7 +347,7 @@ class Engines:
         """
         cold = list(engines)
         if timeout is None:
-            cold = [engine for engine in cold if _is_cold(engine.pool)]
+            cold = [engine for engine in cold if is_cold(engine.pool)]
             if len(cold) == 1:
                 return {}
         if not cold:
@@ -454,33 +455,6 @@ def _texts(topology: Topology) -> set[str]:
 
 def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
     return None if text is None else fill(text, environ)
-
-
-def server_name(url: URL) -> str:
-    """Return host and port, or the file; never a password."""
-    if url.host is None:
-        return str(url.database)
-    return f"{url.host}:{url.port or 3306}"
-
-
-def _is_cold(pool: Pool) -> bool:
-    """Tell whether the next session would have to wait for a connection."""
-    return (
-        isinstance(pool, QueuePool)
-        and not pool.checkedin()
-        and pool.overflow() < 0
-    )
-
-
-def warm(engine: Engine, count: int) -> None:
-    """Open connections and leave them in the pool."""
-    held = []
-    try:
-        for _ in range(count):
-            held.append(engine.connect())
-    finally:
-        for connection in held:
-            connection.close()
 
 
 _registries: weakref.WeakSet[Engines] = weakref.WeakSet()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
+from sqla_shard.exc import ShardError
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import TopologyRefusedError
@@ -104,6 +105,8 @@ class Follower:
         self._source = source
         self._snapshot = snapshot
         self._reread = reread
+        #: Refuses a newer topology that cannot be used here, by an error.
+        self.admit: Callable[[Topology], None] = _nothing_to_say
         self._callbacks: list[Callable[[Topology, Topology], None]] = []
         self._topology: Topology | None = None
         #: The one that all callbacks were told of.
@@ -321,7 +324,8 @@ class Follower:
         else:
             try:
                 check_newer(old, found, source=self._source.name)
-            except (StaleTopologyError, TopologyRefusedError) as error:
+                self.admit(found)
+            except ShardError as error:
                 self._failed(error)
             else:
                 self._accept(found)
@@ -435,6 +439,10 @@ class Follower:
         # here nobody would go on with it.
         self._topology = self._shared
         self._source.forked()
+
+
+def _nothing_to_say(topology: Topology) -> None:
+    """Refuse no topology."""
 
 
 def check_newer(old: Topology, new: Topology, *, source: str) -> None:

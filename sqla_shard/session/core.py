@@ -52,6 +52,7 @@ from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.statements import prepare
 from sqla_shard.session.transactions import checked
 from sqla_shard.session.transactions import CrossShard
+from sqla_shard.session.transactions import give_up
 from sqla_shard.session.transactions import LastWrite
 from sqla_shard.session.transactions import leave_to_parent
 from sqla_shard.session.transactions import note_commit
@@ -79,8 +80,7 @@ class ShardSession(ShardedSession):
     :param kwargs: as for :class:`sqlalchemy.orm.Session`.
     """
 
-    #: What is written last, right before COMMIT.
-    last: LastWrite | None = None
+    last: LastWrite | None = None  #: written right before COMMIT
     #: Whether a transaction that has written something has committed.
     has_committed = False
 
@@ -171,10 +171,7 @@ class ShardSession(ShardedSession):
         except BaseException:
             # It stops at the first server that fails; the others would keep
             # their connections out of the pool, and their locks.
-            for connection in self._begun:
-                if not connection.closed:
-                    connection.invalidate()
-                    connection.close()
+            give_up(self._begun)
             self._reset_transaction()
             raise
         if failed is not None:
@@ -290,8 +287,7 @@ class ShardSession(ShardedSession):
     @property
     def connection_callable(self) -> Any:  # type: ignore[override]  # a method there
         """The unit of work asks it for the connection of each object."""
-        # SQLAlchemy's bulk operations refuse to run on sessions that have
-        # one; they are given rows of one shard at a time.
+        # SQLAlchemy's bulk operations refuse to run where there is one.
         return None if self.bulk is not None else self._connection_of
 
     def _connection_of(

@@ -37,6 +37,7 @@ __all__ = [
     "LastWrite",
     "TransactionLog",
     "checked",
+    "give_up",
     "leave_to_parent",
     "lost",
     "note_commit",
@@ -259,6 +260,14 @@ def note_commit(session: Any) -> None:
     wrote = session._log is not None and session._log.first is not None
     if wrote and not session.in_nested_transaction():
         session.has_committed = True
+
+
+def give_up(connections: Iterable[Connection]) -> None:
+    """Close connections whose transactions cannot be ended."""
+    for connection in connections:
+        if not connection.closed:
+            connection.invalidate()
+            connection.close()
 
 
 def leave_to_parent(connections: Iterable[Connection]) -> None:

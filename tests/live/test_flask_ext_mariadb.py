@@ -81,7 +81,8 @@ def test_a_server_lost_after_the_view_does_not_lose_the_answer(
     assert app.test_client().get("/").status_code == 200
     fragile.start()
     done = app.test_cli_runner().invoke(args=["shard", "health"])
-    assert (done.exit_code, done.output) == (0, "server1: up\nserver2: up\n")
+    assert done.exit_code == 0
+    assert done.output.endswith("server1: up\nserver2: up\n")
 
 
 def test_a_server_lost_inside_the_view(app, db, cluster, fragile):

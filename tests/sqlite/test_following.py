@@ -30,6 +30,7 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import Topology
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import MissingDriverError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyRefusedError
@@ -213,6 +214,37 @@ def test_update_topology_refuses_what_may_not_follow(
     assert cluster.source_report().epoch == 1
     assert cluster.update_topology(places.topology(2, 1, 2)) is True
     assert cluster.source_report().epoch == 2
+
+
+def test_a_topology_with_a_driver_that_is_not_here_is_not_used(
+    places: Places,
+) -> None:
+    def document(epoch: int, scheme: str) -> Topology:
+        values = places.document(epoch, 1)
+        values["keyspaces"]["main"] = {
+            "kind": "global",
+            "database": "shop",
+            "servers": [
+                {"name": "main", "primary": f"{scheme}://app@127.0.0.1:1"}
+            ],
+        }
+        return Topology.from_mapping(values)
+
+    used = document(1, "mysql")
+    with Cluster.from_topology(used) as cluster:
+        with pytest.raises(MissingDriverError, match="'nodriver'"):
+            cluster.update_topology(document(2, "mysql+nodriver"))
+        assert cluster.topology is used
+    feed = Feed(used)
+    with Cluster.from_source(feed) as cluster:
+        assert cluster.topology.epoch == 1
+        feed.say(document(2, "mysql+nodriver"))
+        until(lambda: cluster.source_report().state == "stale")
+        report = cluster.source_report()
+        assert report.epoch == cluster.topology.epoch == 1
+        assert "'nodriver'" in str(report.last_error)
+        feed.say(document(2, "mysql+pymysql"))
+        until(lambda: cluster.topology.epoch == 2)
 
 
 def test_update_topology_is_not_for_a_cluster_that_follows(

@@ -173,7 +173,8 @@ def test_keyspaces_that_share_servers_are_not_compared_shard_by_shard() -> (
         return values
 
     few, many = both(640), both(64_000)
-    assert calls(lambda: topology(many)) == calls(lambda: topology(few))
+    # Not equal: caches of other tests may have been filled, or emptied.
+    assert calls(lambda: topology(many)) < 1.1 * calls(lambda: topology(few))
 
 
 def test_names_are_quoted_as_sqlalchemy_does() -> None:
