@@ -398,7 +398,7 @@ class Follower:
             _log.warning(
                 "the topology stays that of epoch %s: %s",
                 self._topology.epoch if self._topology else "none",
-                text,
+                " ".join(text.split()),
                 extra={"action": "keep topology"},
             )
 
