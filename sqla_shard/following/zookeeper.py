@@ -32,6 +32,7 @@ try:
     from kazoo.client import KazooState
     from kazoo.exceptions import AuthFailedError
     from kazoo.exceptions import KazooException
+    from kazoo.exceptions import NoAuthError
     from kazoo.exceptions import NoNodeError
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KeeperState
@@ -265,7 +266,10 @@ class ZooKeeperSource:
             ) from None
         except KazooException as error:
             raise self._connection.unavailable(
-                f"it cannot be read ({type(error).__name__}: {error})"
+                "NoAuthError: these credentials may not read it, or none are "
+                "given"
+                if isinstance(error, NoAuthError)
+                else f"it cannot be read ({type(error).__name__}: {error})"
             ) from error
         return read_document(
             data,
