@@ -15,6 +15,7 @@ from sqla_shard.following import is_zookeeper
 from sqla_shard.following import open_follower
 from sqla_shard.following import SnapshotPath
 from sqla_shard.following import zookeeper_options
+from sqla_shard.following.locations import check_hosts
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
@@ -106,14 +107,16 @@ class FromSources:
         :param reread: seconds after which it is asked again, even if it
             has told of nothing.
         :param kazoo_options: for :class:`kazoo.client.KazooClient`, such as
-            ``auth_data``, ``use_ssl`` and ``ca``.
+            ``auth_data``, ``use_ssl`` and ``ca``.  The environment variable
+            of :meth:`from_location` is not read here.
         :param placeholders: names that ``${NAME}`` in a URL may have.
         :param kwargs: as for :class:`Cluster`.
         :raises TopologyUnavailableError: when neither ZooKeeper nor the
             snapshot has a topology.
-        :raises TopologyError: when it cannot be used.
+        :raises TopologyError: when it cannot be used, or ``hosts`` cannot.
         :raises MissingExtraError: when kazoo is not installed.
         """
+        check_hosts(hosts, credentials="say kazoo_options={'auth_data': ...}")
         from sqla_shard.following.zookeeper import ZooKeeperSource
 
         source = ZooKeeperSource(
@@ -141,6 +144,8 @@ class FromSources:
         :param location: a path; or a URL such as
             ``zookeeper://zk1:2181,zk2:2181/prod``, or with ``zookeeper+tls``
             and the options ``ca``, ``certfile`` and ``keyfile``.
+            Credentials are taken from the environment variable
+            ``SQLA_SHARD_ZOOKEEPER_AUTH``, ``digest:user:password``.
         :param kwargs: as for :meth:`from_file` or :meth:`from_zookeeper`.
         :raises TopologyUnavailableError: see :meth:`from_zookeeper`.
         :raises TopologyError: when the topology cannot be used.

@@ -99,16 +99,18 @@ def _watch(
     count: int | None,
     as_json: bool,
 ) -> None:
-    seen = "current"
+    seen: tuple[str, str | None] = ("current", None)
     _say("begin", follower.report(), as_json)
     while count is None or count > 0:
         try:
             old, new = changes.get(timeout=_LOOK)
         except queue.Empty:
             report = follower.report()
-            if report.state != seen:
-                seen = report.state
-                event = "confirmed" if seen == "current" else seen
+            stale = report.state == "stale"
+            now = (report.state, report.last_error if stale else None)
+            if now != seen:
+                seen = now
+                event = report.state if stale else "confirmed"
                 _say(event, report, as_json)
             continue
         if count is not None:

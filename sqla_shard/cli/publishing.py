@@ -17,10 +17,12 @@ from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
+from sqla_shard.exc import TopologyError
 from sqla_shard.following import NOT_PUBLISHED
 from sqla_shard.following import Publication
 from sqla_shard.following import Publisher
 from sqla_shard.topology import describe
+from sqla_shard.topology import Topology
 
 __all__ = ["history_command", "push_command", "rollback_command"]
 
@@ -97,12 +99,7 @@ def push_command(
     topology = settings.topology(file)
     with Publisher(location, placeholders=settings.placeholders) as publisher:
         if next_epoch:
-            current = publisher.current()
-            number = NOT_PUBLISHED if current is None else current.epoch
-            if current is None or replace(topology, epoch=number) != current:
-                number += 1
-            # An epoch of 0 reads like none at all.
-            topology = replace(topology, epoch=max(number, 1))
+            topology = _with_next_epoch(publisher, topology)
         _published(
             publisher,
             partial(publisher.publish, topology),
@@ -183,6 +180,20 @@ def history_command(settings: Settings, as_json: bool) -> None:
     for one in found:
         when = one.published.isoformat(" ", "seconds")
         click.echo(f"epoch {one.epoch}: {when}, {one.size} bytes")
+
+
+def _with_next_epoch(publisher: Publisher, topology: Topology) -> Topology:
+    """Give a topology the epoch that it can be published with."""
+    last = publisher.last_epoch()
+    try:
+        current = publisher.current()
+    except TopologyError:
+        # Publishing says what to do about it.
+        current = None
+    if current is not None and replace(topology, epoch=last) == current:
+        return current
+    # An epoch of 0 reads like none at all.
+    return replace(topology, epoch=max(last + 1, 1))
 
 
 def _published(

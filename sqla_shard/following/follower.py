@@ -77,7 +77,9 @@ class Follower:
     use, for as long as that takes.  A topology is accepted when it can be
     read, is valid, has a higher epoch, and loses nothing that the one in use
     has (:func:`~sqla_shard.topology.refusals`).  Everything else leaves the
-    topology as it is, and is told in the log and by :meth:`report`.  An
+    topology as it is, and is told in the log and by :meth:`report`.  A child
+    process begins ``stale``, with the topology of its parent, or the
+    snapshot where that is newer, until its source has answered.  An
     epoch never goes back in a process, nor on a machine with a snapshot.
 
     Whoever is told of a new topology is told once for each, in a thread of
@@ -118,6 +120,7 @@ class Follower:
         self._told: str | None = None
         self._told_of_snapshot: str | None = None
         self._from_snapshot = False
+        self._is_forked = False
         self._prepare()
         _followers.add(self)
 
@@ -263,6 +266,8 @@ class Follower:
     # -- the thread
 
     def _run(self) -> None:
+        if self._is_forked:
+            self._attempt(self._catch_up)
         self._attempt(lambda: self._source.start(self.refresh))
         pause, due = _FIRST_PAUSE, monotonic()
         while not self._closed:
@@ -350,21 +355,25 @@ class Follower:
             self._state = "current"
 
     def _accept(self, new: Topology) -> None:
-        old, self._topology = self._topology, new
         self._is_current()
+        self._use(new)
+        self._save(new)
+
+    def _use(self, new: Topology) -> None:
+        old, self._topology = self._topology, new
         if old is not None:
             self._tell(old, new)
         with self._changed:
             # Not before: who waits for it begins again with what is in use.
             self._shared = new
             self._changed.notify_all()
-        self._save(new)
 
     def _tell(self, old: Topology, new: Topology) -> None:
         _log.info(
             "%s: %s",
             self._source.name,
-            diff(old, new),
+            # One line, so that whoever looks for the source finds all of it.
+            "; ".join(str(diff(old, new)).splitlines()),
             extra={
                 "action": "change topology",
                 "epoch": new.epoch,
@@ -393,11 +402,23 @@ class Follower:
             _log.warning(
                 "the topology stays that of epoch %s: %s",
                 self._topology.epoch if self._topology else "none",
-                text,
+                " ".join(text.split()),
                 extra={"action": "keep topology"},
             )
 
     # -- the snapshot
+
+    def _catch_up(self) -> None:
+        """Take what others of this machine have found since the parent."""
+        # A parent that serves nothing itself does not follow: what it had
+        # may be days old when a worker is replaced while the source is away.
+        saved, old = self._saved(), self.topology
+        if self._snapshot is None or saved is None or saved.epoch <= old.epoch:
+            return
+        check_newer(old, saved, source=str(self._snapshot.path))
+        self._confirmed = monotonic() - self._snapshot.age()
+        self._from_snapshot = True
+        self._use(saved)
 
     def _saved(self) -> Topology | None:
         if self._snapshot is None:
@@ -438,6 +459,10 @@ class Follower:
         # What the parent's thread was just telling of has not come to all;
         # here nobody would go on with it.
         self._topology = self._shared
+        self._is_forked = True
+        if not self._closed:
+            # Nobody has asked in this process.
+            self._state = "stale"
         self._source.forked()
 
 

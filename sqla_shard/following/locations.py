@@ -15,6 +15,7 @@ the environment variable ``SQLA_SHARD_ZOOKEEPER_AUTH``, as
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from sqla_shard.topology import TopologySource
 
 __all__ = [
     "AUTH_VARIABLE",
+    "check_hosts",
     "followed",
     "is_zookeeper",
     "load_location",
@@ -45,6 +47,8 @@ AUTH_VARIABLE = "SQLA_SHARD_ZOOKEEPER_AUTH"
 
 _SCHEME = "zookeeper://"
 _TLS_SCHEME = "zookeeper+tls://"
+#: A host, or an address of IPv6 in brackets, and a port.
+_HOST = re.compile(r"(?:[^\s:\[\]]+|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{1,5})?")
 _TLS_OPTIONS = frozenset({"ca", "certfile", "keyfile"})
 
 
@@ -122,18 +126,9 @@ def zookeeper_options(location: str) -> tuple[str, dict[str, Any]]:
     tls = location.startswith(_TLS_SCHEME)
     rest = location[len(_TLS_SCHEME if tls else _SCHEME) :]
     hosts, _, query = rest.partition("?")
-    address, _, _ = hosts.partition("/")
-    # Not in the address alone: a password may have a slash.
-    if "@" in hosts:
-        raise _refusal(
-            "hosts",
-            f"credentials are not part of it; put them into {AUTH_VARIABLE}",
-        )
-    if not address or not all(part.strip() for part in address.split(",")):
-        raise _refusal(
-            "hosts",
-            f"{address!r} names no host; write host:port,host:port/path",
-        )
+    check_hosts(
+        hosts, credentials=f"put them into the environment, {AUTH_VARIABLE}"
+    )
     options: dict[str, Any] = {"use_ssl": True} if tls else {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if not tls or name not in _TLS_OPTIONS:
@@ -151,6 +146,29 @@ def zookeeper_options(location: str) -> tuple[str, dict[str, Any]]:
             )
         options["auth_data"] = [(scheme, secret)]
     return hosts.rstrip("/"), options
+
+
+def check_hosts(hosts: str, *, credentials: str) -> None:
+    """Refuse a connection string that leads nowhere, whatever is up.
+
+    :param hosts: ``host:port,host:port/path``.
+    :param credentials: what to do with those that are found in it.
+    :raises TopologyError: when it has credentials, lacks a host, or has a
+        port that is none.
+    """
+    # Not in the address alone: a password may have a slash.
+    if "@" in hosts:
+        raise _refusal(
+            "hosts", f"credentials are not part of it; {credentials}"
+        )
+    address, _, _ = hosts.partition("/")
+    for part in address.split(","):
+        if not _HOST.fullmatch(part.strip()):
+            raise _refusal(
+                "hosts",
+                f"{address!r} names no host, or a port that is no number; "
+                "write host:port,host:port/path",
+            )
 
 
 def _refusal(place: str, message: str) -> TopologyError:

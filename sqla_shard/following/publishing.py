@@ -169,6 +169,14 @@ class Publisher:
             if stat is not None
         ]
 
+    def last_epoch(self) -> int:
+        """Return the highest epoch that was published, also if it is gone.
+
+        :returns: :data:`NOT_PUBLISHED` where there is none.
+        :raises TopologyUnavailableError: when ZooKeeper does not answer.
+        """
+        return self._look().last
+
     def at(self, epoch: int) -> Topology:
         """Return a topology of the history.
 
@@ -452,8 +460,9 @@ class Publisher:
         )
         return TopologyError(
             [
-                *fault.problems,
+                # First, for it is what a message of one line has room for.
                 Problem("what is published", f"is not a topology; {remedy}"),
+                *fault.problems,
             ],
             source=fault.source,
         )

@@ -14,6 +14,7 @@ This module and ``zookeeper_store`` are the only ones that load kazoo.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ try:
     from kazoo.client import KazooState
     from kazoo.exceptions import AuthFailedError
     from kazoo.exceptions import KazooException
+    from kazoo.exceptions import NoAuthError
     from kazoo.exceptions import NoNodeError
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KeeperState
@@ -48,6 +50,9 @@ TOPOLOGY_NODE = "/topology"
 #: take is replaced.  Its session has ended by then, and a server that has lost
 #: its data would turn it away for ever: it has seen later transactions.
 _REPLACE_AFTER = 2.0
+
+#: Options that name files.
+_FILES = ("ca", "certfile", "keyfile")
 
 # kazoo reports each attempt to connect, for days if need be; what matters of
 # that is told by whoever follows the source.
@@ -116,9 +121,21 @@ class ZooKeeperConnection:
         if not client.connected:
             reason = "refuses to authenticate this client"
             if client.client_state != KeeperState.AUTH_FAILED:
-                reason = f"no server has answered in {self._timeout:g} seconds"
+                reason = self._silence()
             raise self.unavailable(reason)
         return client
+
+    def _silence(self) -> str:
+        """Return why there is no connection, as far as that is known."""
+        for name in _FILES:
+            path = self._options.get(name)
+            # kazoo tries on, and says so nowhere.
+            if path and not os.access(path, os.R_OK):
+                return f"{name}: {path!r} cannot be read"
+        return (
+            f"no server has answered in {self._timeout:g} seconds; look "
+            "whether ZooKeeper runs there, and with this address"
+        )
 
     def ask(self, call: Callable[[KazooClient], Any]) -> Any:
         """Return what an asynchronous call of the client results in.
@@ -249,7 +266,10 @@ class ZooKeeperSource:
             ) from None
         except KazooException as error:
             raise self._connection.unavailable(
-                f"it cannot be read ({type(error).__name__}: {error})"
+                "NoAuthError: these credentials may not read it, or none are "
+                "given"
+                if isinstance(error, NoAuthError)
+                else f"it cannot be read ({type(error).__name__}: {error})"
             ) from error
         return read_document(
             data,

@@ -17,6 +17,7 @@ from sqla_shard.following.zookeeper import ZooKeeperConnection  # isort: skip
 
 from kazoo.exceptions import BadVersionError
 from kazoo.exceptions import KazooException
+from kazoo.exceptions import NoAuthError
 from kazoo.exceptions import NodeExistsError
 from kazoo.exceptions import NoNodeError
 from kazoo.exceptions import RolledBackError
@@ -25,6 +26,7 @@ from kazoo.security import make_acl
 from kazoo.security import READ_ACL_UNSAFE
 
 from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.following.locations import AUTH_VARIABLE
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -231,5 +233,10 @@ class ZooKeeperStore:
         return self._ask(lambda client: asked)
 
     def _refused(self, error: Exception) -> TopologyUnavailableError:
+        if isinstance(error, NoAuthError):
+            return self.unavailable(
+                "NoAuthError: these credentials may not do it, or none were "
+                f"given; set {AUTH_VARIABLE} to some that may"
+            )
         what = f"{type(error).__name__}: {error}".removesuffix(": ")
         return self.unavailable(f"ZooKeeper has refused it ({what})")

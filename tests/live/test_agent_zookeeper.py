@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from kazoo.client import KazooClient
+
 from sqla_shard.following import Publisher
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import FileSource
@@ -136,8 +138,7 @@ def test_an_agent_keeps_a_file(agent, publisher, location, tmp_path):
     assert load(out) == topology(1)
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
     publisher.publish(topology(2, shards=16))
-    found.until("epoch 1 -> 2", found.errors)
-    found.until("8 -> 16 shards", found.errors)
+    found.until("epoch 1 -> 2; objects: 8 -> 16 shards", found.errors)
     assert found.end() == 0
     assert load(out) == topology(2, shards=16)
     assert b"${MYSQL_PASSWORD}" in out.read_bytes()
@@ -292,6 +293,25 @@ def test_watch_in_json(program):
     assert events[4]["diff"]["opened"] == [
         {"keyspace": "objects", "old": 8, "new": 16}
     ]
+
+
+def test_watch_tells_when_something_else_is_the_matter(
+    program, publisher, location
+):
+    publisher.publish(topology(1))
+    found = program("-t", location, "topology", "watch")
+    found.until("begin")
+    hosts, _, path = location.removeprefix("zookeeper://").partition("/")
+    client = KazooClient(hosts)
+    client.start()
+    try:
+        client.set(f"/{path}/topology", b"{")
+        assert "1 problem" in found.until("stale")
+        client.delete(f"/{path}/topology")
+        assert "nothing was published there" in found.until("stale")
+    finally:
+        client.stop()
+        client.close()
 
 
 def test_watch_a_file(program, tmp_path):

@@ -19,6 +19,7 @@ from sqla_shard import Topology
 from sqla_shard.following import Publisher
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.topology import to_json
 from tests.shared.command_line import COMMAND
 from tests.shared.command_line import environment
 from tests.shared.command_line import invoke
@@ -113,6 +114,33 @@ def test_the_next_epoch(location, tmp_path, publisher):
     done = push(location, path, "--next-epoch", "--expect-epoch", 1)
     assert "epoch 1 -> 2\n" in done.stdout
     assert publisher.current() == topology(2, shards=16)
+
+
+def test_the_next_epoch_is_that_after_the_history(
+    location, tmp_path, publisher
+):
+    for epoch in (1, 2, 3):
+        publisher.publish(topology(epoch))
+    hosts, _, path = location.removeprefix("zookeeper://").partition("/")
+    node = f"/{path}/topology"
+    client = KazooClient(hosts)
+    client.start()
+    try:
+        client.set(node, to_json(topology(1)))
+        file = write(tmp_path, document(0))
+        done = push(location, file, "--next-epoch")
+        assert "published epoch 4" in done.stdout, done.stderr
+        client.delete(node)
+        done = push(location, file, "--next-epoch")
+        assert "published epoch 5" in done.stdout, done.stderr
+        client.set(node, b"{")
+        for options in (), ("--next-epoch",):
+            done = push(location, file, *options)
+            assert done.exit_code == 1
+            assert "topology rollback --to 5" in done.stderr
+    finally:
+        client.stop()
+        client.close()
 
 
 @pytest.mark.parametrize(

@@ -675,6 +675,54 @@ def test_a_child_process_begins_anew(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("saved", "used"),
+    [
+        (topology(3), 3),
+        (topology(1), 2),
+        (topology(9, shards=6), 2),
+        (None, 2),
+    ],
+)
+def test_a_child_begins_with_a_snapshot_that_is_newer(
+    tmp_path: Path, saved: Topology | None, used: int
+) -> None:
+    """A parent that does not follow may be older than its children."""
+    path = tmp_path / "last.json"
+    feed = Feed(topology(2))
+    follower = Follower(feed, snapshot=snapshot(path))
+    told: list[int] = []
+    follower.add_callback(lambda old, new: told.append(new.epoch))
+    follower.begin()
+    path.unlink()
+    if saved is not None:
+        snapshot(path).save(saved)
+        os.utime(path, (0, 0))
+    feed.say(DOWN)
+
+    def child() -> None:
+        assert follower.report().state == "stale"
+        asked = feed.asked
+        follower.start()
+        # It was judged what the snapshot has when the source is asked.
+        feed.wait(asked + 1)
+        report = follower.report()
+        assert (report.epoch, report.state) == (used, "stale")
+        assert report.from_snapshot == (used == 3)
+        assert (report.age > TIMEOUT) == (used == 3)
+        assert told == [3] * (used == 3)
+        feed.answer(topology(4))
+        report = follower.report()
+        assert (report.epoch, report.state) == (4, "current")
+        assert not report.from_snapshot
+        assert follower.close(TIMEOUT)
+
+    in_child(child, tmp_path)
+    assert follower.report().state == "current"
+    assert follower.close(TIMEOUT)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_while_callbacks_are_told(
     tmp_path: Path, begun: Callable[..., Follower]
 ) -> None:

@@ -58,6 +58,8 @@ def test_urls(location: str, hosts: str, options: dict[str, object]) -> None:
         ("zookeeper://", "names no host"),
         ("zookeeper:///prod", "names no host"),
         ("zookeeper://a:1,,b:2", "names no host"),
+        ("zookeeper://a:port/prod", "a port that is no number"),
+        ("zookeeper://zookeeper://a:1", "names no host"),
         ("zookeeper://a:1?ca=/x", "'ca' is none of"),
         ("zookeeper+tls://a:1?verify=0", "'verify' is none of"),
         ("zookeeper+tls://a:1?ca", None),
