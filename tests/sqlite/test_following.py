@@ -238,12 +238,12 @@ def test_a_topology_with_a_driver_that_is_not_here_is_not_used(
     feed = Feed(used)
     with Cluster.from_source(feed) as cluster:
         assert cluster.topology.epoch == 1
-        feed.say(document(2, "mysql+nodriver"))
+        feed.tell(document(2, "mysql+nodriver"))
         until(lambda: cluster.source_report().state == "stale")
         report = cluster.source_report()
         assert report.epoch == cluster.topology.epoch == 1
         assert "'nodriver'" in str(report.last_error)
-        feed.say(document(2, "mysql+pymysql"))
+        feed.tell(document(2, "mysql+pymysql"))
         until(lambda: cluster.topology.epoch == 2)
 
 
