@@ -15,7 +15,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Guard", "accepts", "free_port", "guard", "tail", "wait_until"]
+from sqla_shard import exc
+
+__all__ = [
+    "Guard",
+    "accepts",
+    "free_port",
+    "guard",
+    "on_free_ports",
+    "tail",
+    "wait_until",
+]
+
+_START_ATTEMPTS = 3
 
 _LOWEST_PORT = 20_000
 _taken: set[int] = set()
@@ -58,6 +70,26 @@ def free_port() -> int:
                 _taken.add(port)
                 return port
     raise OSError("no free TCP port on 127.0.0.1")
+
+
+def on_free_ports(start: Callable[[], None]) -> None:
+    """Start something, and again if somebody else took one of its ports.
+
+    That happens between our look at a port and the server's.
+
+    :param start: chooses ports; leaves no process if it fails.
+    :raises sqla_shard.exc.ServerProcessError: what it raises the last time,
+        or at once for another reason.
+    """
+    for attempt in range(1, _START_ATTEMPTS + 1):
+        try:
+            start()
+        except exc.ServerProcessError as error:
+            taken = "Address already in use" in error.log
+            if not taken or attempt == _START_ATTEMPTS:
+                raise
+        else:
+            return
 
 
 def accepts(path: Path) -> bool:

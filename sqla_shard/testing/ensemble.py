@@ -16,22 +16,19 @@ other, pause or kill some.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-
 from sqla_shard import exc
 from sqla_shard.testing._processes import free_port
+from sqla_shard.testing._processes import on_free_ports
 from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing._started import at_once
+from sqla_shard.testing._started import Started
 from sqla_shard.testing.zoo_config import Membership
 from sqla_shard.testing.zookeeper import ZooKeeperServer
 
 __all__ = ["ZooKeeperEnsemble"]
 
-_START_ATTEMPTS = 3
 
-
-class ZooKeeperEnsemble:
+class ZooKeeperEnsemble(Started):
     """Servers ``zookeeper1``, ``zookeeper2``... that elect a leader.
 
     :param servers: how many; an odd number, since an even one survives no
@@ -74,17 +71,6 @@ class ZooKeeperEnsemble:
             f"running={running}>"
         )
 
-    def __enter__(self) -> ZooKeeperEnsemble:
-        return self.start()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     @property
     def hosts(self) -> str:
         """Hosts and ports of all servers, as clients want them."""
@@ -98,16 +84,17 @@ class ZooKeeperEnsemble:
         :raises sqla_shard.exc.ServerProcessError: if ZooKeeper is missing,
             a server does not start, or they find no quorum.
         """
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
+        on_free_ports(self._start_servers)
+        with self._or_stopped():
+            if not wait_until(self._complete, seconds=self.start_timeout):
+                raise exc.ServerProcessError(
+                    f"{self!r} found no quorum", log=self._logs()
+                )
         return self
 
     def stop(self) -> None:
         """End all servers and remove their data."""
-        self._each(lambda server: server.stop())
+        at_once(self.servers, lambda server: server.stop())
 
     def leader(self) -> ZooKeeperServer:
         """Return the leader; while there is none, wait for one.
@@ -129,24 +116,12 @@ class ZooKeeperEnsemble:
 
     # -- inside -----------------------------------------------------------
 
-    def _start(self) -> None:
-        for attempt in range(1, _START_ATTEMPTS + 1):
+    def _start_servers(self) -> None:
+        with self._or_stopped():
+            # The ports among the servers are not theirs to choose anew.
             if all(server.directory is None for server in self.servers):
                 self._assign_ports()
-            try:
-                self._each(lambda server: server.start())
-                break
-            except exc.ServerProcessError as error:
-                # One of the ports among the servers, which are not theirs
-                # to choose anew.
-                taken = "Address already in use" in error.log
-                if not taken or attempt == _START_ATTEMPTS:
-                    raise
-                self.stop()
-        if not wait_until(self._complete, seconds=self.start_timeout):
-            raise exc.ServerProcessError(
-                f"{self!r} found no quorum", log=self._logs()
-            )
+            at_once(self.servers, lambda server: server.start())
 
     def _complete(self) -> bool:
         return all(server.alive for server in self.servers)
@@ -158,13 +133,6 @@ class ZooKeeperEnsemble:
         }
         for number, server in enumerate(self.servers, 1):
             server.membership = Membership(number=number, peers=peers)
-
-    def _each(self, action: Callable[[ZooKeeperServer], object]) -> None:
-        """Do something with all servers at once; raise the first error."""
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            futures = [pool.submit(action, s) for s in self.servers]
-        for future in futures:
-            future.result()
 
     def _logs(self) -> str:
         return "\n".join(s.log_tail for s in self.servers if s.running)

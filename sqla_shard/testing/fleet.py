@@ -18,18 +18,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 from sqla_shard.testing import datadir
 from sqla_shard.testing._processes import guard
+from sqla_shard.testing._started import at_once
+from sqla_shard.testing._started import Started
 from sqla_shard.testing.accounts import PREFIXES
 from sqla_shard.testing.accounts import random_password
 from sqla_shard.testing.documents import databases
@@ -49,7 +48,7 @@ __all__ = ["MariaDBFleet", "sqlite_topology"]
 _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105 - a name, not a secret
 
 
-class MariaDBFleet:
+class MariaDBFleet(Started):
     """Servers ``server1``, ``server2``... and the databases on them.
 
     :param servers: how many; as many as ``SQLA_SHARD_TEST_SERVERS`` names
@@ -112,17 +111,6 @@ class MariaDBFleet:
             f"shards={self.shards} local={self.local}>"
         )
 
-    def __enter__(self) -> MariaDBFleet:
-        return self.start()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     # -- starting and ending ----------------------------------------------
 
     def start(self) -> MariaDBFleet:
@@ -133,17 +121,13 @@ class MariaDBFleet:
         :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or
             a server does not start; external ones, if one does not answer.
         """
-        try:
-            with self._template():
-                self._each(lambda server: server.start())
-        except BaseException:
-            self.stop()
-            raise
+        with self._or_stopped(), self._template():
+            at_once(self.servers, lambda server: server.start())
         return self
 
     def stop(self) -> None:
         """End all servers and remove their data; external ones stay."""
-        self._each(lambda server: server.stop())
+        at_once(self.servers, lambda server: server.stop())
 
     def server(self, name: str) -> MariaDBServer | ExternalServer:
         """Return the server of that name.
@@ -279,15 +263,6 @@ class MariaDBFleet:
             shutil.rmtree(base, ignore_errors=True)
             guard.remove(base)
 
-    def _each(
-        self, action: Callable[[MariaDBServer | ExternalServer], object]
-    ) -> None:
-        """Do something with all servers at once; raise the first error."""
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            futures = [pool.submit(action, s) for s in self.servers]
-        for future in futures:
-            future.result()
-
     def _run(self, sql: str, document: Mapping[str, Any] | None) -> None:
         if document is None:
             document = self.topology_mapping()
@@ -301,4 +276,4 @@ class MariaDBFleet:
                 for name in names.get(server.name, ()):
                     cursor.execute(sql.format(name))
 
-        self._each(action)
+        at_once(self.servers, action)

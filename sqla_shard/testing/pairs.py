@@ -32,12 +32,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from pymysql.cursors import DictCursor
 
 from sqla_shard import exc
+from sqla_shard.testing._started import at_once
+from sqla_shard.testing._started import Started
 from sqla_shard.testing.accounts import PREFIXES
 from sqla_shard.testing.accounts import random_password
 from sqla_shard.testing.mariadb import MariaDBServer
@@ -54,7 +54,7 @@ _OPTIONS = (
 )
 
 
-class MariaDBPair:
+class MariaDBPair(Started):
     """A primary and its standbys, started, used and thrown away.
 
     :param name: of the pair, as in a topology; the servers are ``server1a``,
@@ -114,17 +114,6 @@ class MariaDBPair:
             f"primary={self._primary.name} servers={len(self.servers)}>"
         )
 
-    def __enter__(self) -> MariaDBPair:
-        return self.start()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     # -- roles ------------------------------------------------------------
 
     @property
@@ -162,24 +151,19 @@ class MariaDBPair:
         :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or a
             server does not start.
         """
-        try:
-            with ThreadPoolExecutor(len(self.servers)) as pool:
-                list(pool.map(MariaDBServer.start, self.servers))
+        with self._or_stopped():
+            at_once(self.servers, MariaDBServer.start)
             if not self._attached:
                 for server in self.servers:
                     self._create_account(server)
                 for server in self.standbys:
                     self.attach(server)
                 self._attached = True
-        except BaseException:
-            self.stop()
-            raise
         return self
 
     def stop(self) -> None:
         """End all servers and remove their data."""
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            list(pool.map(MariaDBServer.stop, self.servers))
+        at_once(self.servers, MariaDBServer.stop)
         self._attached = False
         self._primary = self.servers[0]
 

@@ -41,23 +41,14 @@ once is not supported.
 
 from __future__ import annotations
 
-import atexit
-import os
 import shutil
 import signal
 import ssl
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from sqla_shard import exc
-from sqla_shard.testing._processes import free_port
-from sqla_shard.testing._processes import guard
-from sqla_shard.testing._processes import tail
-from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing._server import LocalServer
 from sqla_shard.testing.certificates import Certificates
 from sqla_shard.testing.certificates import make_certificates
 from sqla_shard.testing.jars import find_zookeeper
@@ -70,10 +61,8 @@ from sqla_shard.testing.zoo_wire import end_session
 
 __all__ = ["ZooKeeperServer"]
 
-_START_ATTEMPTS = 3
 
-
-class ZooKeeperServer:
+class ZooKeeperServer(LocalServer):
     """A ZooKeeper server that is started, used and thrown away.
 
     :param name: for messages.
@@ -87,7 +76,10 @@ class ZooKeeperServer:
     :raises ValueError: if an argument makes no sense.
     """
 
-    host = "127.0.0.1"
+    _log_name = "zookeeper.log"
+
+    # Nothing that it would do at an orderly end is of use to anybody.
+    _stop_signal = signal.SIGKILL
 
     def __init__(
         self,
@@ -102,40 +94,18 @@ class ZooKeeperServer:
     ) -> None:
         if type(tick) is not int or not 1 <= tick <= 20_000:
             raise ValueError(f"tick={tick!r} is not 1 to 20,000 milliseconds")
-        self.name = name
+        super().__init__(
+            name,
+            parent=parent,
+            start_timeout=start_timeout,
+            stop_timeout=stop_timeout,
+        )
         self.tick = tick
         self.tls = tls
         self.options = dict(options or {})
-        self.start_timeout = start_timeout
-        self.stop_timeout = stop_timeout
-        self.port = 0
-        """TCP port, the same from the first start on; 0 before."""
-        self.directory: Path | None = None
-        """All files of the server; None before the start, after the stop."""
         self.membership: Membership | None = None
         """Place in an ensemble; None for a server by itself."""
-        self._parent = parent
-        self._process: subprocess.Popen[bytes] | None = None
         self._certificates: Certificates | None = None
-        self._owner = 0
-        self._paused = False
-
-    def __repr__(self) -> str:
-        state = "paused" if self._paused else "running"
-        if not self.running:
-            state = "stopped"
-        return f"<{type(self).__name__} {self.name} port={self.port} {state}>"
-
-    def __enter__(self) -> ZooKeeperServer:
-        return self.start()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     # -- state ------------------------------------------------------------
 
@@ -143,11 +113,6 @@ class ZooKeeperServer:
     def hosts(self) -> str:
         """Host and port, as clients want them."""
         return f"{self.host}:{self.port}"
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is there; a paused one is, too."""
-        return self._process is not None and self._process.poll() is None
 
     @property
     def alive(self) -> bool:
@@ -165,20 +130,6 @@ class ZooKeeperServer:
             if key == "Mode":
                 return value
         return None
-
-    @property
-    def pid(self) -> int | None:
-        """Number of the process; None if it is not running."""
-        if self._process is None or not self.running:
-            return None
-        return self._process.pid
-
-    @property
-    def log_tail(self) -> str:
-        """The last lines of the log; empty once it was removed."""
-        if self.directory is None:
-            return ""
-        return tail(self.directory / "zookeeper.log")
 
     @property
     def ca(self) -> Path:
@@ -217,35 +168,8 @@ class ZooKeeperServer:
         :raises sqla_shard.exc.ServerProcessError: if ZooKeeper is missing or
             does not start in time; has the end of its log.
         """
-        if self.running:
-            return self
-        if self._process is not None and self.directory is not None:
-            self._launch()
-            return self
-        try:
-            self._prepare()
-            self._first_launch()
-        except BaseException:
-            self.stop()
-            raise
+        self._start()
         return self
-
-    def stop(self) -> None:
-        """End the server and remove its directory.
-
-        Nothing happens if there is none, nor in a forked child: the server
-        belongs to the process that started it.
-        """
-        if self.directory is None or self._owner != os.getpid():
-            return
-        # Nothing that it would do at an orderly end is of use to anybody.
-        self._end(signal.SIGKILL)
-        guard.remove(self.directory)
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory = None
-        self._process = None
-        self._certificates = None
-        atexit.unregister(self.stop)
 
     def restart(self) -> ZooKeeperServer:
         """End the server in good order and start it with the same data.
@@ -254,17 +178,7 @@ class ZooKeeperServer:
 
         :raises sqla_shard.exc.ServerProcessError: as :meth:`start`.
         """
-        self._directory()
-        self._end(signal.SIGTERM)
-        return self.start()
-
-    def kill(self) -> None:
-        """End the server with SIGKILL; :meth:`start` lets it recover.
-
-        :raises sqla_shard.exc.ServerProcessError: if it was not started.
-        """
-        self._directory()
-        self._end(signal.SIGKILL)
+        return super().restart()
 
     def wipe(self) -> None:
         """Kill the server and throw its data away.
@@ -281,22 +195,6 @@ class ZooKeeperServer:
         """
         self.kill()
         shutil.rmtree(self._directory() / "data")
-
-    def pause(self) -> None:
-        """Stop the process in mid-air: it answers nothing.
-
-        :raises sqla_shard.exc.ServerProcessError: if it is not running.
-        """
-        self._running_process().send_signal(signal.SIGSTOP)
-        self._paused = True
-
-    def resume(self) -> None:
-        """Let a paused server go on.
-
-        :raises sqla_shard.exc.ServerProcessError: if it is not running.
-        """
-        self._running_process().send_signal(signal.SIGCONT)
-        self._paused = False
 
     # -- sessions ---------------------------------------------------------
 
@@ -326,21 +224,8 @@ class ZooKeeperServer:
 
     # -- inside -----------------------------------------------------------
 
-    def _directory(self) -> Path:
-        if self.directory is None:
-            raise exc.ServerProcessError(f"{self!r} was not started", log="")
-        return self.directory
-
-    def _running_process(self) -> subprocess.Popen[bytes]:
-        process = self._process
-        if process is None or not self.running:
-            raise exc.ServerProcessError(
-                f"{self!r} is not running", log=self.log_tail
-            )
-        return process
-
     def _with_tls(self) -> Certificates:
-        if self._certificates is None:
+        if self._certificates is None or self.directory is None:
             missing = "was not started" if self.tls else "is without tls=True"
             raise exc.ServerProcessError(f"{self!r} {missing}", log="")
         return self._certificates
@@ -361,32 +246,9 @@ class ZooKeeperServer:
         except OSError:
             return ""
 
-    def _prepare(self) -> None:
-        parent = self._parent or Path(tempfile.gettempdir())
-        self.directory = Path(
-            tempfile.mkdtemp(prefix="sqlashard-", dir=parent.resolve())
-        )
-        self._owner = os.getpid()
-        # The guard first: at exit the order is reversed, and stop() needs
-        # it still there.
-        guard.add(0, self.directory)
-        atexit.register(self.stop)
+    def _fill(self, directory: Path) -> None:
         if self.tls:
-            self._certificates = make_certificates(self.directory / "tls")
-
-    def _first_launch(self) -> None:
-        for attempt in range(1, _START_ATTEMPTS + 1):
-            self.port = free_port()
-            try:
-                self._launch()
-            except exc.ServerProcessError as error:
-                # Somebody else took the port between our look at it and
-                # the server's.
-                taken = "Address already in use" in error.log
-                if not taken or attempt == _START_ATTEMPTS:
-                    raise
-            else:
-                return
+            self._certificates = make_certificates(directory / "tls")
 
     def _write_files(self, directory: Path) -> Path:
         data = directory / "data"
@@ -406,58 +268,14 @@ class ZooKeeperServer:
         )
         return file
 
-    def _launch(self) -> None:
+    def _command(self, directory: Path) -> list[str]:
         jars = find_zookeeper()
         if jars is None:
             raise exc.ServerProcessError(MISSING_ZOOKEEPER, log="")
-        directory = self._directory()
-        file = self._write_files(directory)
-        with (directory / "zookeeper.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command(jars, file),
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C must end the tests, which end the server; not the
-                # server first, under tests that are still running.
-                start_new_session=True,
-            )
-        guard.add(self._process.pid, directory)
-        started = time.monotonic()
-        if not wait_until(self._answers, seconds=self.start_timeout):
-            seconds = time.monotonic() - started
-            log_tail = self.log_tail
-            self._end(signal.SIGKILL)
-            raise exc.ServerProcessError(
-                f"{self!r} did not answer within {seconds:.0f} s", log=log_tail
-            )
+        return command(jars, self._write_files(directory))
 
-    def _answers(self) -> bool:
-        process = self._process
-        if process is None or process.poll() is not None:
-            status = None if process is None else process.returncode
-            raise exc.ServerProcessError(
-                f"{self!r} ended with status {status} while it started",
-                log=self.log_tail,
-            )
+    def _serves(self) -> bool:
         if self.membership is None:
             return self.alive
         # Without the others it cannot serve yet.
         return self._ask("ruok") == "imok"
-
-    def _end(self, how: signal.Signals) -> None:
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:
-            process.send_signal(how)
-            if self._paused:
-                # A stopped process keeps every signal but SIGKILL for later.
-                process.send_signal(signal.SIGCONT)
-            try:
-                process.wait(timeout=self.stop_timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=self.stop_timeout)
-        self._paused = False

@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.testing import mariadb
+from sqla_shard.testing import _server
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing._processes import free_port
@@ -321,7 +321,7 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path):
 def test_a_port_taken_at_the_last_moment_is_replaced(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [free_port(), other.getsockname()[1]]
-        monkeypatch.setattr(mariadb, "free_port", ports.pop)
+        monkeypatch.setattr(_server, "free_port", ports.pop)
         with MariaDBServer(fast=True) as server:
             assert ports == []
             assert ask(server, "SELECT 1") == ((1,),)

@@ -21,7 +21,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
-from sqla_shard.testing import zookeeper
+from sqla_shard.testing import _server
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.testing._processes import free_port
@@ -360,7 +360,7 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path):
 def test_a_port_taken_at_the_last_moment_is_replaced(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [free_port(), other.getsockname()[1]]
-        monkeypatch.setattr(zookeeper, "free_port", ports.pop)
+        monkeypatch.setattr(_server, "free_port", ports.pop)
         with ZooKeeperServer() as server:
             assert ports == []
             assert server.alive
