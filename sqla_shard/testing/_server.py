@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -140,7 +141,10 @@ class LocalServer(Started):
 
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
-        self._running_process().send_signal(signal.SIGSTOP)
+        process = self._running_process()
+        process.send_signal(signal.SIGSTOP)
+        # On a busy machine a thread of it may still answer for a while.
+        wait_until(lambda: _is_stopped(process.pid), seconds=10.0)
         self._paused = True
 
     def resume(self) -> None:
@@ -262,3 +266,14 @@ class LocalServer(Started):
                 process.kill()
                 process.wait(timeout=self.stop_timeout)
         self._paused = False
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether all threads of a process have stopped."""
+    states = []
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        # One that ends meanwhile is not in the way.
+        with contextlib.suppress(OSError):
+            # The name before it may have blanks and brackets.
+            states.append(status.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)
