@@ -62,6 +62,10 @@ class Commits:
         entry: Any = (own, part, *rest)
         known[connection] = known[connection.engine] = entry
 
+    def forget(self) -> None:
+        """Let go of the parts, or nothing but gc would free the session."""
+        self._parts.clear()
+
     def commit(self) -> None:
         """Commit on every server, unless that was done.
 

@@ -106,12 +106,16 @@ class ShardSession(ShardedSession):
 
     # -- the transaction
 
+    _commits: Commits | None = None
+
     def _reset_transaction(self) -> None:
+        if self._commits is not None:
+            self._commits.forget()
         self._places: Places | None = None
         self._views: dict[Place, tuple[Connection, ShardView]] = {}
         self._log: TransactionLog | None = None
         self._begun: list[Connection] = []
-        self._commits: Commits | None = None
+        self._commits = None
         #: Shards of objects that are not flushed yet.
         self.placed: dict[Any, Place] = {}
         self._begun_cross_shard: CrossShard = None
