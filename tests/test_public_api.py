@@ -133,11 +133,7 @@ SAMPLES = [
     exc.BlobValueError("m", field="A.f", value=1),
     exc.BlobTooLargeError(size=9, limit=8),
     exc.StaleDataError(class_name="A", object_id=1, fields=["f"]),
-    exc.CommitUnknownError(
-        server="s",
-        shards_unknown=[written(1, "s")],
-        shards_rolled_back=[written(2, "t")],
-    ),
+    exc.CommitUnknownError(server="s", shards_unknown=[written(1, "s")]),
     exc.PartialCommitError(
         committed=["a"],
         failed="b",

@@ -56,12 +56,10 @@ class CommitUnknownError(ShardError):
     """Raised when the connection was lost after COMMIT was sent.
 
     Whether the transaction is in the database is not known; repeating it
-    might write it twice.
+    might write it twice.  All that it wrote was for this server.
 
     :ivar server: the server that did not answer.
     :ivar shards_unknown: what was written there.
-    :ivar shards_rolled_back: what was written on other servers, which had
-        not been reached: it is not there.
     """
 
     def __init__(
@@ -69,28 +67,24 @@ class CommitUnknownError(ShardError):
         *,
         server: str,
         shards_unknown: Sequence[WrittenShard] = (),
-        shards_rolled_back: Sequence[WrittenShard] = (),
     ) -> None:
-        rest = ""
-        if shards_rolled_back:
-            rest = f"; rolled back: {_listed(shards_rolled_back, ())}"
         super().__init__(
             f"the connection to {server} was lost during COMMIT: whether "
-            f"it took effect is unknown{rest}. Read the objects before "
-            "repeating the transaction"
+            "it took effect is unknown. Read the objects before repeating "
+            "the transaction"
         )
         self.server = server
         self.shards_unknown = tuple(shards_unknown)
-        self.shards_rolled_back = tuple(shards_rolled_back)
 
 
 class PartialCommitError(ShardError):
-    """Raised when only some servers of a transaction committed.
+    """Raised when only some servers of a transaction committed, or may have.
 
     Each shard that the transaction has written is in one of the four tuples
     of :class:`WrittenShard`.
 
-    :ivar committed: servers whose COMMIT succeeded.
+    :ivar committed: servers whose COMMIT succeeded; none where the first
+        COMMIT is the one whose outcome is unknown.
     :ivar failed: the server whose COMMIT failed.
     :ivar rolled_back: servers that were not reached and roll back.
     :ivar unknown: whether the failed server may have committed after all.
@@ -114,9 +108,9 @@ class PartialCommitError(ShardError):
         shards_rolled_back: Sequence[WrittenShard] = (),
     ) -> None:
         state = "may or may not have committed" if unknown else "did not"
-        there = _listed(shards_committed, committed)
+        there = _listed(shards_committed, committed) or "none"
         here = _listed([*shards_failed, *shards_unknown], [failed])
-        rest = _listed(shards_rolled_back, rolled_back) or "no other"
+        rest = _listed(shards_rolled_back, rolled_back) or "none"
         super().__init__(
             f"committed: {there}; {here} {state}; rolled back: {rest}. "
             "Repair by reading the objects on each"

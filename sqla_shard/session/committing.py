@@ -71,8 +71,9 @@ class Commits:
 
         :raises ServerUnreachableError: before any server was told, when the
             transaction is gone on one.
-        :raises CommitUnknownError: when the outcome of the first is unknown.
-        :raises PartialCommitError: when it fails after the first.
+        :raises CommitUnknownError: when the outcome of the only one that
+            was written is unknown.
+        :raises PartialCommitError: when some have committed, or may have.
         """
         if self._is_done:
             return

@@ -207,7 +207,7 @@ class TransactionLog:
             return ReadingLost(self._name(engine))
         unknown = is_written and failure is Failure.LOST
         rest = [e for e in written if e is not engine and e not in done]
-        if done:
+        if done or (unknown and rest):
             return self._partial(done, engine, rest, unknown=unknown)
         if failure is Failure.FENCED:
             error: Any = context.sqlalchemy_exception
@@ -216,7 +216,6 @@ class TransactionLog:
             return CommitUnknownError(
                 server=self._name(engine),
                 shards_unknown=self._written.shards([engine]),
-                shards_rolled_back=self._written.shards(rest),
             )
         return None
 

@@ -268,7 +268,8 @@ class Proxy:
         Then, or with :meth:`restore`, or when it is called again, that is
         over.
 
-        :param n: 1 for the next one, on whatever connection.
+        :param n: 1 for the next one, on whatever connection.  The driver
+            asyncmy commits on each new connection, too.
         :param when: ``"before"`` the server has got it, so that it rolls
             back; or ``"after"`` it was done, when the answer comes, which is
             not passed on.
