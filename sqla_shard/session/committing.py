@@ -22,6 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy import Transaction
 from sqlalchemy.orm import SessionTransaction
 
+from sqla_shard.exc import PartialCommitError
 from sqla_shard.session.transactions import ReadingLost
 from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import TransactionLog
@@ -78,6 +79,29 @@ class Commits:
         if self._is_done:
             return
         refuse_lost((p.connection for p in self._parts.values()), self._owner)
+        try:
+            self._commit_all()
+        except PartialCommitError:
+            raise
+        except Exception as error:
+            # Of a listener of the application, say, at the second COMMIT.
+            partial = self._owner.log.cut_short()
+            if partial is None:
+                raise
+            raise partial from error
+        except BaseException:
+            # Ctrl-C goes on being that.
+            partial = self._owner.log.cut_short()
+            if partial is not None:
+                _log.error(
+                    "COMMIT was interrupted: %s",
+                    partial,
+                    extra={"action": "commit"},
+                )
+            raise
+        self._is_done = True
+
+    def _commit_all(self) -> None:
         read = dict(self._parts)
         for engine in self._owner.log.in_order():
             # What was not sent after all has begun nothing.
@@ -86,7 +110,6 @@ class Commits:
                 part.inner.commit()
         for part in read.values():
             part.end()
-        self._is_done = True
 
 
 class _Part:

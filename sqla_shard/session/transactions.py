@@ -4,7 +4,7 @@ A session has one connection and one database transaction per server.  The
 servers commit one after another, so only what was written on *one* virtual
 shard is atomic.  :class:`TransactionLog` is told of every write before it is
 sent, refuses a second shard, and says after a failed COMMIT what is where.
-Ctrl-C during one of several COMMITs stays Ctrl-C, and says nothing.
+Ctrl-C during one of several COMMITs stays Ctrl-C; what it has left is logged.
 """
 
 from __future__ import annotations
@@ -218,6 +218,19 @@ class TransactionLog:
                 shards_unknown=self._written.shards([engine]),
             )
         return None
+
+    def cut_short(self) -> PartialCommitError | None:
+        """Return what COMMITs have left that ended with no word of a server.
+
+        :returns: None where nothing has committed.
+        """
+        engine, self._committing = self._committing, None
+        written = self._written.engines
+        done = [e for e in self._committed if e in written]
+        if engine is None or not done:
+            return None
+        rest = [e for e in written if e is not engine and e not in done]
+        return self._partial(done, engine, rest, unknown=engine in written)
 
     def _partial(
         self,

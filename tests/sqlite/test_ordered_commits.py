@@ -28,7 +28,9 @@ from sqla_shard import Cluster
 from sqla_shard import KeyspaceMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import WrittenShard
 from sqla_shard.testing import sqlite_topology
 
 
@@ -272,6 +274,90 @@ def test_a_part_that_is_lost_during_the_last_flush(cluster: Cluster) -> None:
     with cluster.session() as session:
         boards = session.get_many(Board, ids.values())
         assert [b.title for b in boards if b] == ["a", "a", "a"]
+
+
+@contextmanager
+def failing(
+    cluster: Cluster, shard_id: int, error: BaseException
+) -> Iterator[None]:
+    """Let a listener of the application fail where a shard commits."""
+    keyspace = cluster.topology.keyspaces["objects"]
+    engine = cluster.places.place(keyspace, shard_id).engine
+
+    def fail(_: Any) -> None:
+        raise error
+
+    event.listen(engine, "commit", fail)
+    yield
+    event.remove(engine, "commit", fail)
+
+
+def written(*shards: int) -> tuple[WrittenShard, ...]:
+    return tuple(
+        WrittenShard(
+            keyspace="objects",
+            shard_id=n,
+            server="server1" if n < 4 else "server2",
+        )
+        for n in shards
+    )
+
+
+@pytest.mark.parametrize("at", [4, 6])
+def test_a_listener_that_fails_after_the_first_commit(
+    cluster: Cluster, at: int
+) -> None:
+    ids = {n: board_on(cluster, n) for n in (1, 4, 6)}
+    with (
+        cluster.session(cross_shard="ordered") as session,
+        failing(cluster, at, ValueError("mine")),
+    ):
+        for board in session.get_many(Board, ids.values()):
+            board.title = "new"
+        with pytest.raises(PartialCommitError) as caught:
+            session.commit()
+    assert str(caught.value.__cause__) == "mine"
+    done = [n for n in ids if n < at]
+    assert caught.value.shards_committed == written(*done)
+    assert caught.value.shards_unknown == written(at)
+    rest = [n for n in ids if n > at]
+    assert caught.value.shards_rolled_back == written(*rest)
+    with cluster.session() as session:
+        titles = {b.id: b.title for b in session.get_many(Board, ids.values())}
+    assert titles == {ids[n]: "new" if n in done else "a" for n in ids}
+
+
+def test_a_listener_that_fails_at_the_first_commit(cluster: Cluster) -> None:
+    ids = {n: board_on(cluster, n) for n in (1, 4)}
+    with (
+        cluster.session(cross_shard="ordered") as session,
+        failing(cluster, 1, ValueError("mine")),
+    ):
+        for board in session.get_many(Board, ids.values()):
+            board.title = "new"
+        with pytest.raises(ValueError, match="mine"):
+            session.commit()
+    with cluster.session() as session:
+        boards = session.get_many(Board, ids.values())
+        assert [b.title for b in boards if b] == ["a", "a"]
+
+
+def test_ctrl_c_between_two_commits_is_logged(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = {n: board_on(cluster, n) for n in (1, 4)}
+    with (
+        cluster.session(cross_shard="ordered") as session,
+        failing(cluster, 4, KeyboardInterrupt()),
+    ):
+        for board in session.get_many(Board, ids.values()):
+            board.title = "new"
+        with pytest.raises(KeyboardInterrupt):
+            session.commit()
+    assert "interrupted: committed: shard 1 of objects on server1" in (
+        caplog.text
+    )
+    assert "shard 4 of objects on server2 may or may not" in caplog.text
 
 
 def test_a_session_is_not_kept(cluster: Cluster) -> None:
