@@ -204,7 +204,7 @@ def show_instead(cluster: Cluster, ada_id: int, grace_id: int) -> None:
 
     # The second: both are written, or neither, as long as no server dies
     # between the first COMMIT and the last.  One that does is told as
-    # PartialCommitError, with the names of the servers.
+    # PartialCommitError, with what became of each shard.
     with (
         StatementLog() as log,
         cluster.begin(cross_shard="unordered") as session,

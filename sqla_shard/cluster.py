@@ -212,8 +212,8 @@ class Cluster(FromSources, EventTarget):
 
         An exception rolls back; the session is closed either way.
 
-        :param cross_shard: ``"unordered"`` lets the transaction write
-            several shards.
+        :param cross_shard: ``"ordered"`` or ``"unordered"`` lets the
+            transaction write several shards.
         """
         return Begun(self.session(cross_shard=cross_shard, **kwargs))
 
@@ -308,8 +308,8 @@ class Cluster(FromSources, EventTarget):
         COMMIT is waited for even by a task that is cancelled meanwhile; it
         goes on being cancelled after it.
 
-        :param cross_shard: ``"unordered"`` lets the transaction write
-            several shards.
+        :param cross_shard: ``"ordered"`` or ``"unordered"`` lets the
+            transaction write several shards.
         """
         return AsyncBegun(
             self.async_session(cross_shard=cross_shard, **kwargs)

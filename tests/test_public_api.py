@@ -65,6 +65,12 @@ def test_errors_are_sqlalchemys_and_drawn(error: type[Any]) -> None:
     assert error.__name__.endswith("Error")
 
 
+def written(shard_id: int, server: str) -> exc.WrittenShard:
+    return exc.WrittenShard(
+        keyspace="objects", shard_id=shard_id, server=server
+    )
+
+
 SAMPLES = [
     exc.InvalidIdError("m", value=3),
     exc.WrongTypeError("m", value=3, expected=(1,)),
@@ -127,9 +133,15 @@ SAMPLES = [
     exc.BlobValueError("m", field="A.f", value=1),
     exc.BlobTooLargeError(size=9, limit=8),
     exc.StaleDataError(class_name="A", object_id=1, fields=["f"]),
-    exc.CommitUnknownError(server="s"),
+    exc.CommitUnknownError(server="s", shards_unknown=[written(1, "s")]),
     exc.PartialCommitError(
-        committed=["a"], failed="b", rolled_back=["c"], unknown=True
+        committed=["a"],
+        failed="b",
+        rolled_back=["c"],
+        unknown=True,
+        shards_committed=[written(i, "a") for i in range(12)],
+        shards_unknown=[written(20, "b")],
+        shards_rolled_back=[written(30, "c")],
     ),
     exc.RetriesExhaustedError(
         attempts=3,

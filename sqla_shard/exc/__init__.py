@@ -119,6 +119,7 @@ from sqla_shard.exc.running import NoEventLoopError
 from sqla_shard.exc.running import PartialCommitError
 from sqla_shard.exc.running import RetriesExhaustedError
 from sqla_shard.exc.running import ServerProcessError
+from sqla_shard.exc.running import WrittenShard
 from sqla_shard.exc.scattering import ScatterDisabledError
 from sqla_shard.exc.scattering import ScatterFailedError
 from sqla_shard.exc.scattering import ScatterLimitError
@@ -199,5 +200,6 @@ __all__ = [
     "UnknownServerError",
     "UnknownShardError",
     "UnsupportedStatementError",
+    "WrittenShard",
     "WrongTypeError",
 ]

@@ -54,7 +54,7 @@ class CrossShardWriteError(ShardError):
             f"this transaction would write {second[1]}, and has written "
             f"{first[1]} already: two shards cannot be committed as one. "
             "Use a transaction for each, or "
-            'begin(cross_shard="unordered") where a half-finished write '
+            'begin(cross_shard="ordered") where a half-finished write '
             "can be told and repaired"
         )
         self.first = first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqla_shard.exc.base import ShardError
 
@@ -19,34 +20,79 @@ __all__ = [
     "PartialCommitError",
     "RetriesExhaustedError",
     "ServerProcessError",
+    "WrittenShard",
 ]
+
+_MOST_SHARDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenShard:
+    """A virtual shard that a transaction has written.
+
+    :ivar keyspace: name of its keyspace.
+    :ivar shard_id: its number; 0 in a global keyspace.
+    :ivar server: the server that had it.
+    """
+
+    keyspace: str
+    shard_id: int
+    server: str
+
+    def __str__(self) -> str:
+        return f"shard {self.shard_id} of {self.keyspace} on {self.server}"
+
+
+def _listed(shards: Sequence[WrittenShard], servers: Sequence[str]) -> str:
+    """Return what to say of some shards, or of servers where none is told."""
+    if not shards:
+        return ", ".join(servers)
+    named = ", ".join(map(str, shards[:_MOST_SHARDS]))
+    more = len(shards) - _MOST_SHARDS
+    return f"{named} and {more} more" if more > 0 else named
 
 
 class CommitUnknownError(ShardError):
     """Raised when the connection was lost after COMMIT was sent.
 
     Whether the transaction is in the database is not known; repeating it
-    might write it twice.
+    might write it twice.  All that it wrote was for this server.
 
     :ivar server: the server that did not answer.
+    :ivar shards_unknown: what was written there.
     """
 
-    def __init__(self, *, server: str) -> None:
+    def __init__(
+        self,
+        *,
+        server: str,
+        shards_unknown: Sequence[WrittenShard] = (),
+    ) -> None:
         super().__init__(
             f"the connection to {server} was lost during COMMIT: whether "
             "it took effect is unknown. Read the objects before repeating "
             "the transaction"
         )
         self.server = server
+        self.shards_unknown = tuple(shards_unknown)
 
 
 class PartialCommitError(ShardError):
-    """Raised when only some servers of a transaction committed.
+    """Raised when only some servers of a transaction committed, or may have.
 
-    :ivar committed: servers whose COMMIT succeeded.
+    Each shard that the transaction has written is in one of the four tuples
+    of :class:`WrittenShard`.
+
+    :ivar committed: servers whose COMMIT succeeded; none where the first
+        COMMIT is the one whose outcome is unknown.
     :ivar failed: the server whose COMMIT failed.
     :ivar rolled_back: servers that were not reached and roll back.
     :ivar unknown: whether the failed server may have committed after all.
+    :ivar shards_committed: are written.
+    :ivar shards_failed: are not: the server has refused COMMIT.
+    :ivar shards_unknown: may or may not be: the connection was lost during
+        COMMIT.
+    :ivar shards_rolled_back: are not: COMMIT was not sent.
     """
 
     def __init__(
@@ -56,17 +102,27 @@ class PartialCommitError(ShardError):
         failed: str,
         rolled_back: Sequence[str],
         unknown: bool,
+        shards_committed: Sequence[WrittenShard] = (),
+        shards_failed: Sequence[WrittenShard] = (),
+        shards_unknown: Sequence[WrittenShard] = (),
+        shards_rolled_back: Sequence[WrittenShard] = (),
     ) -> None:
         state = "may or may not have committed" if unknown else "did not"
+        there = _listed(shards_committed, committed) or "none"
+        here = _listed([*shards_failed, *shards_unknown], [failed])
+        rest = _listed(shards_rolled_back, rolled_back) or "none"
         super().__init__(
-            f"committed on {', '.join(committed)}; {failed} {state}; rolled "
-            f"back on {', '.join(rolled_back) or 'no other'}. Repair by "
-            "reading the objects on each server"
+            f"committed: {there}; {here} {state}; rolled back: {rest}. "
+            "Repair by reading the objects on each"
         )
         self.committed = tuple(committed)
         self.failed = failed
         self.rolled_back = tuple(rolled_back)
         self.unknown = unknown
+        self.shards_committed = tuple(shards_committed)
+        self.shards_failed = tuple(shards_failed)
+        self.shards_unknown = tuple(shards_unknown)
+        self.shards_rolled_back = tuple(shards_rolled_back)
 
 
 class RetriesExhaustedError(ShardError):

@@ -308,6 +308,7 @@ def _declare(cls: Any, table: Any, definition: Definition) -> None:
             keyspace=definition.keyspace,
             id_index=0,
             type_id=definition.source.type_id,
+            commits_late=True,
         ),
     )
 

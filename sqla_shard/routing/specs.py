@@ -50,6 +50,8 @@ class TableSpec:
         INSERT, into one of mapped columns.
     :ivar is_shown: tells whether reads show an object that they are not
         asked for in particular; None for all.
+    :ivar commits_late: whether the COMMIT of its rows comes after that of
+        others, where a transaction writes several servers in order.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class TableSpec:
     colocation: Colocation | None = None
     encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     is_shown: Callable[[Any], bool] | None = None
+    commits_late: bool = False
 
 
 _NOTHING_KNOWN = TableSpec(kind="global")

@@ -191,7 +191,7 @@ class Plan:
         self,
         places: Sequence[Place],
         connections: Sequence[Connection] = (),
-        wrote: Callable[[Place, str], None] | None = None,
+        wrote: Callable[[Place, str, Any], None] | None = None,
         *,
         merge: Merge | None = None,
         limits: Scatter | None = None,

@@ -148,7 +148,8 @@ def _before(
     """Do what must come before a statement on its connection."""
     if context.isinsert or context.isupdate or context.isdelete:
         if plan.wrote is not None:
-            plan.wrote(place, _describe(context))
+            table = getattr(context.compiled.statement, "table", None)
+            plan.wrote(place, _describe(table), table)
         if context.isinsert:
             _check_addresses(parameters, place)
     elif getattr(context, "is_text", False) or context.compiled is None:
@@ -158,7 +159,7 @@ def _before(
             place.backend.use, connection, cursor, place.schema
         )
         if plan.wrote is not None and not _only_reads(statement):
-            plan.wrote(place, "textual SQL")
+            plan.wrote(place, "textual SQL", None)
     elif not plan.connections and _locks(context):
         plan.before = partial(place.backend.lock, connection)
 
@@ -168,8 +169,7 @@ def _lock_all(plan: Plan) -> None:
         place.backend.lock(connection)
 
 
-def _describe(context: Any) -> str:
-    table = getattr(context.compiled.statement, "table", None)
+def _describe(table: Any) -> str:
     return f"a row of {getattr(table, 'name', 'a table')}"
 
 

@@ -46,6 +46,7 @@ from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
 from sqla_shard.scattering import Plan
 from sqla_shard.scattering import Watch
+from sqla_shard.session.committing import Commits
 from sqla_shard.session.contract import Home
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.scatter_pages import scatter_page
@@ -75,8 +76,8 @@ class ShardSession(ShardedSession):
     :param cluster: the cluster; ``cluster.session()`` gives it.
     :param shard_id: the shard of this session's new roots; None lets the
         placement policy choose.
-    :param cross_shard: ``"unordered"`` lets one transaction write several
-        shards, which are then committed one after another.
+    :param cross_shard: lets one transaction write several shards, committed
+        one after another: ``"ordered"`` (lookups first) or ``"unordered"``.
     :param kwargs: as for :class:`sqlalchemy.orm.Session`.
     """
 
@@ -105,11 +106,16 @@ class ShardSession(ShardedSession):
 
     # -- the transaction
 
+    _commits: Commits | None = None
+
     def _reset_transaction(self) -> None:
+        if self._commits is not None:
+            self._commits.forget()
         self._places: Places | None = None
         self._views: dict[Place, tuple[Connection, ShardView]] = {}
         self._log: TransactionLog | None = None
         self._begun: list[Connection] = []
+        self._commits = None
         #: Shards of objects that are not flushed yet.
         self.placed: dict[Any, Place] = {}
         self._begun_cross_shard: CrossShard = None
@@ -125,8 +131,10 @@ class ShardSession(ShardedSession):
     def log(self) -> TransactionLog:
         """What the transaction has written."""
         if self._log is None:
-            crosses = bool(self._begun_cross_shard or self._cross_shard)
-            self._log = TransactionLog(cross_shard=crosses, last=self.last)
+            crosses = self._begun_cross_shard or self._cross_shard
+            self._log = TransactionLog(
+                self.places, cross_shard=crosses, last=self.last
+            )
         return self._log
 
     @property
@@ -140,17 +148,21 @@ class ShardSession(ShardedSession):
     ) -> SessionTransaction:
         """Begin a transaction; see :meth:`sqlalchemy.orm.Session.begin`.
 
-        :param cross_shard: ``"unordered"`` lets this transaction write
-            several shards.
+        :param cross_shard: lets this transaction write several shards.
         """
         transaction = super().begin(nested)
         self._begun_cross_shard = checked(cross_shard)
         return transaction
 
-    def begun(self, connection: Connection) -> None:
-        """Follow the transaction on one server, which has just begun."""
+    def begun(
+        self, transaction: SessionTransaction, connection: Connection
+    ) -> None:
+        """Follow what has just begun on one server."""
         self._begun.append(connection)
         self.log.begun(connection)
+        if not transaction.nested:
+            self._commits = self._commits or Commits(self)
+            self._commits.take(transaction, connection)
 
     def close(self) -> None:
         """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
@@ -158,12 +170,14 @@ class ShardSession(ShardedSession):
         All servers are told at once.  When one cannot be told, the
         connections to the others are closed.
 
-        :raises sqlalchemy.exc.SQLAlchemyError: what that server's driver
-            has raised.
+        :raises sqlalchemy.exc.SQLAlchemyError: what that one has raised.
         """
         failed: BaseException | None = None
         try:
-            self._roll_back_together()
+            if self._process != os.getpid():
+                leave_to_parent(self._begun)
+            elif len(self._begun) > 1:
+                roll_back_together(self._begun, self.places.engines.lanes)
         except BaseException as error:
             failed = error
         try:
@@ -176,12 +190,6 @@ class ShardSession(ShardedSession):
             raise
         if failed is not None:
             raise failed
-
-    def _roll_back_together(self) -> None:
-        if self._process != os.getpid():
-            leave_to_parent(self._begun)
-        elif len(self._begun) > 1:
-            roll_back_together(self._begun, self.places.engines.lanes)
 
     def check_process(self) -> None:
         """Refuse a transaction that the parent process has begun.
@@ -457,14 +465,6 @@ def _before_flush(session: ShardSession, context: Any, objects: Any) -> None:
     place_objects(session)
 
 
-def _after_begin(
-    session: ShardSession,
-    transaction: SessionTransaction,
-    connection: Connection,
-) -> None:
-    session.begun(connection)
-
-
 def _after_create(
     session: ShardSession, transaction: SessionTransaction
 ) -> None:
@@ -490,7 +490,7 @@ _LISTENERS: dict[str, Any] = {
     "before_flush": _before_flush,
     "before_commit": lambda own: refuse_lost(own._begun, own),
     "after_commit": note_commit,
-    "after_begin": _after_begin,
+    "after_begin": ShardSession.begun,
     "after_transaction_create": _after_create,
     "after_soft_rollback": _after_rollback,
     "after_transaction_end": _after_end,

@@ -310,7 +310,8 @@ def _log(
     statement: Any = context.statement
     with scope.log.all_or_none():
         for place in places:
-            scope.log.wrote(place, f"rows of {statement.table.name}")
+            table = statement.table
+            scope.log.wrote(place, f"rows of {table.name}", table)
 
 
 def _invoke(

@@ -4,6 +4,7 @@ A session has one connection and one database transaction per server.  The
 servers commit one after another, so only what was written on *one* virtual
 shard is atomic.  :class:`TransactionLog` is told of every write before it is
 sent, refuses a second shard, and says after a failed COMMIT what is where.
+Ctrl-C during one of several COMMITs stays Ctrl-C; what it has left is logged.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DontWrapMixin
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects import Failure
+from sqla_shard.engines import Places
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
@@ -31,10 +35,12 @@ from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import Lanes
+from sqla_shard.session.written import Written
 
 __all__ = [
     "CrossShard",
     "LastWrite",
+    "ReadingLost",
     "TransactionLog",
     "checked",
     "give_up",
@@ -50,8 +56,9 @@ _LOG = "sqla_shard.transaction"
 
 
 #: How a transaction may write several shards: not at all, or with one COMMIT
-#: after another in no particular order.
-CrossShard = Literal["unordered"] | None
+#: after another, in no particular order or in that of :mod:`.written`.
+CrossShard = Literal["ordered", "unordered"] | None
+_WAYS = (None, "ordered", "unordered")
 
 
 #: Writes something as the last thing of a transaction, on one of its
@@ -64,35 +71,56 @@ def checked(cross_shard: CrossShard) -> CrossShard:
 
     :raises ValueError: when it does not.
     """
-    if cross_shard not in (None, "unordered"):
+    if cross_shard not in _WAYS:
         raise ValueError(
-            f'cross_shard must be None or "unordered", not {cross_shard!r}'
+            'cross_shard must be None, "ordered" or "unordered", not '
+            f"{cross_shard!r}"
         )
     return cross_shard
+
+
+class ReadingLost(SQLAlchemyError, DontWrapMixin):  # noqa: N818 - no error
+    """Raised by a COMMIT that is lost where nothing was written.
+
+    Never leaves the session.
+
+    :ivar server: that was read.
+    """
+
+    def __init__(self, server: str) -> None:
+        super().__init__(f"lost after reading: {server}")
+        self.server = server
 
 
 class TransactionLog:
     """The writes of one transaction.
 
+    :param places: where the shards are for this transaction.
     :param cross_shard: whether a second shard may be written.
     :param last: called with each connection right before COMMIT is sent.
     """
 
     def __init__(
-        self, *, cross_shard: bool, last: LastWrite | None = None
+        self,
+        places: Places,
+        *,
+        cross_shard: CrossShard,
+        last: LastWrite | None = None,
     ) -> None:
         self.cross_shard = cross_shard
+        self._places = places
         self._last = last
         self.first: tuple[Place, str] | None = None
-        self._written: dict[Engine, Place] = {}
+        self._written = Written()
         self._committed: list[Engine] = []
         self._committing: Engine | None = None
         self._savepoints: list[tuple[Any, Any]] = []
 
-    def wrote(self, place: Place, what: str) -> None:
+    def wrote(self, place: Place, what: str, table: Any = None) -> None:
         """Take note of a write before it is sent.
 
         :param what: the object or table, for messages.
+        :param table: where to, if that is known.
         :raises CrossShardWriteError: when it would be a second shard.
         """
         if self.first is None:
@@ -104,7 +132,7 @@ class TransactionLog:
                     first=(there.shard_id, _described(there, that)),
                     second=(place.shard_id, _described(place, what)),
                 )
-        self._written[place.engine] = place
+        self._written.add(place, table)
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -115,7 +143,8 @@ class TransactionLog:
         """
         before = self._snapshot()
         try:
-            yield
+            with self._written.together():
+                yield
         except ShardError:
             self._restore(before)
             raise
@@ -136,14 +165,24 @@ class TransactionLog:
                 break
 
     def _snapshot(self) -> tuple[Any, ...]:
-        return self.first, dict(self._written)
+        return self.first, self._written.snapshot()
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        self.first, self._written = snapshot[0], dict(snapshot[1])
+        self.first = snapshot[0]
+        self._written.restore(snapshot[1])
 
     def begun(self, connection: Connection) -> None:
         """Follow the transaction of one of the session's connections."""
         connection.info[_LOG] = self
+
+    def in_order(self) -> list[Engine]:
+        """Return the engines of what was written, in order of COMMIT."""
+        if self.cross_shard != "ordered":
+            return self._written.engines
+        return self._written.in_order(self._kind_of)
+
+    def _kind_of(self, keyspace: str) -> str:
+        return self._places.keyspace(keyspace, "").kind
 
     def committing(self, connection: Connection) -> None:
         """Take note that COMMIT is about to be sent to a server."""
@@ -159,42 +198,84 @@ class TransactionLog:
         engine, self._committing = self._committing, None
         if engine is None or engine is not context.engine:
             return None
-        written = {e: place.server for e, place in self._written.items()}
-        committed = [written[e] for e in self._committed if e in written]
-        failure = _failure(context, self._written.get(engine))
-        unknown = failure is Failure.LOST and engine in written
-        server = written.get(engine) or engine.url.render_as_string()
-        if committed:
-            rest = [
-                name
-                for other, name in written.items()
-                if other is not engine and other not in self._committed
-            ]
-            return PartialCommitError(
-                committed=committed,
-                failed=server,
-                rolled_back=rest,
-                unknown=unknown,
-            )
+        failure = self._failure(context, engine)
+        written = self._written.engines
+        done = [e for e in self._committed if e in written]
+        is_written = engine in written
+        if done and not is_written and failure is Failure.LOST:
+            # They come after all that was written.
+            return ReadingLost(self._name(engine))
+        unknown = is_written and failure is Failure.LOST
+        rest = [e for e in written if e is not engine and e not in done]
+        if done or (unknown and rest):
+            return self._partial(done, engine, rest, unknown=unknown)
         if failure is Failure.FENCED:
             error: Any = context.sqlalchemy_exception
-            return ServerFencedError(server=server, error=error)
-        return CommitUnknownError(server=server) if unknown else None
+            return ServerFencedError(server=self._name(engine), error=error)
+        if unknown:
+            return CommitUnknownError(
+                server=self._name(engine),
+                shards_unknown=self._written.shards([engine]),
+            )
+        return None
+
+    def cut_short(self) -> PartialCommitError | None:
+        """Return what COMMITs have left that ended with no word of a server.
+
+        :returns: None where nothing has committed.
+        """
+        engine, self._committing = self._committing, None
+        written = self._written.engines
+        done = [e for e in self._committed if e in written]
+        if engine is None or not done:
+            return None
+        rest = [e for e in written if e is not engine and e not in done]
+        return self._partial(done, engine, rest, unknown=engine in written)
+
+    def _partial(
+        self,
+        done: list[Engine],
+        engine: Engine,
+        rest: list[Engine],
+        *,
+        unknown: bool,
+    ) -> PartialCommitError:
+        shards = self._written.shards([engine])
+        return PartialCommitError(
+            committed=self._written.servers(done),
+            failed=self._name(engine),
+            rolled_back=self._written.servers(rest),
+            unknown=unknown,
+            shards_committed=self._written.shards(done),
+            shards_failed=() if unknown else shards,
+            shards_unknown=shards if unknown else (),
+            shards_rolled_back=self._written.shards(rest),
+        )
+
+    def _name(self, engine: Engine) -> str:
+        names = self._written.servers([engine])
+        return ", ".join(names) or self._places.engines.name_of(engine)
+
+    def _failure(self, context: ExceptionContext, engine: Engine) -> Failure:
+        """Return what a failed COMMIT says about the transaction."""
+        if context.is_disconnect:
+            return Failure.LOST
+        place = self._written.place_on(engine)
+        # Where nothing was written, nothing tells the kind of server.
+        kinds = (
+            self._places.engines.backends()
+            if place is None
+            else {place.backend}
+        )
+        original: Any = context.original_exception
+        failures = {backend.classify(original) for backend in kinds}
+        if not failures.isdisjoint(_UNKNOWN):
+            return Failure.LOST
+        return Failure.OTHER if place is None else failures.pop()
 
 
 #: At COMMIT whoever has stopped to wait does not know what came of it.
 _UNKNOWN = (Failure.LOST, Failure.TIMEOUT)
-
-
-def _failure(context: ExceptionContext, place: Place | None) -> Failure:
-    """Return what a failed COMMIT says about the transaction."""
-    if context.is_disconnect:
-        return Failure.LOST
-    if place is None:
-        return Failure.OTHER
-    original: Any = context.original_exception
-    failure = place.backend.classify(original)
-    return Failure.LOST if failure in _UNKNOWN else failure
 
 
 def _described(place: Place, what: str) -> str:

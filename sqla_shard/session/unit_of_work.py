@@ -86,7 +86,7 @@ def _place_objects(scope: Scope) -> None:
         if instance in scope.deleted or scope.is_modified(instance):
             place = place_of(scope, state.mapper, instance)
             _check_stays(scope, state, place)
-            scope.log.wrote(place, _described(state))
+            _log(scope, state, place)
     roots = []
     for instance in scope.new:
         state = inspect(instance)
@@ -113,7 +113,11 @@ def _place(
 ) -> None:
     place = place_of(scope, state.mapper, state.obj(), collections)
     _check_references(scope, state, place)
-    scope.log.wrote(place, _described(state))
+    _log(scope, state, place)
+
+
+def _log(scope: Scope, state: InstanceState[Any], place: Place) -> None:
+    scope.log.wrote(place, _described(state), state.mapper.local_table)
 
 
 def _told(

@@ -37,11 +37,65 @@ class _PreciseSelector(selectors.EpollSelector):
         return super().select(timeout)
 
 
+class _Packets:
+    """Finds COMMIT in what a client of MySQL says.
+
+    A packet has a header of four bytes, its length and its number.  That of
+    a command is 0, and the first byte of a command tells which it is.
+    """
+
+    _COM_QUERY = b"\x03"
+    # A COMMIT with whatever blanks; more of a packet is not kept.
+    _ENOUGH = 32
+    _SSL_REQUEST = 32, 0x800
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._left = 0
+        self._first = True
+        # What comes after a request for TLS cannot be read.
+        self._opaque = False
+
+    def commits(self, data: bytes) -> int:
+        """Return how many COMMITs end in some more bytes."""
+        found = 0
+        while data and not self._opaque:
+            if self._left == 0 and len(self._head) < 4:
+                wanted = 4 - len(self._head)
+                self._head += data[:wanted]
+                data = data[wanted:]
+                if len(self._head) == 4:
+                    self._left = int.from_bytes(self._head[:3], "little")
+            else:
+                body = data[: self._left]
+                data = data[self._left :]
+                self._left -= len(body)
+                self._head += body[: 4 + self._ENOUGH - len(self._head)]
+            if len(self._head) >= 4 and self._left == 0:
+                found += self._ended()
+        return found
+
+    def _ended(self) -> bool:
+        size = int.from_bytes(self._head[:3], "little")
+        number, body = self._head[3], bytes(self._head[4:])
+        self._head.clear()
+        if self._first:
+            self._first = False
+            wanted, flag = self._SSL_REQUEST
+            flags = int.from_bytes(body[:4], "little")
+            self._opaque = size == wanted and bool(flags & flag)
+        if number != 0 or body[:1] != self._COM_QUERY or size > self._ENOUGH:
+            return False
+        return body[1:].strip(b"; \t\r\n").upper() == b"COMMIT"
+
+
 class _Line:
     """All connections, and what is done to them.
 
     :ivar delay: of a round trip, in seconds.
     :ivar hanging: whether bytes are swallowed.
+    :ivar left: how many COMMITs until a connection is cut; 0 for never.
+    :ivar when: ``before`` or ``after`` the server has it.
     """
 
     def __init__(self, host: str, port: int, delay: float) -> None:
@@ -49,8 +103,11 @@ class _Line:
         self.port = port
         self.delay = delay
         self.hanging = False
+        self.left = 0
+        self.when = ""
         self.counts = {
             "connections": 0,
+            "commits": 0,
             "sent": 0,
             "received": 0,
             "swallowed": 0,
@@ -89,6 +146,14 @@ class _Line:
         for link in list(self.links):
             link.cut()
 
+    def committing(self) -> str:
+        """Take note of a COMMIT; return when to cut, or nothing."""
+        self.counts["commits"] += 1
+        if self.left == 0:
+            return ""
+        self.left -= 1
+        return "" if self.left else self.when
+
     async def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         match command:
             case {"do": "delay", "seconds": seconds}:
@@ -99,8 +164,11 @@ class _Line:
                 self.refuse()
             case {"do": "cut"}:
                 self.cut()
+            case {"do": "commit", "number": number, "when": when}:
+                self.left, self.when = number, when
             case {"do": "restore"}:
                 self.hanging = False
+                self.left = 0
                 await self.listen()
         # Sockets are closed at the loop's next turn; who has been told that
         # connections are cut must not find one that is open.
@@ -123,6 +191,9 @@ class _Link:
         # Whether bytes were lost.  Nothing passes ever again then: the next
         # answer would be taken for that of a request that got lost.
         self.mute = False
+        self.packets = _Packets()
+        # Whether the next word of the server is not passed on any more.
+        self.doomed = False
         self.opening: asyncio.Task[None] | None = None
         self._ended = 0
 
@@ -202,7 +273,24 @@ class _End(asyncio.Protocol):
             self.other.deliver()
 
     def data_received(self, data: bytes) -> None:
-        self._pass(data)
+        if self is self._link.client:
+            self._look(data)
+        elif self._link.doomed:
+            self._link.cut()
+        if self._link in self._link.line.links:
+            self._pass(data)
+
+    def _look(self, data: bytes) -> None:
+        """See to COMMITs of the client."""
+        link = self._link
+        for _ in range(link.packets.commits(data)):
+            if link.line.hanging or link.mute:
+                return
+            when = link.line.committing()
+            if when == "before":
+                link.cut()
+            elif when == "after":
+                link.doomed = True
 
     def eof_received(self) -> bool:
         self._pass(b"")

@@ -10,7 +10,7 @@ fails.  The linter looks at what was sent while a test ran:
     names; off unless that is given.
 ``cross_shard_write``
     A transaction has written several virtual shards, which
-    ``cross_shard="unordered"`` allows: its COMMIT is not atomic.
+    ``cross_shard=`` allows: its COMMIT is not atomic.
 ``n_plus_one``
     One line has sent the same SELECT more than ``max_repeats`` times in
     one session, each time to one shard.  Lazy loading in a loop is the

@@ -1,4 +1,4 @@
-"""A server that is far away, hangs, or cannot be reached.
+"""A server that is far away, hangs, is lost at COMMIT, or cannot be reached.
 
 A proxy stands in front of a server of any kind and passes bytes on::
 
@@ -26,6 +26,11 @@ a round trip, with no delay as well.
     New connections are refused; those that are open go on.
 :meth:`Proxy.cut`
     All open connections are reset (RST), on both sides.
+:meth:`Proxy.cut_at_commit`
+    The connection on which the n-th COMMIT comes from now on is reset, once:
+    either before the server has got it, or when the server answers, which
+    the client does not see.  COMMIT is recognised in the protocol of MySQL
+    and MariaDB, as a text of its own, without TLS or compression.
 :meth:`Proxy.restore`
     Back to normal, with the delay as it was.  A connection that has lost
     bytes gets no answer ever again: the next one would pass for that of a
@@ -55,6 +60,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 from typing import IO
+from typing import Literal
 
 from sqla_shard import exc
 
@@ -70,6 +76,7 @@ class ProxyCounts:
 
     :ivar connections: that were accepted.
     :ivar open: of these, those that are still open.
+    :ivar commits: how many COMMITs clients have sent.
     :ivar sent: bytes that were passed on to the server.
     :ivar received: bytes that were passed on to clients.
     :ivar swallowed: bytes of either side that were not.
@@ -77,6 +84,7 @@ class ProxyCounts:
 
     connections: int
     open: int
+    commits: int
     sent: int
     received: int
     swallowed: int
@@ -251,6 +259,28 @@ class Proxy:
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
         self._ask("cut")
+
+    def cut_at_commit(
+        self, n: int = 1, *, when: Literal["before", "after"]
+    ) -> None:
+        """Reset the connection on which the n-th COMMIT comes from now on.
+
+        Then, or with :meth:`restore`, or when it is called again, that is
+        over.
+
+        :param n: 1 for the next one, on whatever connection.  The driver
+            asyncmy commits on each new connection, too.
+        :param when: ``"before"`` the server has got it, so that it rolls
+            back; or ``"after"`` it was done, when the answer comes, which is
+            not passed on.
+        :raises ValueError: if an argument makes no sense.
+        :raises sqla_shard.exc.ServerProcessError: if it is not running.
+        """
+        if type(n) is not int or n < 1:
+            raise ValueError(f"n={n!r} is not a number from 1")
+        if when not in ("before", "after"):
+            raise ValueError(f'when={when!r} is neither "before" nor "after"')
+        self._ask("commit", number=n, when=when)
 
     def restore(self) -> None:
         """Pass bytes on and accept connections, on the same port.

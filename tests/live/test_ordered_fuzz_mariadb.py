@@ -1,0 +1,257 @@
+"""Ordered COMMITs while servers are killed and started again.
+
+After Vitess's stress test of distributed transactions: each transaction
+increments one counter of a set on each of four shards, which are on four
+servers, and adds an element of its own there.  What it was told of each shard
+is compared with what the servers have in the end.  Some transactions write
+one shard alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import pytest
+from sqlalchemy import String
+from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import PartialCommitError
+from sqla_shard.exc import WrittenShard
+from sqla_shard.testing import MariaDBFleet
+
+pytestmark = pytest.mark.live
+
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+KILLS = 60 if SOAK else 5
+SERVERS = 4
+SHARDS = 8
+THREADS = 6
+SETS = 3
+#: One shard of each server.
+ACROSS = range(0, SHARDS, SHARDS // SERVERS)
+PATIENCE = 60
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Sum(ObjectMixin, Base, type_id=1):
+    __tablename__ = "sums"
+    n: Mapped[int] = mapped_column(default=0)
+
+
+class Element(ObjectMixin, Base, type_id=2):
+    __tablename__ = "elements"
+    token: Mapped[str] = mapped_column(String(40))
+    of: Mapped[int]
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+    with Cluster.from_topology(
+        fleet.topology_mapping(),
+        environ=fleet.environ,
+        engine_options={"connect_args": {"read_timeout": 20}},
+    ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What was told of a transaction.
+
+    :ivar token: its elements'.
+    :ivar written: the shards that it has written.
+    :ivar error: of which class; None for none.
+    :ivar there: the shards that have it.
+    :ivar unknown: those that may have it.
+    """
+
+    token: str
+    written: tuple[int, ...]
+    error: type[BaseException] | None = None
+    there: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
+
+
+def numbers(shards: tuple[WrittenShard, ...]) -> frozenset[int]:
+    return frozenset(shard.shard_id for shard in shards)
+
+
+def told_by(
+    error: SQLAlchemyError, token: str, written: tuple[int, ...]
+) -> Told:
+    """Return what an error says of each shard."""
+    there: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
+    not_there = frozenset(written)
+    if isinstance(error, PartialCommitError):
+        there = numbers(error.shards_committed)
+        unknown = numbers(error.shards_unknown)
+        not_there = numbers(error.shards_failed)
+        not_there |= numbers(error.shards_rolled_back)
+    elif isinstance(error, CommitUnknownError):
+        unknown = numbers(error.shards_unknown)
+        not_there = frozenset()
+    # Each shard, once.
+    assert sorted([*there, *unknown, *not_there]) == sorted(written), error
+    return Told(
+        token=token,
+        written=written,
+        error=type(error),
+        there=there,
+        unknown=unknown,
+    )
+
+
+@dataclass
+class Writers:
+    """Threads that write all the time."""
+
+    cluster: Cluster
+    #: By set and shard.
+    sums: dict[tuple[int, int], int]
+    told: list[Told] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    wrong: list[BaseException] = field(default_factory=list)
+
+    def work(self, number: int, rng: random.Random) -> None:
+        count = 0
+        try:
+            while not self.stop.is_set():
+                count += 1
+                told = self._write(f"{number}-{count}", rng)
+                self.told.append(told)
+                if told.error is not None:
+                    # A server that is down refuses at once.
+                    self.stop.wait(0.02)
+        except BaseException as error:
+            self.wrong.append(error)
+
+    def _write(self, token: str, rng: random.Random) -> Told:
+        of = rng.randrange(SETS)
+        shards: tuple[int, ...] = tuple(ACROSS)
+        if rng.random() < 0.2:
+            shards = (rng.choice(shards),)
+        try:
+            with self.cluster.begin(cross_shard="ordered") as session:
+                for shard_id in shards:
+                    self._add(session, of, shard_id, token)
+        except SQLAlchemyError as error:
+            return told_by(error, token, shards)
+        return Told(token=token, written=shards, there=frozenset(shards))
+
+    def _add(self, session: Any, of: int, shard_id: int, token: str) -> None:
+        key = self.sums[of, shard_id]
+        more = update(Sum).where(Sum.id == key).values(n=Sum.n + 1)
+        session.execute(more)
+        session.add(Element(token=token, of=of, shard_id=shard_id))
+        session.flush()
+
+
+def new_sums(cluster: Cluster) -> dict[tuple[int, int], int]:
+    made = {}
+    for of in range(SETS):
+        for shard_id in ACROSS:
+            with cluster.begin(shard_id=shard_id) as session:
+                made[of, shard_id] = Sum()
+                session.add(made[of, shard_id])
+                session.flush()
+                made[of, shard_id] = made[of, shard_id].id
+    return made
+
+
+def kill_and_start(fleet: MariaDBFleet, rng: random.Random) -> None:
+    """Kill one or two servers at a time, in the midst of writing."""
+    pause = threading.Event()
+    kills = 0
+    while kills < KILLS:
+        pause.wait(rng.uniform(0.2, 0.6))
+        servers = rng.sample(list(fleet.servers), rng.choice([1, 1, 2]))
+        for server in servers:
+            server.kill()
+            kills += 1
+        pause.wait(rng.uniform(0, 0.1))
+        for server in servers:
+            server.start()
+
+
+def found_on(fleet: MariaDBFleet, shard_id: int) -> Any:
+    """Return sums and elements of a shard, as the server has them."""
+    server = fleet.servers[shard_id // (SHARDS // SERVERS)]
+    name = f"db{shard_id:05d}"
+    sums = [n for (n,) in server.root_execute(f"SELECT n FROM {name}.sums")]
+    elements = server.root_execute(f"SELECT token, `of` FROM {name}.elements")
+    return sums, elements
+
+
+def test_every_divergence_was_told(
+    fleet: MariaDBFleet,
+    cluster: Cluster,
+    rng: random.Random,
+    say: Callable[[str], None],
+) -> None:
+    writers = Writers(cluster, new_sums(cluster))
+    threads = [
+        threading.Thread(
+            target=writers.work, args=(n, random.Random(rng.random()))
+        )
+        for n in range(THREADS)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        kill_and_start(fleet, rng)
+    finally:
+        writers.stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert writers.wrong == []
+
+    has: dict[str, set[int]] = {}
+    for shard_id in ACROSS:
+        sums, elements = found_on(fleet, shard_id)
+        tokens = Counter(token for token, _ in elements)
+        # One shard is atomic, whatever happens.
+        assert {*tokens.values()} <= {1}
+        by_set = Counter(of for _, of in elements)
+        assert sorted(sums) == sorted(by_set[n] for n in range(SETS))
+        for token in tokens:
+            has.setdefault(token, set()).add(shard_id)
+
+    kinds: Counter[str] = Counter()
+    for told in writers.told:
+        there = has.pop(told.token, set())
+        assert told.there <= there <= told.there | told.unknown, (told, there)
+        if there not in (set(), {*told.written}):
+            assert told.error is PartialCommitError, (told, there)
+        kinds["none" if told.error is None else told.error.__name__] += 1
+    # Nothing is there that nobody has written.
+    assert has == {}
+    assert kinds["none"] > KILLS
+    said = ", ".join(f"{n} {name}" for name, n in kinds.most_common())
+    say(f"ordered COMMITs, {KILLS} kills: {said}")

@@ -1,0 +1,162 @@
+"""The proxy recognises COMMIT, however its bytes arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sqla_shard.testing import Proxy
+
+PATIENCE = 10
+HELLO = b"\x00" * 40  # what a client says first, shortened
+SSL_FLAG = 0x800
+
+
+def packet(body: bytes, number: int = 0) -> bytes:
+    return len(body).to_bytes(3, "little") + bytes([number]) + body
+
+
+GREETED = packet(HELLO, 1)
+COMMIT = packet(b"\x03COMMIT")
+PING = packet(b"\x0e")
+
+
+class Server:
+    """Says ``.`` for each byte of the first connection, and keeps them."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.got = bytearray()
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self.listener.accept()
+            with connection:
+                while data := connection.recv(65_536):
+                    self.got += data
+                    connection.sendall(b"." * len(data))
+
+    def all(self) -> bytes:
+        """Return what came until the connection was lost."""
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        return bytes(self.got)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    with contextlib.suppress(OSError):
+        server.listener.shutdown(socket.SHUT_RDWR)
+    server.listener.close()
+    server.thread.join(PATIENCE)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Iterator[socket.socket]:
+    address = proxy.host, proxy.port
+    with socket.create_connection(address, timeout=PATIENCE) as made:
+        yield made
+
+
+def say(client: socket.socket, data: bytes) -> None:
+    """Send, and wait for as many bytes."""
+    client.sendall(data)
+    left = len(data)
+    while left:
+        left -= len(client.recv(left)) or pytest.fail("closed")
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 7, 1000])
+def test_before_the_server_has_all_of_it(
+    proxy: Proxy, server: Server, client: socket.socket, size: int
+) -> None:
+    say(client, GREETED)
+    proxy.cut_at_commit(2, when="before")
+    say(client, COMMIT + PING)
+    pieces = [COMMIT[i : i + size] for i in range(0, len(COMMIT), size)]
+    for piece in pieces[:-1]:
+        say(client, piece)
+    with pytest.raises(ConnectionResetError):
+        say(client, pieces[-1])
+    assert server.all() == GREETED + COMMIT + PING + b"".join(pieces[:-1])
+    assert proxy.counts.commits == 2
+
+
+def test_after_the_server_has_it(
+    proxy: Proxy, server: Server, client: socket.socket
+) -> None:
+    say(client, GREETED)
+    proxy.cut_at_commit(when="after")
+    say(client, PING)
+    with pytest.raises(ConnectionResetError):
+        say(client, COMMIT)
+    assert server.all() == GREETED + PING + COMMIT
+
+
+def test_two_in_one_piece(
+    proxy: Proxy, server: Server, client: socket.socket
+) -> None:
+    say(client, GREETED)
+    proxy.cut_at_commit(3, when="before")
+    say(client, COMMIT + COMMIT)
+    with pytest.raises(ConnectionResetError):
+        say(client, PING + COMMIT)
+    assert proxy.counts.commits == 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        packet(b"\x03COMMIT", 1),  # no command
+        packet(b"\x16COMMIT"),  # prepares it
+        packet(b"\x03COMMIT AND CHAIN"),
+        packet(b"\x03SELECT '" + COMMIT + b"'"),
+        packet(b"\x03" + b" " * 70_000 + COMMIT),
+        packet(b""),
+    ],
+)
+def test_what_is_no_commit(
+    proxy: Proxy, client: socket.socket, data: bytes
+) -> None:
+    say(client, GREETED)
+    proxy.cut_at_commit(when="before")
+    say(client, data)
+    assert proxy.counts.commits == 0
+    # And what comes next is read from its beginning.
+    with pytest.raises(ConnectionResetError):
+        say(client, packet(b"\x03 commit;"))
+    assert proxy.counts.commits == 1
+
+
+def test_tls_cannot_be_read(proxy: Proxy, client: socket.socket) -> None:
+    wish = SSL_FLAG.to_bytes(4, "little") + b"\x00" * 28
+    proxy.cut_at_commit(when="before")
+    say(client, packet(wish, 1) + COMMIT)
+    assert proxy.counts.commits == 0
+
+
+def test_only_once_and_on_any_connection(
+    proxy: Proxy, client: socket.socket
+) -> None:
+    say(client, GREETED)
+    proxy.cut_at_commit(when="before")
+    proxy.cut_at_commit(2, when="before")
+    say(client, COMMIT)
+    with pytest.raises(ConnectionResetError):
+        say(client, COMMIT)
+    assert proxy.counts.open == 0
