@@ -117,8 +117,8 @@ class Reading(Suite):
         for key, user in given.items():
             assert cluster.run(UserName.release, key, user)
 
-    def test_keys_of_all_of_unicode(self, cluster, mark):
-        # Each code point once, in keys as long as they may be.
+    def test_keys_of_all_of_unicode(self, cluster, mark, rng):
+        # Each code point once, in keys as long as they may be; some of them.
         keys = []
         part = mark
         for character in _ALL:
@@ -127,7 +127,7 @@ class Reading(Suite):
                 part = mark
             part += character
         keys.append(part)
-        keys = keys[::97]
+        keys = rng.sample(keys, 200)
         given = dict(zip(keys, ids(len(keys)), strict=True))
         with cluster.begin(cross_shard="unordered") as session:
             for key, user in given.items():
