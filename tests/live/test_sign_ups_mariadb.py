@@ -60,7 +60,7 @@ def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
         yield cluster
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """The process is gone, between one transaction and the next."""
 
 
@@ -78,7 +78,7 @@ class SignUps:
         """Sign up; crash after one of the transactions."""
         try:
             user = self._in_three(key, crash)
-        except (Crash, exc.KeyTakenError, exc.ClaimLostError) as error:
+        except (CrashError, exc.KeyTakenError, exc.ClaimLostError) as error:
             how = type(error).__name__
         else:
             how = "won"
@@ -93,12 +93,12 @@ class SignUps:
         if crash == "claimed":
             with self._lock:
                 self.left.append((key, claim))
-            raise Crash
+            raise CrashError
         user = cluster.run(new_user, key, timeout=120)
         if crash == "created":
             with self._lock:
                 self.left.append((key, claim))
-            raise Crash
+            raise CrashError
         try:
             cluster.run(claim.confirm, user, timeout=120)
         except exc.ClaimLostError:

@@ -30,13 +30,13 @@ __all__ = [
     "SHARDS",
     "USER",
     "Base",
-    "count_of",
     "Suite",
     "User",
     "UserEmail",
     "UserLogin",
     "UserName",
     "UserTag",
+    "count_of",
     "end_at",
     "ids",
     "lookups_on_mariadb",
@@ -69,9 +69,7 @@ class User(ObjectMixin, Base, type_id=USER):
     name: Mapped[str] = blob_field()
 
 
-class UserEmail(
-    LookupMixin, Base, target=User, normalize=normalization.email
-):
+class UserEmail(LookupMixin, Base, target=User, normalize=normalization.email):
     pass
 
 

@@ -44,7 +44,7 @@ class Reading(Suite):
 
     def test_the_shard_is_md5_modulo_shards(self, session, mark):
         key = f"é{mark}"
-        number = int(md5(key.encode()).hexdigest(), 16)
+        number = int(md5(key.encode(), usedforsecurity=False).hexdigest(), 16)
         assert UserName.shard_of(session, key) == number % MODULUS
 
     def test_many(self, cluster, mark, rng):
@@ -74,7 +74,9 @@ class Reading(Suite):
             *("a", "A", "a ", " a", "a\t", "a\0", "á", "a\u0301", "ａ"),
             *("ß", "ss", "ı", "i", "\u212a", "K", "k", "%", "_", "a%"),
         ]
-        given = dict(zip((k + mark for k in keys), ids(len(keys)), strict=True))
+        given = dict(
+            zip((k + mark for k in keys), ids(len(keys)), strict=True)
+        )
         given |= dict(
             zip((mark + k for k in keys), ids(len(keys)), strict=True)
         )
@@ -165,7 +167,8 @@ class Reading(Suite):
         assert caught.value.key == key
 
     @pytest.mark.parametrize(
-        "key", ["", " ", "me", "@x.org", "me@", "me @x.org", "a@b\0", "\u0378@b"]
+        "key",
+        ["", " ", "me", "@x.org", "me@", "me @x.org", "a@b\0", "\u0378@b"],
     )
     def test_no_addresses(self, session, key):
         with pytest.raises(exc.InvalidKeyError):
@@ -313,9 +316,11 @@ class Reading(Suite):
             lambda s: UserTag.add(s, mark, stranger),
         ]
         for call in calls:
-            with cluster.session() as session:
-                with pytest.raises(exc.WrongTypeError):
-                    call(session)
+            with (
+                cluster.session() as session,
+                pytest.raises(exc.WrongTypeError),
+            ):
+                call(session)
 
     # -- what it costs
 
@@ -429,4 +434,3 @@ def _write(cluster: Any, key: str, user: int, policy: str) -> None:
         return UserName.shard_of(session, key)  # which changes nothing
 
     cluster.run(write)
-

@@ -29,7 +29,10 @@ KNOWN = [
 ]
 
 # Characters that fold, compose and decompose in odd ways, more often.
-ODD = "Hhẖ\u0331ſsßẞıİi\u0307K\u212aÅ\u212b\u0345\u03b1ᾳᾼΣσςﬁǰ\u030c \u2000\u00a0@"
+ODD = (
+    "Hhẖ\u0331ſsßẞıİi\u0307K\u212aÅ\u212b\u0345\u03b1ᾳᾼΣσςﬁǰ"
+    "\u030c \u2000\u00a0@"
+)
 texts = st.text(
     st.one_of(
         st.sampled_from(ODD),
