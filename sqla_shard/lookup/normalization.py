@@ -107,6 +107,8 @@ class Normalization:
 
 
 def _check_known(key: str) -> None:
+    if key.isascii():
+        return
     for character in key:
         if unicodedata.category(character) == "Cn":
             raise ValueError(
@@ -127,6 +129,8 @@ def _folded(key: str) -> str:
     return unicodedata.normalize("NFC", folded).strip()
 
 
+#: Spaces and control characters.
+_UNFIT = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 _SMALL = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
 
@@ -138,9 +142,9 @@ def _address(key: str) -> str:
     local, at, domain = found.rpartition("@")
     if not (local and at and domain):
         raise ValueError("it is no address: one has a part on each side of @")
-    for character in found:
-        if character.isspace() or unicodedata.category(character) == "Cc":
-            raise ValueError(f"it holds {character!r}, which no address does")
+    unfit = _UNFIT.search(found)
+    if unfit:
+        raise ValueError(f"it holds {unfit[0]!r}, which no address does")
     return found
 
 
