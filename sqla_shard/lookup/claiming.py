@@ -9,6 +9,7 @@ UPDATE that names its token: whoever had it can confirm it no more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timedelta
@@ -115,8 +116,8 @@ def claim(
     microseconds = _checked(lifetime)
     if target_id is not None:
         table.check_id(target_id)
-    form, *older = table.forms(key)
-    _check_older(table, form, older, target_id)
+    form = table.form(key)
+    _check_older(table, form, table.forms(key), target_id)
     if target_id is None:
         return _claim(table, form, microseconds)
     _own(table, form, target_id)
@@ -142,10 +143,10 @@ def _locked(table: Table, text: str) -> Any:
 
 
 def _check_older(
-    table: Table, form: Form, older: list[Form], target_id: int | None
+    table: Table, form: Form, forms: Iterable[Form], target_id: int | None
 ) -> None:
     """Refuse a key that is taken under the name of an older policy."""
-    texts = {one.text for one in older} - {form.text}
+    texts = {one.text for one in forms} - {form.text}
     for row in read(table, sorted(texts)) if texts else ():
         table.check_policy(row)
         mine = row.target_id is not None and row.target_id == target_id

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import md5
 from typing import Any
 
+from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import KeyspaceKindError
 from sqla_shard.exc import LookupPolicyError
 from sqla_shard.ids import check_type
@@ -74,12 +75,20 @@ class Table:
     def forms(self, key: str) -> tuple[Form, ...]:
         """Return a key as it may have been written, the present form first.
 
-        :raises InvalidKeyError: when it cannot be a key.
+        What only some policies take for a key has the forms of those.
+
+        :raises InvalidKeyError: when it cannot be a key under any of them.
         """
-        return tuple(
-            Form(text=policy(key), label=policy.label)
-            for policy in self.definition.policies
-        )
+        found = []
+        refused = None
+        for policy in self.definition.policies:
+            try:
+                found.append(Form(text=policy(key), label=policy.label))
+            except InvalidKeyError as error:
+                refused = refused or error
+        if not found and refused is not None:
+            raise refused
+        return tuple(found)
 
     def shard_of(self, text: str) -> int:
         """Return the shard of a key that was normalised."""

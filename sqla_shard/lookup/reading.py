@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
+from sqla_shard.lookup.keys import shard_of
 from sqla_shard.lookup.keys import Table
 from sqla_shard.lookup.statements import statements_of
 from sqla_shard.paging import check_limit
@@ -25,11 +25,7 @@ def read(table: Table, texts: Iterable[str]) -> list[Any]:
     statement = statements_of(table.cls).read
     places = table.session.places
     rows: list[Any] = []
-    for part in _parts(texts):
-        groups: dict[int, list[bytes]] = {}
-        for text in part:
-            key = LookupKey.encoded(text)
-            groups.setdefault(table.shard_of(text), []).append(key)
+    for groups in _groups(texts, table.keyspace.shards):
         result = table.session.execute(
             statement,
             {"the_keys": KeySlot(groups)()},
@@ -44,18 +40,21 @@ def read(table: Table, texts: Iterable[str]) -> list[Any]:
     return rows
 
 
-def _parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:
-    """Yield keys, as many as one statement takes."""
-    part: list[str] = []
+def _groups(
+    texts: Iterable[str], modulus: int
+) -> Iterator[dict[int, list[bytes]]]:
+    """Yield keys by shard, as many as one statement takes."""
+    groups: dict[int, list[bytes]] = {}
     size = 0
     for text in texts:
-        part.append(text)
-        size += len(LookupKey.encoded(text))
+        key = LookupKey.encoded(text)
+        groups.setdefault(shard_of(key, modulus), []).append(key)
+        size += len(key)
         if size > _MOST_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+            yield groups
+            groups, size = {}, 0
+    if groups:
+        yield groups
 
 
 def resolve_one(table: Table, key: str) -> int | None:

@@ -36,9 +36,7 @@ class User(ObjectMixin, Base, type_id=3):
     name: Mapped[str] = blob_field()
 
 
-class UserEmail(
-    LookupMixin, Base, target=User, normalize=normalization.email
-):
+class UserEmail(LookupMixin, Base, target=User, normalize=normalization.email):
     pass
 
 

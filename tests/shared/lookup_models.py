@@ -32,6 +32,7 @@ __all__ = [
     "Base",
     "Suite",
     "User",
+    "UserContact",
     "UserEmail",
     "UserLogin",
     "UserName",
@@ -88,6 +89,16 @@ class UserLogin(
 
 
 _numbers = itertools.count(1)
+
+
+class UserContact(
+    LookupMixin,
+    Base,
+    target=User,
+    normalize=normalization.email,
+    previous=[normalization.exact],
+):
+    """Took anything for an address before."""
 
 
 def ids(count: int = 1) -> list[int]:

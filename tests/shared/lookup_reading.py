@@ -18,6 +18,7 @@ from tests.shared.lookup_models import ids
 from tests.shared.lookup_models import MODULUS
 from tests.shared.lookup_models import rows_of
 from tests.shared.lookup_models import Suite
+from tests.shared.lookup_models import UserContact
 from tests.shared.lookup_models import UserEmail
 from tests.shared.lookup_models import UserLogin
 from tests.shared.lookup_models import UserName
@@ -270,6 +271,23 @@ class Reading(Suite):
                 assert caught.value.policy == "email/2"
                 assert caught.value.known == ("casefold/1", "exact/1")
 
+    def test_what_was_a_key_before(self, cluster, mark):
+        old = f"no address {mark}"
+        (user,) = ids()
+        _write(cluster, old, user, "exact/1", UserContact)
+        with cluster.session() as session:
+            assert UserContact.resolve(session, old) == user
+            with pytest.raises(exc.InvalidKeyError, match="no address"):
+                UserContact.claim(session, old)
+            # Under neither of the two.
+            with pytest.raises(exc.InvalidKeyError, match="no address"):
+                UserContact.resolve(session, "")
+        with cluster.begin(cross_shard="unordered") as session:
+            UserContact.rename(session, old, f"{mark}@x.org", user)
+        with cluster.session() as session:
+            assert UserContact.resolve(session, old) is None
+            assert UserContact.resolve(session, f"{mark}@X.org") == user
+
     # -- statements by hand
 
     def test_get_is_refused(self, session):
@@ -339,6 +357,14 @@ class Reading(Suite):
             with StatementLog() as log:
                 assert UserName.resolve_many(session, keys) == {}
         assert len(log.executions) == len(servers)
+
+    def test_more_keys_than_one_statement_takes(self, cluster, mark):
+        keys = [f"{i}-{mark}-".ljust(250, "x") for i in range(9000)]
+        given = dict(zip(keys[::900], ids(10), strict=True))
+        for key, user in given.items():
+            cluster.run(UserName.claim, key, user)
+        with cluster.session() as session:
+            assert UserName.resolve_many(session, keys) == given
 
     def test_one_statement_for_one_key(self, cluster, mark):
         with cluster.session() as session:
@@ -420,11 +446,13 @@ class Sharing(Suite):
             assert caught.value.construct == f"{call.__name__}()"
 
 
-def _write(cluster: Any, key: str, user: int, policy: str) -> None:
+def _write(
+    cluster: Any, key: str, user: int, policy: str, cls: Any = UserLogin
+) -> None:
     """Write a row as another version of the application has."""
 
     def write(session: ShardSession) -> None:
-        table = UserLogin.__table__
+        table = cls.__table__
         session.execute(
             table.insert().values(key=key, user_id=user, policy=policy),
             bind_arguments={"shard_id": _shard(session, key)},

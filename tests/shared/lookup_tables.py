@@ -21,7 +21,13 @@ from tests.shared.revisions import topology_of
 __all__ = ["Drifting", "Generating"]
 
 _TOPOLOGY = topology_of(objects="objects", lookup="mod")
-_LOOKUPS = {"user_email", "user_name", "user_login", "user_tag"}
+_LOOKUPS = {
+    "user_contact",
+    "user_email",
+    "user_login",
+    "user_name",
+    "user_tag",
+}
 
 
 class Generating:
