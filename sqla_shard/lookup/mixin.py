@@ -26,6 +26,9 @@ an object gets its key in three transactions::
 Whoever is interrupted between them leaves a claim that expires, and perhaps
 an object without a key.  :doc:`/howto/lookups` shows it in full.
 
+Use :meth:`Cluster.run <sqla_shard.Cluster.run>` for whatever changes keys: it
+repeats what the server has chosen as the victim of a deadlock.
+
 Rows are written by these methods alone: ``session.add()`` refuses them, and
 ``session.get()`` refuses to find them, since it knows nothing of
 normalisation.  ``select(UserEmail)`` takes ``bind_arguments={"shard_id":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
 from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy.orm import DeclarativeBase
@@ -89,11 +90,14 @@ def _fill(cluster: Cluster) -> list[str]:
 
 
 def _resolve(cluster: Cluster, keys: list[str]) -> None:
-    wanted = select(OneTable.key, OneTable.user_id)
+    table = OneTable.__table__
+    wanted = select(table.c.key, table.c.user_id).where(
+        table.c.key.in_(bindparam("keys", expanding=True))
+    )
 
     def one_table() -> None:
         forms = [normalization.email(key) for key in keys]
-        found = session.execute(wanted.where(OneTable.key.in_(forms))).all()
+        found = session.execute(wanted, {"keys": forms}).all()
         assert len(found) == len(keys)
 
     def lookup() -> None:
