@@ -37,6 +37,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   cluster_events  what an application can be told of
 #   orm/         object classes and their blob fields
 #   mappings/    ordered lists of objects
+#   lookup/      mod shards: from a key to an id, and claims of keys
 #   schema/      alembic over every virtual shard
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
@@ -52,6 +53,7 @@ from sqla_shard.cluster_events import ClusterEvents
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
+from sqla_shard.lookup import LookupMixin
 from sqla_shard.mappings import MappingMixin
 from sqla_shard.orm import blob_field
 from sqla_shard.orm import KeyspaceMixin
@@ -77,6 +79,7 @@ __all__ = [
     "FileSource",
     "JSONBlob",
     "KeyspaceMixin",
+    "LookupMixin",
     "MappingMixin",
     "ObjectId",
     "ObjectMixin",

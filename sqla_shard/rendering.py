@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqla_shard.dialects import Backend
-from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import ShardBound
+from sqla_shard.types.binds import Slot
 
 __all__ = [
     "SCHEMA",
@@ -96,7 +96,7 @@ def render(
     values = []
     slots = None
     for index, value in enumerate(parameters):
-        if isinstance(value, IdSlot):
+        if isinstance(value, Slot):
             slots = slots or {}
             slots[index] = value.text_at(place.shard_id)
         elif isinstance(value, ShardBound):

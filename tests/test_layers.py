@@ -61,6 +61,7 @@ LAYERS = [
     ("cluster_events", "cluster scattering topology", "sqlalchemy"),
     ("orm", "* -cluster -cluster_events -sourcing", "sqlalchemy"),
     ("mappings", "* -cluster -cluster_events -sourcing", "sqlalchemy"),
+    ("lookup", "* -cluster -cluster_events -sourcing -mappings", "sqlalchemy"),
     ("schema", "*", "sqlalchemy alembic rich"),
     ("ext", "*", "sqlalchemy flask werkzeug click opentelemetry"),
     ("testing", "* -ext", "sqlalchemy greenlet pymysql pytest"),

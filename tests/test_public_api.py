@@ -126,6 +126,14 @@ SAMPLES = [
         after=None,
         missing=[3],
     ),
+    exc.InvalidKeyError(key="k", reason="r"),
+    exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None),
+    exc.ClaimLostError(lookup="A", key="k", target_id=None),
+    exc.KeyNotHeldError(lookup="A", key="k", target_id=3),
+    exc.LookupPolicyError(
+        lookup="A", key="k", policy="exact/1", known=["email/1"]
+    ),
+    exc.KeyspaceKindError(lookup="A", keyspace="a", kind="objects"),
     exc.InvalidBookmarkError("m", bookmark="x"),
     exc.PlacementError("m"),
     exc.ColocationError("m", class_name="A", field="f", value=None),
@@ -186,6 +194,7 @@ def test_every_error_has_a_sample() -> None:
         exc.RoutingError,
         exc.BlobError,
         exc.MappingError,
+        exc.LookupTableError,
         exc.StaleListError,
         exc.SchemaError,
     }

@@ -15,16 +15,21 @@ from sqlalchemy import event
 from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import Boolean
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.types.times import UTCTimestamp
+
 __all__ = [
     "TRIGGER",
     "BlobActive",
     "BlobValue",
+    "InsertMissing",
+    "Moment",
     "UpdatedAt",
     "json_path",
     "keep_updated",
@@ -225,9 +230,10 @@ class UpdatedAt(ColumnElement[Any]):
     _traverse_internals = []  # noqa: RUF012  # SQLAlchemy's own protocol
 
 
+_NOW = "'now'"
 #: The current UTC time as SQLAlchemy reads and writes it on SQLite, with
 #: six digits: text of unequal length would sort wrongly.
-SQLITE_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now') || '000'"
+SQLITE_NOW = f"strftime('%Y-%m-%d %H:%M:%f', {_NOW}) || '000'"
 
 
 @compiles(UpdatedAt)
@@ -270,3 +276,64 @@ def keep_updated(table: Table, column: str) -> None:
     trigger: Any = DDL(text)  # type: ignore[no-untyped-call]  # SQLAlchemy's
     event.listen(table, "after_create", trigger.execute_if(dialect="sqlite"))
     table.info[TRIGGER] = text
+
+
+class Moment(ColumnElement[Any]):
+    """The time of the server's clock, in microseconds, in UTC.
+
+    :param later: an expression or a parameter, the number of microseconds
+        to add; None for now.
+    """
+
+    __visit_name__ = "sqla_shard_moment"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("later", InternalTraversal.dp_clauseelement),
+    ]
+
+    def __init__(self, later: ColumnElement[int] | None = None) -> None:
+        self.later = later
+        self.type = UTCTimestamp()
+
+
+@compiles(Moment)
+def _moment(element: Moment, compiler: Any, **kw: Any) -> str:
+    kw.pop("within_columns_clause", None)
+    if element.later is None:
+        return "CURRENT_TIMESTAMP(6)"
+    later = compiler.process(element.later, **kw)
+    return f"(CURRENT_TIMESTAMP(6) + INTERVAL {later} MICROSECOND)"
+
+
+@compiles(Moment, "sqlite")
+def _moment_sqlite(element: Moment, compiler: Any, **kw: Any) -> str:
+    kw.pop("within_columns_clause", None)
+    if element.later is None:
+        return f"({SQLITE_NOW})"
+    later = compiler.process(element.later, **kw)
+    seconds = f"printf('+%.6f seconds', {later} / 1000000.0)"
+    return f"({SQLITE_NOW.replace(_NOW, f'{_NOW}, {seconds}')})"
+
+
+class InsertMissing(Insert):
+    """An INSERT that does nothing where the primary key is there already.
+
+    It locks that row on MySQL and MariaDB, as an UPDATE of it does.  INSERT
+    IGNORE would share the lock with others that want to write, and cut off
+    values that are too long.
+    """
+
+    inherit_cache = True
+
+
+@compiles(InsertMissing)
+def _insert_missing(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
+
+
+@compiles(InsertMissing, "mysql", "mariadb")
+def _insert_missing_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    first = next(iter(element.table.primary_key))
+    key = compiler.preparer.format_column(first)
+    return f"{text} ON DUPLICATE KEY UPDATE {key} = {key}"

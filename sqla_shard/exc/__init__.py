@@ -47,6 +47,13 @@ of the instance.  All can be pickled, and none is wrapped into a
     │   └── StaleListError                the list has changed meanwhile
     │       ├── MissingTargetError        not in the list
     │       └── StaleNeighbourError       neighbours gone or reversed
+    ├── LookupTableError
+    │   ├── InvalidKeyError (ValueError)  a value that cannot be a key
+    │   ├── KeyTakenError                 a key of somebody else
+    │   ├── ClaimLostError                a claim that has expired
+    │   ├── KeyNotHeldError (LookupError) not a key of the object
+    │   ├── LookupPolicyError             a row normalised in another way
+    │   └── KeyspaceKindError             a lookup that is not on mod shards
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
     ├── SchemaError
     │   ├── ReservedNameError             a table with a name of ours
@@ -95,6 +102,13 @@ from sqla_shard.exc.lists import MissingTargetError
 from sqla_shard.exc.lists import SequenceExhaustedError
 from sqla_shard.exc.lists import StaleListError
 from sqla_shard.exc.lists import StaleNeighbourError
+from sqla_shard.exc.lookups import ClaimLostError
+from sqla_shard.exc.lookups import InvalidKeyError
+from sqla_shard.exc.lookups import KeyNotHeldError
+from sqla_shard.exc.lookups import KeyspaceKindError
+from sqla_shard.exc.lookups import KeyTakenError
+from sqla_shard.exc.lookups import LookupPolicyError
+from sqla_shard.exc.lookups import LookupTableError
 from sqla_shard.exc.moving import KeyUsedError
 from sqla_shard.exc.moving import ServerFencedError
 from sqla_shard.exc.moving import ShardMissingError
@@ -141,6 +155,7 @@ __all__ = [
     "BlobError",
     "BlobTooLargeError",
     "BlobValueError",
+    "ClaimLostError",
     "ClassDefinitionError",
     "ClusterClosedError",
     "ColocationError",
@@ -154,10 +169,16 @@ __all__ = [
     "InDoubtError",
     "InvalidBookmarkError",
     "InvalidIdError",
+    "InvalidKeyError",
     "InvalidMoveError",
     "InvalidSequenceError",
+    "KeyNotHeldError",
+    "KeyTakenError",
     "KeyUsedError",
+    "KeyspaceKindError",
     "KeyspaceMismatchError",
+    "LookupPolicyError",
+    "LookupTableError",
     "MappingError",
     "MigrationFailedError",
     "MissingDriverError",

@@ -135,7 +135,7 @@ def _decide(
             return given[bind.key]
         return bind.callable() if bind.callable else bind.effective_value
 
-    told = _told(shape, value, scatter)
+    told = _told(shape, value, scatter, keyspace)
     shards = range(keyspace.shards) if told is None else sorted(told)
     _check_assigned(shape, value, given, shards)
     return Decision(
@@ -185,7 +185,9 @@ def _raise(problems: Iterable[Problem]) -> None:
         )
 
 
-def _told(shape: Shape, value: Values, scatter: bool) -> frozenset[int] | None:
+def _told(
+    shape: Shape, value: Values, scatter: bool, keyspace: Keyspace
+) -> frozenset[int] | None:
     """Return the shards that conditions leave; None for all there are."""
     union: frozenset[int] = frozenset()
     for group in shape.groups:
@@ -196,7 +198,7 @@ def _told(shape: Shape, value: Values, scatter: bool) -> frozenset[int] | None:
         elif scatter:
             return None
         else:
-            raise _no_shard_key(group, shape)
+            raise _no_shard_key(group, shape, keyspace)
     return union
 
 
@@ -247,8 +249,19 @@ def _check_stays(what: str, target: Set[int] | None, shards: Set[int]) -> None:
         )
 
 
-def _no_shard_key(group: Group, shape: Shape) -> NoShardKeyError:
+def _no_shard_key(
+    group: Group, shape: Shape, keyspace: Keyspace
+) -> NoShardKeyError:
     names = ", ".join(map(repr, group.names))
+    if keyspace.kind == "mod":
+        return NoShardKeyError(
+            f"the shards of {names} cannot be told from this statement: the "
+            "hash of a key names them, and the class computes it. Read with "
+            "Class.resolve(session, key) or the like, or say "
+            'bind_arguments={"shard_id": Class.shard_of(session, key)}; '
+            ".options(scatter()) means all shards",
+            tables=group.names,
+        )
     if group.cut is not None:
         return NoShardKeyError(
             f"{group.cut} in a subquery over {names} would see the rows of "

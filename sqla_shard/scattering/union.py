@@ -21,8 +21,8 @@ from sqla_shard.rendering import render
 from sqla_shard.rendering import SCHEMA
 from sqla_shard.scattering.merge import First
 from sqla_shard.scattering.merge import Merge
-from sqla_shard.types.binds import IdSlot
 from sqla_shard.types.binds import ShardBound
+from sqla_shard.types.binds import Slot
 
 __all__ = ["statements_for"]
 
@@ -209,7 +209,7 @@ def _split(
 
 
 def _at(value: Any, place: Place) -> str:
-    if isinstance(value, IdSlot):
+    if isinstance(value, Slot):
         return value.text_at(place.shard_id)
     return str(value.at(place.shard_id))
 

@@ -64,6 +64,10 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if place is not None:
         _send(context, scope, (place,))
         return None
+    places = bind_arguments.get("places")
+    if places is not None:
+        _send(context, scope, places)
+        return None
     statement: Any = context.statement
     if isinstance(statement, LambdaElement):
         # lambda_stmt() shows what it stands for by this name alone.

@@ -51,7 +51,8 @@ def place_of(
     if spec.id_index is None:
         raise PlacementError(
             f"{state.mapper.class_.__name__} has no id that names its "
-            f"shard of {keyspace.name!r}"
+            f"shard of {keyspace.name!r}; a lookup class writes its rows "
+            "itself, by claim(), add(), release() and rename()"
         )
     if state.key is not None:
         shard_id = state.key[1][spec.id_index] >> SHARD_SHIFT
@@ -92,7 +93,7 @@ def _place_objects(scope: Scope) -> None:
         state = inspect(instance)
         spec = spec_of(state.mapper.local_table)
         if (
-            spec.kind != "global"
+            spec.id_index is not None
             and _told(scope, state, spec, collections) is None
         ):
             # They go where the others are, whatever the order.

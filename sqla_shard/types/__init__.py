@@ -4,6 +4,7 @@
 ``binds``     parameters that differ by shard
 ``tracking``  JSON containers that notice changes
 ``blob``      :class:`JSONBlob`
+``keys``      :class:`LookupKey`
 ``sequences`` :class:`Sequence38`
 ``times``     :class:`UTCTimestamp`
 """
@@ -16,6 +17,7 @@ from sqla_shard.types.ids import full_id
 from sqla_shard.types.ids import IdType
 from sqla_shard.types.ids import ObjectRef
 from sqla_shard.types.ids import ShardedId
+from sqla_shard.types.keys import LookupKey
 from sqla_shard.types.sequences import Sequence38
 from sqla_shard.types.times import UTCTimestamp
 
@@ -23,6 +25,7 @@ __all__ = [
     "Blob",
     "IdType",
     "JSONBlob",
+    "LookupKey",
     "ObjectRef",
     "Sequence38",
     "ShardedId",

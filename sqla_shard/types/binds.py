@@ -11,11 +11,15 @@ value ``at(shard_id)`` just before the text is sent.
     what the server adds to a ``local_id`` to show the whole id.
 ``IdSlot``
     a whole ``IN`` list behind one placeholder; each shard gets its own ids.
+``KeySlot``
+    the same for keys of lookups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from sqla_shard.ids import MAX_ID
@@ -25,7 +29,15 @@ from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.ids import TYPE_SHIFT
 from sqla_shard.ids import unpack
 
-__all__ = ["Address", "IdSlot", "Prefix", "ShardBound", "Slotted"]
+__all__ = [
+    "Address",
+    "IdSlot",
+    "KeySlot",
+    "Prefix",
+    "ShardBound",
+    "Slot",
+    "Slotted",
+]
 
 _NOBODY = "-1"  # an id that no row has, where a shard has no id of a list
 
@@ -107,7 +119,44 @@ class Slotted(tuple[Any, ...]):
         return slot
 
 
-class IdSlot(ShardBound):
+class Slot(ShardBound):
+    """Base of the lists that stand behind one placeholder."""
+
+    __slots__ = ()
+
+    def text_at(self, shard_id: int) -> str:
+        """Return the shard's own values as SQL, between commas."""
+        raise NotImplementedError
+
+    def __call__(self) -> Slotted:
+        """Return the value of the parameter that holds this list."""
+        return Slotted((self,))
+
+
+class KeySlot(Slot):
+    """The keys of lookups in an ``IN`` list.
+
+    :param groups: the keys, by shard.
+    """
+
+    __slots__ = ("_groups",)
+
+    def __init__(self, groups: Mapping[int, Sequence[bytes]]) -> None:
+        self._groups = groups
+
+    def text_at(self, shard_id: int) -> str:
+        """Return the shard's own keys as SQL, between commas."""
+        # In hexadecimal, which no key can break out of.
+        values = self._groups.get(shard_id)
+        if not values:
+            return "NULL"
+        return ",".join(f"X'{value.hex()}'" for value in values)
+
+    def __repr__(self) -> str:
+        return f"<keys of {len(self._groups)} shards>"
+
+
+class IdSlot(Slot):
     """The ids of an ``IN`` list, grouped by shard.
 
     :param ids: whole ids.
@@ -154,10 +203,6 @@ class IdSlot(ShardBound):
         """Return the shard's own ids as SQL, between commas."""
         values = self._groups.get(shard_id)
         return ",".join(map(str, values)) if values else _NOBODY
-
-    def __call__(self) -> Slotted:
-        """Return the value of the parameter that holds this list."""
-        return Slotted((self,))
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.ids[:5]))

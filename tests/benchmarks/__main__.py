@@ -13,6 +13,7 @@ import sqlalchemy
 
 from tests.benchmarks import ids
 from tests.benchmarks import lists
+from tests.benchmarks import lookups
 from tests.benchmarks import reading
 from tests.benchmarks import scatter
 from tests.benchmarks import schema
@@ -26,6 +27,7 @@ PARTS = {
     "reading": reading.run,
     "scatter": scatter.run,
     "lists": lists.run,
+    "lookups": lookups.run,
     "schema": schema.run,
 }
 

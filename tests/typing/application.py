@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
@@ -15,10 +16,13 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import full_id
 from sqla_shard import KeyspaceMixin
+from sqla_shard import LookupMixin
 from sqla_shard import ObjectId
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard import unpack
+from sqla_shard.lookup import Claim
+from sqla_shard.lookup import normalization
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -90,6 +94,20 @@ async def awaiting(cluster: Cluster, object_id: int) -> None:
     async with cluster.async_begin(cross_shard="unordered") as begun:
         begun.add(User(name="maker"))
     assert_type(await cluster.aclose(), bool)
+
+
+class UserEmail(LookupMixin, Base, target=User, normalize=normalization.email):
+    user_id: Mapped[int | None]
+
+
+def finding(cluster: Cluster, session: ShardSession) -> None:
+    claim = cluster.run(UserEmail.claim, "a@b.c", lifetime=timedelta(days=1))
+    assert_type(claim, Claim)
+    cluster.run(claim.confirm, 5)
+    assert_type(cluster.run(claim.release), bool)
+    assert_type(UserEmail.resolve(session, "a@b.c"), int | None)
+    assert_type(UserEmail.resolve_many(session, ["a@b.c"]), dict[str, int])
+    cluster.run(UserEmail.rename, "a@b.c", "d@b.c", 5)
 
 
 def writing(cluster: Cluster) -> None:

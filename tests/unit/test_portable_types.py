@@ -27,6 +27,7 @@ OURS = [
     ObjectRef(3, colocated=True),
     Sequence38(),
     types.UTCTimestamp(),
+    types.LookupKey(),
     JSONBlob(60_000),
     JSONBlob(),
     JSONBlob(100_000_000),

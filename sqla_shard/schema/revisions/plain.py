@@ -17,6 +17,7 @@ from alembic.autogenerate.api import AutogenContext
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.schema.revisions import portable
 from sqla_shard.types import JSONBlob
+from sqla_shard.types import LookupKey
 from sqla_shard.types import ObjectRef
 from sqla_shard.types import Sequence38
 from sqla_shard.types import ShardedId
@@ -52,6 +53,9 @@ def _type(kind: Any, context: AutogenContext) -> str | Literal[False]:
         return "sa.BigInteger()"
     if isinstance(kind, Sequence38):
         return "sa.Numeric(38, 0)"
+    if isinstance(kind, LookupKey):
+        context.imports.add(_MYSQL)
+        return f"mysql.VARBINARY(length={LookupKey.MOST_BYTES})"
     if isinstance(kind, UTCTimestamp):
         context.imports.add(_MYSQL)
         return "mysql.TIMESTAMP(fsp=6)"

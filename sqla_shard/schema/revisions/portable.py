@@ -31,6 +31,7 @@ from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.types import JSONBlob
+from sqla_shard.types import LookupKey
 from sqla_shard.types import ObjectRef
 from sqla_shard.types import Sequence38
 from sqla_shard.types import ShardedId
@@ -88,6 +89,11 @@ def _type(
         return "sa.BigInteger()"
     if isinstance(kind, Sequence38):
         return "sa.Numeric(38, 0).with_variant(sa.CHAR(38), 'sqlite')"
+    if isinstance(kind, LookupKey):
+        context.imports.add(_MYSQL)
+        most = LookupKey.MOST_BYTES
+        variant = f"mysql.VARBINARY(length={most}), {_SERVERS}"
+        return f"sa.LargeBinary({most}).with_variant({variant})"
     if isinstance(kind, UTCTimestamp):
         context.imports.add(_MYSQL)
         variant = f"mysql.TIMESTAMP(fsp=6), {_SERVERS}"

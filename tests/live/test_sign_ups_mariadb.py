@@ -1,0 +1,170 @@
+"""Many who want one name: sign-ups on objects' servers and keys' servers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import func
+from sqlalchemy import select
+
+from sqla_shard import Cluster
+from sqla_shard import exc
+from sqla_shard import scatter
+from sqla_shard.lookup import Claim
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.documents import topology_document
+from tests.shared.lookup_claiming import all_at_once
+from tests.shared.lookup_models import Base
+from tests.shared.lookup_models import end_at
+from tests.shared.lookup_models import new_user
+from tests.shared.lookup_models import rows_of
+from tests.shared.lookup_models import User
+from tests.shared.lookup_models import UserEmail
+
+pytestmark = pytest.mark.live
+
+SIGN_UPS = 200
+NAMES = 20
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=6, shards=16, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+    """Four servers of objects, and two of keys alone."""
+    (space,) = fleet.topology_mapping()["keyspaces"].values()
+    servers = {one["name"]: one["primary"] for one in space["servers"]}
+    names = list(servers)
+    document = topology_document({n: servers[n] for n in names[:4]}, 16)
+    keys = topology_document(
+        {n: servers[n] for n in names[4:]}, 32, database="lookup{shard:05d}"
+    )
+    document["keyspaces"]["lookup"] = {
+        **keys["keyspaces"]["objects"],
+        "kind": "mod",
+    }
+    options = {"pool_size": 20, "max_overflow": 0, "pool_timeout": 120}
+    with Cluster.from_topology(document, engine_options=options) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+class CrashError(Exception):
+    """The process is gone, between one transaction and the next."""
+
+
+class SignUps:
+    """What those who sign up do, and what became of them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self.ended: Counter[str] = Counter()
+        self.winners: dict[str, int] = {}
+        self.left: list[tuple[str, Claim]] = []
+
+    def sign_up(self, key: str, crash: str = "") -> None:
+        """Sign up; crash after one of the transactions."""
+        try:
+            user = self._in_three(key, crash)
+        except (CrashError, exc.KeyTakenError, exc.ClaimLostError) as error:
+            how = type(error).__name__
+        else:
+            how = "won"
+            with self._lock:
+                assert self.winners.setdefault(key, user) == user
+        with self._lock:
+            self.ended[how] += 1
+
+    def _in_three(self, key: str, crash: str) -> int:
+        cluster = self._cluster
+        claim = cluster.run(UserEmail.claim, key, timeout=120)
+        if crash == "claimed":
+            with self._lock:
+                self.left.append((key, claim))
+            raise CrashError
+        user = cluster.run(new_user, key, timeout=120)
+        if crash == "created":
+            with self._lock:
+                self.left.append((key, claim))
+            raise CrashError
+        try:
+            cluster.run(claim.confirm, user, timeout=120)
+        except exc.ClaimLostError:
+            cluster.run(delete_user, user)
+            raise
+        return user
+
+
+def delete_user(session: Any, user_id: int) -> None:
+    session.delete(session.get(User, user_id))
+
+
+def users(cluster: Cluster) -> int:
+    counted = select(func.count(User.id)).options(scatter())
+    with cluster.session() as session:
+        return int(session.scalar(counted) or 0)
+
+
+def test_two_hundred_for_twenty_names(cluster, rng, say):
+    assert not {
+        server.name for server in cluster.topology.keyspace("objects").servers
+    } & {server.name for server in cluster.topology.keyspace("lookup").servers}
+    names = [f"User{i}@example.com" for i in range(NAMES)]
+    wanted = [rng.choice([n, n.upper()]) for n in names * (SIGN_UPS // NAMES)]
+    rng.shuffle(wanted)
+    crashes = [
+        rng.choice(["claimed", "created", "", ""]) for _ in range(SIGN_UPS)
+    ]
+    first = SignUps(cluster)
+    all_at_once(SIGN_UPS, lambda i: first.sign_up(wanted[i], crashes[i]))
+    say(f"at first {dict(first.ended)}")
+    keys = {name.lower() for name in names}
+    rows = rows_of(cluster, UserEmail)
+    assert set(rows) == keys
+    pending = {key for key, row in rows.items() if row.user_id is None}
+    # Each name is somebody's, or was claimed by one who has crashed.
+    assert pending == {key.lower() for key, _ in first.left}
+    assert len(first.winners) + len(pending) == NAMES
+    assert pending, "nobody has crashed; a seed that shows nothing"
+
+    for key in pending:
+        end_at(cluster, UserEmail, key, _LONG_AGO)
+    second = SignUps(cluster)
+    all_at_once(SIGN_UPS, lambda i: second.sign_up(wanted[i]))
+    say(f"after {len(pending)} claims have ended {dict(second.ended)}")
+    assert second.ended == {
+        "won": len(pending),
+        "KeyTakenError": SIGN_UPS - len(pending),
+    }
+    winners = {
+        key.lower(): user
+        for key, user in (*first.winners.items(), *second.winners.items())
+    }
+    with cluster.session() as session:
+        assert UserEmail.resolve_many(session, names) == {
+            name: winners[name.lower()] for name in names
+        }
+    rows = rows_of(cluster, UserEmail)
+    assert {key: row.user_id for key, row in rows.items()} == winners
+    assert len(set(winners.values())) == NAMES
+    # Those who had crashed come back: too late, and nothing of them stays.
+    before = users(cluster)
+    for _, claim in first.left:
+        user = cluster.run(new_user, "late")
+        with pytest.raises(exc.ClaimLostError):
+            cluster.run(claim.confirm, user)
+        cluster.run(delete_user, user)
+    assert users(cluster) == before
+    assert rows_of(cluster, UserEmail) == rows

@@ -1,0 +1,111 @@
+"""The tables of lookups, on SQLite; and keyspaces that are not for them."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.pool import NullPool
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import LookupMixin
+from sqla_shard import ObjectMixin
+from sqla_shard.exc import KeyspaceKindError
+from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.lookup import normalization
+from sqla_shard.testing import sqlite_topology
+from tests.shared import lookup_tables
+from tests.shared.lookup_models import ids
+from tests.shared.lookup_models import lookups_on_sqlite
+
+cluster = lookups_on_sqlite()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    numbers = count()
+
+    def make() -> Any:
+        path = tmp_path / f"db{next(numbers)}.sqlite"
+        return create_engine(f"sqlite:///{path}", poolclass=NullPool)
+
+    return make
+
+
+class TestGenerating(lookup_tables.Generating):
+    pass
+
+
+class TestDrifting(lookup_tables.Drifting):
+    pass
+
+
+def lookup_in(keyspace: str | None) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class User(ObjectMixin, Base, type_id=3):
+        __tablename__ = "users"
+        name: Mapped[str] = blob_field()
+
+    class UserName(
+        LookupMixin,
+        Base,
+        target=User,
+        normalize=normalization.exact,
+        keyspace=keyspace,
+    ):
+        pass
+
+    return UserName
+
+
+@pytest.mark.parametrize("kind", ["objects", "main"])
+def test_only_mod_shards_stay_as_many_as_they_are(tmp_path, kind):
+    cls = lookup_in(kind)
+    document = sqlite_topology(tmp_path, 1, 4, main=True, lookup=4)
+    with (
+        Cluster.from_topology(document) as cluster,
+        cluster.session() as session,
+    ):
+        for call, *given in (
+            (cls.resolve, "x"),
+            (cls.claim, "x"),
+            (cls.release, "x", ids()[0]),
+            (cls.shard_of, "x"),
+        ):
+            with pytest.raises(KeyspaceKindError) as caught:
+                call(session, *given)
+            assert caught.value.keyspace == kind
+
+
+def test_no_mod_shards(tmp_path):
+    cls = lookup_in(None)
+    document = sqlite_topology(tmp_path, 1, 4)
+    with (
+        Cluster.from_topology(document) as cluster,
+        cluster.session() as session,
+        pytest.raises(UnknownKeyspaceError),
+    ):
+        cls.resolve(session, "x")
+
+
+def test_a_keyspace_that_is_named(tmp_path):
+    cls = lookup_in("keys")
+    document = sqlite_topology(tmp_path, 1, 4, lookup=4)
+    spaces = document["keyspaces"]
+    spaces["keys"] = {**spaces["lookup"], "database": "keys{shard:05d}"}
+    (user,) = ids()
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(cls.metadata)
+        cluster.run(cls.claim, "x", user)
+        with cluster.session() as session:
+            assert cls.resolve(session, "x") == user
+    files = {path.name for path in tmp_path.rglob("keys*")}
+    assert "keys00000.sqlite" in files
