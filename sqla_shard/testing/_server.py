@@ -139,13 +139,17 @@ class LocalServer(Started):
     def pause(self) -> None:
         """Stop the process in mid-air: it accepts nothing, answers nothing.
 
-        :raises sqla_shard.exc.ServerProcessError: if it is not running.
+        :raises sqla_shard.exc.ServerProcessError: if it is not running, or
+            does not stop.
         """
         process = self._running_process()
         process.send_signal(signal.SIGSTOP)
         # On a busy machine a thread of it may still answer for a while.
-        wait_until(lambda: _is_stopped(process.pid), seconds=10.0)
         self._paused = True
+        if not wait_until(lambda: _is_stopped(process.pid), seconds=10.0):
+            raise exc.ServerProcessError(
+                f"{self!r} did not stop within 10 s", log=self.log_tail
+            )
 
     def resume(self) -> None:
         """Let a paused server go on.
