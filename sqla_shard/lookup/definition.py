@@ -7,12 +7,9 @@ A target that is given by name may come later; :func:`link` finds it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from inspect import get_annotations
 from typing import Any
 
-from sqlalchemy import inspect
 from sqlalchemy import LargeBinary
 from sqlalchemy import String
 from sqlalchemy.dialects import mysql
@@ -23,11 +20,16 @@ from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.lookup.normalization import LONGEST_LABEL
 from sqla_shard.lookup.normalization import Normalization
 from sqla_shard.orm.creation import check_bases
+from sqla_shard.orm.creation import check_members
 from sqla_shard.orm.creation import check_table
+from sqla_shard.orm.creation import class_named
 from sqla_shard.orm.creation import is_abstract
+from sqla_shard.orm.creation import name_of_class
+from sqla_shard.orm.creation import own_definition
+from sqla_shard.orm.creation import snake
+from sqla_shard.orm.creation import type_of_objects
 from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.routing import declare
-from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
 from sqla_shard.types import LookupKey
 from sqla_shard.types import ObjectRef
@@ -108,7 +110,7 @@ def define(
     )
     _check_names(cls, mixin, definition)
     if not any("__tablename__" in base.__dict__ for base in cls.__mro__):
-        cls.__tablename__ = _snake(cls.__name__)
+        cls.__tablename__ = snake(cls.__name__)
     _make_columns(cls, definition)
     cls.__sqla_shard_lookup__ = definition
 
@@ -138,16 +140,8 @@ def _policies(
 
 
 def _column(cls: type[Any], target: Any, named: object) -> str:
-    if isinstance(target, type):
-        name = target.__name__
-    elif isinstance(target, str) and target:
-        name = target
-    else:
-        raise ClassDefinitionError(
-            f"target={target!r}; it takes an object class, or its name",
-            class_name=cls.__name__,
-        )
-    column = f"{_snake(name)}_id" if named is None else named
+    name = name_of_class(cls, "target", target)
+    column = f"{snake(name)}_id" if named is None else named
     if (
         not isinstance(column, str)
         or not column.isidentifier()
@@ -173,32 +167,7 @@ def _check_names(
             "method; give it another name with target_column",
             class_name=cls.__name__,
         )
-    columns = _OWN | {definition.column}
-    for base in cls.__mro__:
-        if base in mixin.__mro__:
-            continue
-        # Bare annotations of columns are for type checkers.
-        made = {
-            name
-            for name, value in base.__dict__.items()
-            if name in columns or (name in methods and not _is_method(value))
-        }
-        made |= methods & set(get_annotations(base))
-        for name in sorted(made | ({"__table__"} & set(base.__dict__))):
-            raise ClassDefinitionError(
-                f"{base.__name__}.{name} would take the place of what every "
-                "lookup class has; call it something else",
-                class_name=cls.__name__,
-            )
-
-
-def _is_method(value: object) -> bool:
-    return callable(value) or isinstance(value, (classmethod, staticmethod))
-
-
-def _snake(name: str) -> str:
-    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
-    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
+    check_members(cls, mixin, _OWN | {definition.column}, "lookup")
 
 
 def _make_columns(cls: Any, definition: Definition) -> None:
@@ -254,49 +223,15 @@ def link(cls: Any) -> Definition:
     :returns: the definition, complete.
     :raises ClassDefinitionError: when there is no such class.
     """
-    definition: Definition | None = cls.__dict__.get("__sqla_shard_lookup__")
-    if definition is None:
-        raise ClassDefinitionError(
-            "it is abstract and has no table; use a class that inherits from "
-            "it",
-            class_name=cls.__name__,
-        )
+    definition: Definition = own_definition(cls, "__sqla_shard_lookup__")
     if definition.type_id is None:
-        _know(cls, definition, _named(cls, definition.target))
+        _know(cls, definition, class_named(cls, definition.target))
     return definition
-
-
-def _named(cls: Any, name: str) -> Any:
-    found = [
-        mapper.class_
-        for mapper in cls.registry.mappers
-        if mapper.class_.__name__ == name
-    ]
-    if len(found) != 1:
-        what = "no class" if not found else "several classes"
-        raise ClassDefinitionError(
-            f"{what} {name!r} in its declarative base; give the class itself",
-            class_name=cls.__name__,
-        )
-    return found[0]
 
 
 def _know(cls: Any, definition: Definition, entity: Any) -> None:
     """Take over what the class of the objects says of their ids."""
-    mapper = inspect(entity, raiseerr=False)
-    spec = None if mapper is None else spec_of(mapper.local_table)
-    if (
-        spec is None
-        or spec.id_index != 0
-        or spec.type_id is None
-        or len(mapper.primary_key) != 1
-    ):
-        raise ClassDefinitionError(
-            f"{entity.__name__} is no object class; a lookup table holds ids "
-            "of objects",
-            class_name=cls.__name__,
-        )
-    column = inspect(cls).local_table.c[definition.column]
-    column.type.type_id = spec.type_id
+    definition.type_id = type_of_objects(
+        cls, definition.column, entity, "lookup"
+    )
     definition.target = entity
-    definition.type_id = spec.type_id

@@ -7,11 +7,9 @@ Classes that are given by name may come later; :func:`link` finds them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
-from inspect import get_annotations
 from typing import Any
 
 from sqlalchemy import Index
@@ -26,8 +24,14 @@ from sqla_shard.ids import check_type
 from sqla_shard.mappings.ordering import MOST_MOVES
 from sqla_shard.mappings.ordering import now
 from sqla_shard.orm.creation import check_bases
+from sqla_shard.orm.creation import check_members
 from sqla_shard.orm.creation import check_table
+from sqla_shard.orm.creation import class_named
 from sqla_shard.orm.creation import is_abstract
+from sqla_shard.orm.creation import name_of_class
+from sqla_shard.orm.creation import own_definition
+from sqla_shard.orm.creation import snake
+from sqla_shard.orm.creation import type_of_objects
 from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
@@ -143,7 +147,7 @@ def define(
         )
     _check_names(cls, mixin, definition)
     if not any("__tablename__" in base.__dict__ for base in cls.__mro__):
-        cls.__tablename__ = _snake(cls.__name__)
+        cls.__tablename__ = snake(cls.__name__)
     _make_columns(cls, definition)
     cls.__sqla_shard_mapping__ = definition
 
@@ -169,40 +173,12 @@ def _check_names(
             "it another name with source_column or target_column",
             class_name=cls.__name__,
         )
-    for base in cls.__mro__:
-        if base in mixin.__mro__:
-            continue
-        # Bare annotations of columns are for type checkers.
-        made = {
-            name
-            for name, value in base.__dict__.items()
-            if name in columns | _OWN
-            or (name in methods and not _is_method(value))
-        }
-        made |= methods & set(get_annotations(base))
-        for name in sorted(made | ({"__table__"} & set(base.__dict__))):
-            raise ClassDefinitionError(
-                f"{base.__name__}.{name} would take the place of what every "
-                "mapping class has; call it something else",
-                class_name=cls.__name__,
-            )
-
-
-def _is_method(value: object) -> bool:
-    return callable(value) or isinstance(value, (classmethod, staticmethod))
+    check_members(cls, mixin, columns | _OWN, "mapping")
 
 
 def _end(cls: type[Any], role: str, given: Any, named: object) -> End:
-    if isinstance(given, type):
-        name = given.__name__
-    elif isinstance(given, str) and given:
-        name = given
-    else:
-        raise ClassDefinitionError(
-            f"{role}={given!r}; it takes an object class, or its name",
-            class_name=cls.__name__,
-        )
-    column = f"{_snake(name)}_id" if named is None else named
+    name = name_of_class(cls, role, given)
+    column = f"{snake(name)}_id" if named is None else named
     if not (isinstance(column, str) and column.isidentifier()):
         raise ClassDefinitionError(
             f"{role}_column={column!r} is not a name",
@@ -227,11 +203,6 @@ def _moves(
             class_name=cls.__name__,
         )
     return value
-
-
-def _snake(name: str) -> str:
-    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
-    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
 
 
 def _make_columns(cls: Any, definition: Definition) -> None:
@@ -331,13 +302,7 @@ def definition_of(cls: Any) -> Definition:
 
     :raises ClassDefinitionError: when the class is abstract.
     """
-    found: Definition | None = cls.__dict__.get("__sqla_shard_mapping__")
-    if found is None:
-        raise ClassDefinitionError(
-            "it is abstract and has no table; use a class that inherits from "
-            "it",
-            class_name=cls.__name__,
-        )
+    found: Definition = own_definition(cls, "__sqla_shard_mapping__")
     return found
 
 
@@ -350,45 +315,16 @@ def link(cls: Any) -> Definition:
     definition = definition_of(cls)
     for end in (definition.source, definition.target):
         if end.entity is None:
-            _know(cls, end, _named(cls, end.given))
+            _know(cls, end, class_named(cls, end.given))
             if end is definition.source:
                 _take_source(cls, definition)
     return definition
 
 
-def _named(cls: Any, name: str) -> Any:
-    found = [
-        mapper.class_
-        for mapper in cls.registry.mappers
-        if mapper.class_.__name__ == name
-    ]
-    if len(found) != 1:
-        what = "no class" if not found else "several classes"
-        raise ClassDefinitionError(
-            f"{what} {name!r} in its declarative base; give the class itself",
-            class_name=cls.__name__,
-        )
-    return found[0]
-
-
 def _know(cls: Any, end: End, entity: Any) -> None:
     """Take over what the class of an end says of its ids."""
-    mapper = inspect(entity, raiseerr=False)
-    spec = None if mapper is None else spec_of(mapper.local_table)
-    if (
-        spec is None
-        or spec.id_index != 0
-        or spec.type_id is None
-        or len(mapper.primary_key) != 1
-    ):
-        raise ClassDefinitionError(
-            f"{entity.__name__} is no object class; a mapping table holds "
-            "ids of objects",
-            class_name=cls.__name__,
-        )
+    end.type_id = type_of_objects(cls, end.column, entity, "mapping")
     end.entity = entity
-    end.type_id = spec.type_id
-    inspect(cls).local_table.c[end.column].type.type_id = spec.type_id
 
 
 def _take_source(cls: Any, definition: Definition) -> None:

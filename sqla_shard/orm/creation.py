@@ -6,20 +6,36 @@ and defined again, as in a notebook.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from functools import wraps
+from inspect import get_annotations
 from typing import Any
 
+from sqlalchemy import inspect
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import DeclarativeBaseNoMeta
 from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.routing import spec_of
 
-__all__ = ["check_bases", "check_table", "is_abstract", "whole_or_not_at_all"]
+__all__ = [
+    "check_bases",
+    "check_members",
+    "check_table",
+    "class_named",
+    "is_abstract",
+    "name_of_class",
+    "own_definition",
+    "snake",
+    "type_of_objects",
+    "whole_or_not_at_all",
+]
 
 #: A handler of SQLAlchemy's ``after_mapper_constructed``.
 Handler = Callable[[Mapper[Any], Any], None]
@@ -74,6 +90,120 @@ def check_table(cls: type[Any], table: Any, key: Sequence[str]) -> None:
             f"({', '.join(key)}) alone",
             class_name=cls.__name__,
         )
+
+
+def check_members(
+    cls: type[Any], mixin: type[Any], columns: Collection[str], kind: str
+) -> None:
+    """Refuse what would take the place of a column or a method of a mixin.
+
+    :param columns: the attributes that the class gets.
+    :param kind: of the class, for the message, such as ``"mapping"``.
+    :raises ClassDefinitionError: when it, or a base, has such a name.
+    """
+    methods = {name for name in vars(mixin) if not name.startswith("_")}
+    for base in cls.__mro__:
+        if base in mixin.__mro__:
+            continue
+        # Bare annotations of columns are for type checkers.
+        made = {
+            name
+            for name, value in base.__dict__.items()
+            if name in columns or (name in methods and not _is_method(value))
+        }
+        made |= methods & set(get_annotations(base))
+        for name in sorted(made | ({"__table__"} & set(base.__dict__))):
+            raise ClassDefinitionError(
+                f"{base.__name__}.{name} would take the place of what every "
+                f"{kind} class has; call it something else",
+                class_name=cls.__name__,
+            )
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, (classmethod, staticmethod))
+
+
+def snake(name: str) -> str:
+    """Return the name of a class as that of a table or a column."""
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
+
+
+def name_of_class(cls: type[Any], role: str, given: Any) -> str:
+    """Return the name of a class that is given as it is, or by its name.
+
+    :param role: the keyword that it is given with.
+    :raises ClassDefinitionError: when it is neither.
+    """
+    if isinstance(given, type):
+        return given.__name__
+    if isinstance(given, str) and given:
+        return given
+    raise ClassDefinitionError(
+        f"{role}={given!r}; it takes an object class, or its name",
+        class_name=cls.__name__,
+    )
+
+
+def class_named(cls: Any, name: str) -> Any:
+    """Return the class of a name, in the declarative base of another.
+
+    :raises ClassDefinitionError: when there is none, or several.
+    """
+    found = [
+        mapper.class_
+        for mapper in cls.registry.mappers
+        if mapper.class_.__name__ == name
+    ]
+    if len(found) != 1:
+        what = "no class" if not found else "several classes"
+        raise ClassDefinitionError(
+            f"{what} {name!r} in its declarative base; give the class itself",
+            class_name=cls.__name__,
+        )
+    return found[0]
+
+
+def type_of_objects(cls: Any, column: str, entity: Any, kind: str) -> int:
+    """Return the type of a class's objects, and have a column take no other.
+
+    :param cls: the class that refers to them.
+    :param column: the one with their ids.
+    :param kind: of the class, for the message.
+    :raises ClassDefinitionError: when it is no object class.
+    """
+    mapper = inspect(entity, raiseerr=False)
+    spec = None if mapper is None else spec_of(mapper.local_table)
+    if (
+        spec is None
+        or spec.id_index != 0
+        or spec.type_id is None
+        or len(mapper.primary_key) != 1
+    ):
+        raise ClassDefinitionError(
+            f"{entity.__name__} is no object class; a {kind} table holds ids "
+            "of objects",
+            class_name=cls.__name__,
+        )
+    inspect(cls).local_table.c[column].type.type_id = spec.type_id
+    return spec.type_id
+
+
+def own_definition(cls: Any, attribute: str) -> Any:
+    """Return what a class was defined with.
+
+    :param attribute: where the class keeps it.
+    :raises ClassDefinitionError: when the class is abstract.
+    """
+    found = cls.__dict__.get(attribute)
+    if found is None:
+        raise ClassDefinitionError(
+            "it is abstract and has no table; use a class that inherits from "
+            "it",
+            class_name=cls.__name__,
+        )
+    return found
 
 
 def whole_or_not_at_all(finish: Handler) -> Handler:
