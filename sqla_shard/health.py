@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import fields
 from typing import Any
 
 from sqla_shard.following import SourceReport
-from sqla_shard.following import State
 
 __all__ = ["Health", "health_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
+class Health(SourceReport):
     """The state of a cluster in one process.
 
     :ivar source: where the topology comes from.
@@ -30,12 +30,6 @@ class Health:
     :ivar servers: for each server None, or what is wrong with it.
     """
 
-    source: str
-    state: State
-    epoch: int
-    age: float
-    last_error: str | None
-    from_snapshot: bool
     servers: Mapping[str, str | None]
 
     @property
@@ -47,13 +41,10 @@ class Health:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the attributes as JSON can hold them."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {
-            "source": self.source,
-            "state": self.state,
-            "epoch": self.epoch,
+            **values,
             "age": round(self.age, 3),
-            "last_error": self.last_error,
-            "from_snapshot": self.from_snapshot,
             "servers": dict(self.servers),
         }
 
@@ -67,12 +58,7 @@ def health_of(
     :param answers: of its servers: None, or what was wrong.
     """
     return Health(
-        source=report.source,
-        state=report.state,
-        epoch=report.epoch,
-        age=report.age,
-        last_error=report.last_error,
-        from_snapshot=report.from_snapshot,
+        **vars(report),
         servers={
             name: None if error is None else f"{type(error).__name__}: {error}"
             for name, error in answers.items()
