@@ -215,7 +215,7 @@ class ZooKeeperStore:
 
     def unavailable(self, reason: str) -> TopologyUnavailableError:
         """Return the error for a reason."""
-        return TopologyUnavailableError(source=self.name, reason=reason)
+        return self._connection.unavailable(reason)
 
     def close(self) -> None:
         """End the session."""
