@@ -1,7 +1,7 @@
 # The commands of the README are `make demo`, `make quickstart` and `make
 # test`.  Each does all of its own set-up and repeats none of it: Python
-# packages go into .venv, again when pyproject.toml changes; MariaDB, ZooKeeper
-# and Chromium come from apt.
+# packages go into .venv, again when pyproject.toml changes; MariaDB, ZooKeeper,
+# memcached, Redis and Chromium come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
 #   DB       what the demo keeps its pins in: sqlite or mariadb
@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 # pytest's closing line must come last.
 .NOTPARALLEL:
 .PHONY: help demo quickstart test lint type docs servers mariadb zookeeper \
-    chromium spider soak bench clean
+    memcached redis chromium spider soak bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,15 +39,18 @@ demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mariadb on real servers
 quickstart: $(VENV)/.package ## import bookmarks and show where each lives
 	@$(BIN)/python -m examples.quickstart $(ARGS)
 
-# Two processes, with servers of their own each.  A file stays in one of them:
-# its tests share servers and tables.  In the order of collection, that is with
-# the files that take a second at the end, so that both end together.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes, with servers of their own each: on two processors, since
+# much of the time a test waits for a server or for a disk.  A file stays in
+# one of them: its tests share servers and tables.  In the order of collection,
+# that is with the files that take a second at the end, so that all end
+# together.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Compiled before, since each program that the tests start would do it again
-# where PYTHONDONTWRITEBYTECODE is set.
+# where PYTHONDONTWRITEBYTECODE is set.  One of the tests builds the
+# documentation, more strictly than `make docs`.
 test: $(VENV)/.dev servers ## check everything, on real MariaDB
-	@failed=; for check in lint type docs; do \
+	@failed=; for check in lint type; do \
 	    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
 	done; \
 	$(BIN)/python -m compileall -q sqla_shard examples; \
@@ -98,17 +101,17 @@ $(VENV)/.package: pyproject.toml
 # with sqla-shard, whose commands the demo's tables are changed with.
 $(VENV)/.examples: $(VENV)/.package
 	@echo "make: installing the packages of the examples in $(VENV)"
-	@$(PIP) install --editable '.[mysql,cli]' --group examples
+	@$(PIP) install --editable '.[mysql,cli,cache]' --group examples
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.package
 	@echo "make: installing the tools for tests in $(VENV)"
 	@$(PIP) install --editable \
-	    '.[mysql,testing,flask,opentelemetry,cli,alembic,zookeeper]' \
+	    '.[mysql,testing,flask,opentelemetry,cli,alembic,zookeeper,cache,redis]' \
 	    --group dev
 	@touch $@
 
-# -- MariaDB, ZooKeeper and Chromium --------------------------------------
+# -- MariaDB, ZooKeeper, memcached, Redis and Chromium --------------------
 # From apt-get, where it may be used.  Without them the tests that need them
 # are skipped and counted, or fail where CI=true.
 
@@ -193,6 +196,40 @@ find_zookeeper || complain "although apt-get installed it"
 endef
 export INSTALL_ZOOKEEPER
 
+# No package has the program by itself: this one brings a service, which listens
+# on 127.0.0.1 alone.
+
+define INSTALL_MEMCACHED
+what=MEMCACHED
+advice="Install memcached 1.6 or later, or name one in SQLA_SHARD_MEMCACHED"
+find_memcached() {
+    command -v memcached
+}
+if [ -n "$$SQLA_SHARD_MEMCACHED" ]; then exit; fi
+if find_memcached >/dev/null; then exit; fi
+prepare "memcached (with its service)"
+install memcached
+find_memcached || complain "although apt-get installed it"
+endef
+export INSTALL_MEMCACHED
+
+# The package redis-tools has the program, too, by a name at which it does
+# something else.
+
+define INSTALL_REDIS
+what=REDIS
+advice="Install Redis 6.2 or later, or name a redis-server in SQLA_SHARD_REDIS"
+find_redis() {
+    command -v redis-server
+}
+if [ -n "$$SQLA_SHARD_REDIS" ]; then exit; fi
+if find_redis >/dev/null; then exit; fi
+prepare "Redis (with its service)"
+install redis-server
+find_redis || complain "although apt-get installed it"
+endef
+export INSTALL_REDIS
+
 # Ubuntu has it as a snap only, which a script cannot install quietly.
 
 define INSTALL_CHROMIUM
@@ -235,13 +272,19 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
 endef
 export FETCH_SPIDER
 
-servers: mariadb zookeeper chromium ## install what the tests need, where apt-get may
+servers: mariadb zookeeper memcached redis chromium ## install what the tests need, where apt-get may
 
 mariadb:
 	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
 
 zookeeper:
 	@sh -c "$$APT_GET; $$INSTALL_ZOOKEEPER"
+
+memcached:
+	@sh -c "$$APT_GET; $$INSTALL_MEMCACHED"
+
+redis:
+	@sh -c "$$APT_GET; $$INSTALL_REDIS"
 
 chromium:
 	@sh -c "$$APT_GET; $$INSTALL_CHROMIUM"

@@ -11,18 +11,22 @@ every object lives on a virtual shard that its 64-bit id names.
 #   exc          every error
 #   ids          64-bit object ids, type registry
 #   paging       pages of rows, and bookmarks
+#   files        files that are replaced as a whole
 #   topology/    which server holds which virtual shard; files
 #   following/   how a change of the topology reaches a process
 #   types/       column types: ids, references, JSON blobs, times
 #   dialects/    where MariaDB, MySQL and SQLite differ
 #   rendering    from a compiled statement to the text of one shard
 #   scattering/  one statement on many shards, all servers at once
+#   branching    the newest rows of many lists, in one statement
 #   internal     tables of this package itself
 #   engines      one pool per physical server
 #   routing/     statement -> virtual shards, and why
 #   merging/     what is asked of several shards, to make one answer
 #   session/     ShardSession and its parts
 #   tokens       keys of transactions that were committed
+#   intents/     what is done on other shards after a COMMIT
+#   cache/       what is kept of rows on memcached, and when it may not be
 #   retrying     repeating a transaction when that is safe
 #   creating     databases and tables of every shard, for development
 #   rehearsing   what would be sent for a statement
@@ -33,11 +37,15 @@ every object lives on a virtual shard that its 64-bit id names.
 #   async_session  ShardSession for event loops
 #   sourcing     the ways to open a cluster
 #   running      a transaction, its attempts, and its key
+#   upkeep       what is done for a cluster from time to time
+#   keeping      the cache of a cluster
 #   cluster      Cluster, the front door
 #   cluster_events  what an application can be told of
 #   orm/         object classes and their blob fields
 #   mappings/    ordered lists of objects
 #   lookup/      mod shards: from a key to an id, and claims of keys
+#   reference/   small tables that are the same on every shard
+#   verifying/   finding and mending rows that do not fit others
 #   schema/      alembic over every virtual shard
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
@@ -53,15 +61,19 @@ from sqla_shard.cluster_events import ClusterEvents
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
+from sqla_shard.intents import Operation
+from sqla_shard.intents import operation
 from sqla_shard.lookup import LookupMixin
 from sqla_shard.mappings import MappingMixin
 from sqla_shard.orm import blob_field
 from sqla_shard.orm import KeyspaceMixin
 from sqla_shard.orm import ObjectMixin
 from sqla_shard.paging import Page
+from sqla_shard.reference import ReferenceMixin
 from sqla_shard.rendering import SCHEMA
 from sqla_shard.scattering import scatter
 from sqla_shard.scattering import scatter_errors
+from sqla_shard.session import no_cache
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
@@ -84,13 +96,17 @@ __all__ = [
     "ObjectId",
     "ObjectMixin",
     "ObjectRef",
+    "Operation",
     "Page",
+    "ReferenceMixin",
     "Sequence38",
     "ShardSession",
     "ShardedId",
     "Topology",
     "blob_field",
     "full_id",
+    "no_cache",
+    "operation",
     "pack",
     "scatter",
     "scatter_errors",

@@ -8,7 +8,6 @@ import os
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from typing import TypeVar
@@ -33,6 +32,7 @@ from sqla_shard.following import Follower
 from sqla_shard.following import SourceReport
 from sqla_shard.health import Health
 from sqla_shard.health import health_of
+from sqla_shard.keeping import Keeping
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
 from sqla_shard.running import Limits
@@ -47,8 +47,8 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.begun import Begun
 from sqla_shard.session.transactions import watch
 from sqla_shard.sourcing import FromSources
-from sqla_shard.tokens import forget
 from sqla_shard.topology import Topology
+from sqla_shard.upkeep import Upkeep
 
 __all__ = ["Cluster"]
 
@@ -57,7 +57,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Cluster(FromSources, EventTarget):
+class Cluster(FromSources, Upkeep, Keeping, EventTarget):
     """A sharded database, as an application sees it.
 
     ::
@@ -213,7 +213,8 @@ class Cluster(FromSources, EventTarget):
         An exception rolls back; the session is closed either way.
 
         :param cross_shard: ``"ordered"`` or ``"unordered"`` lets the
-            transaction write several shards.
+            transaction write several shards, ``"logged"`` leave operations
+            to be done on them.
         """
         return Begun(self.session(cross_shard=cross_shard, **kwargs))
 
@@ -224,6 +225,7 @@ class Cluster(FromSources, EventTarget):
         attempts: int | None = None,
         timeout: float = 30.0,
         key: str | None = None,
+        cross_shard: CrossShard = None,
         **kwargs: Any,
     ) -> T:
         """Run ``fn(session, *args, **kwargs)`` in a transaction.
@@ -240,6 +242,8 @@ class Cluster(FromSources, EventTarget):
         :param key: names this transaction and no other, such as
             ``"order-17"``: it is written with it, and read where the outcome
             of COMMIT is unknown (:doc:`/howto/retry`).
+        :param cross_shard: as for :meth:`begin`; a key goes with
+            ``"logged"`` alone.
         :returns: what ``fn`` returns.
         :raises RetriesExhaustedError: when that was not enough.
         :raises CommitUnknownError: when the outcome of COMMIT is unknown;
@@ -251,25 +255,11 @@ class Cluster(FromSources, EventTarget):
         """
         return run(
             lambda session: fn(session, *args, **kwargs),
-            self.begin,
+            partial(self.begin, cross_shard=cross_shard),
             self.session,
             self._limits(self._engines.backends, attempts, timeout),
             key,
         )
-
-    def forget_keys(self, older_than: timedelta, *, batch: int = 1000) -> int:
-        """Delete old keys of :meth:`run` on every shard.
-
-        A transaction that is repeated with a key that was forgotten is done
-        a second time: let them be older than anything that may still be
-        repeated, such as a message in a queue.
-
-        :param older_than: by the clocks of the servers.
-        :param batch: how many a transaction deletes at most.
-        :returns: how many were deleted.
-        :raises ValueError: when an argument makes no sense.
-        """
-        return forget(self.places, older_than, batch)
 
     def _limits(
         self,
@@ -309,7 +299,8 @@ class Cluster(FromSources, EventTarget):
         goes on being cancelled after it.
 
         :param cross_shard: ``"ordered"`` or ``"unordered"`` lets the
-            transaction write several shards.
+            transaction write several shards, ``"logged"`` leave operations
+            to be done on them.
         """
         return AsyncBegun(
             self.async_session(cross_shard=cross_shard, **kwargs)
@@ -322,6 +313,7 @@ class Cluster(FromSources, EventTarget):
         attempts: int | None = None,
         timeout: float = 30.0,
         key: str | None = None,
+        cross_shard: CrossShard = None,
         **kwargs: Any,
     ) -> T:
         """Await ``fn(session, *args, **kwargs)`` in a transaction.
@@ -332,23 +324,26 @@ class Cluster(FromSources, EventTarget):
             allows.
         :param timeout: seconds after which no further attempt begins.
         :param key: names this transaction and no other.
+        :param cross_shard: as for :meth:`begin`.
         :returns: what ``fn`` returns.
         """
         return await run_awaited(
             lambda session: fn(session, *args, **kwargs),
-            self.async_begin,
+            partial(self.async_begin, cross_shard=cross_shard),
             self.async_session,
             self._limits(self._loops.backends, attempts, timeout),
             key,
         )
 
-    async def async_forget_keys(
-        self, older_than: timedelta, *, batch: int = 1000
-    ) -> int:
-        """Delete old keys on every shard; see :meth:`forget_keys`."""
-        return await self._loops.run(
-            forget, older_than=older_than, batch=batch
-        )
+    async def async_call(
+        self, fn: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> T:
+        """Await ``fn(*args, places=..., **kwargs)``.
+
+        The function is written as other code is; what it sends is awaited,
+        over the connections of this event loop.
+        """
+        return await self._loops.run(fn, *args, **kwargs)
 
     async def async_create_all(
         self, metadata: MetaData, *, keyspace: str | None = None
@@ -383,6 +378,7 @@ class Cluster(FromSources, EventTarget):
     async def _aclose(self, timeout: float) -> bool:
         self._feed.close_soon()
         ended = await self._loops.aclose(timeout)
+        self._close_cache()
         if not any(stats.busy for stats in self._engines.stats()):
             return self._engines.close(0) and ended
         # It waits for sessions of other threads.
@@ -469,6 +465,7 @@ class Cluster(FromSources, EventTarget):
         self._loops.shut()
         drained = self._engines.close(timeout)
         self._feed.close(1.0)
+        self._close_cache()
         return drained
 
     def __enter__(self) -> Cluster:

@@ -15,7 +15,7 @@ from sqlalchemy import MetaData
 from sqlalchemy import Table
 
 from sqla_shard.engines import Places
-from sqla_shard.internal import TOKENS
+from sqla_shard.internal import OF_TRANSACTIONS
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import name_of
@@ -34,8 +34,8 @@ def create_all(
 ) -> None:
     """Create what is missing of every table on every shard.
 
-    That of the keys of ``cluster.run()`` comes with them.  Servers are
-    worked on at the same time.  Tables that exist are left as they are.
+    Those of keys, intents and caches come with them.  Servers are worked on
+    at the same time.  Tables that exist are left as they are.
 
     :param keyspace: create only the tables of this keyspace.
     :raises UnknownKeyspaceError: when a table's keyspace is not in the
@@ -65,7 +65,7 @@ def _on_server(
         existing = _existing(connection, [place for place, _ in work])
         for place, tables in work:
             here = existing[place.schema]
-            for wanted in (tables, [TOKENS]):
+            for wanted in (tables, OF_TRANSACTIONS):
                 missing = [one for one in wanted if one.name not in here]
                 _create(connection, place, missing)
         connection.commit()

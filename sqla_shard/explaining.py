@@ -285,12 +285,16 @@ def _explain(
         scatters=scatters,
         shards=decision.shards,
     )
+    shards = decision.shards
+    if decision.anywhere:
+        # One of them, as this session would have chosen it.
+        shards = tuple(i for sent in found.sent for i in sent.shards)
     return Explanation(
         object_id=None,
         keyspace=decision.keyspace.name,
         targets=tuple(
             _target(places.place(decision.keyspace, i), decision.reasons(i))
-            for i in decision.shards
+            for i in shards
         ),
         why=decision.why or "nothing",
         refusal=found.refusal,

@@ -19,7 +19,21 @@ from sqlalchemy import Text
 from sqlalchemy import UniqueConstraint
 from sqlalchemy.dialects import mysql
 
-__all__ = ["LEDGER", "LONGEST_TOKEN", "METADATA", "PREFIX", "TOKENS"]
+__all__ = [
+    "APPLIED",
+    "INTENTS",
+    "INTENT_BYTES",
+    "LEDGER",
+    "LONGEST_CACHE_KEY",
+    "LONGEST_NAME",
+    "LONGEST_REGION",
+    "LONGEST_TOKEN",
+    "METADATA",
+    "OF_TRANSACTIONS",
+    "OUTBOX",
+    "PREFIX",
+    "TOKENS",
+]
 
 #: What the names of these tables begin with.
 PREFIX = "sqla_shard_"
@@ -78,3 +92,83 @@ TOKENS = Table(
     mysql_charset="utf8mb4",
     mysql_collate="utf8mb4_bin",
 )
+
+#: Bytes of the token of an intent.
+INTENT_BYTES = 16
+#: Characters of the longest name of an operation.
+LONGEST_NAME = 200
+
+_INTENT = LargeBinary(INTENT_BYTES).with_variant(
+    mysql.VARBINARY(INTENT_BYTES), "mysql", "mariadb"
+)
+
+#: One row for each operation that a transaction has left to be done on
+#: another shard, written by that transaction and deleted when it is done.
+INTENTS = Table(
+    "sqla_shard_intent",
+    METADATA,
+    Column("token", _INTENT, primary_key=True),
+    Column("operation", String(LONGEST_NAME), nullable=False),
+    Column("arguments", _LONG, nullable=False),
+    Column("home_shard", Integer, nullable=False),
+    Column("keyspace", String(255), nullable=False),
+    Column("shard_id", Integer, nullable=False),
+    Column("created_at", _MOMENT, nullable=False),
+    Column("due_at", _MOMENT, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("error", _LONG, nullable=True),
+    UniqueConstraint("due_at", "token", name="sqla_shard_intent_due"),
+    mysql_engine="InnoDB",
+    mysql_charset="utf8mb4",
+    mysql_collate="utf8mb4_bin",
+)
+
+#: One row for each intent that was applied here, written by the transaction
+#: that has applied it: whoever comes later finds it, and does nothing.
+APPLIED = Table(
+    "sqla_shard_applied",
+    METADATA,
+    Column("token", _INTENT, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("home_keyspace", String(255), nullable=False),
+    Column("home_shard", Integer, nullable=False),
+    Column("applied_at", _MOMENT, nullable=False),
+    UniqueConstraint("applied_at", "token", name="sqla_shard_applied_age"),
+    mysql_engine="InnoDB",
+    mysql_charset="utf8mb4",
+    mysql_collate="utf8mb4_bin",
+)
+
+#: Characters of the longest name of a region of the cache.
+LONGEST_REGION = 64
+#: Characters of the longest key of a cache.
+LONGEST_CACHE_KEY = 250
+
+#: One row for each key that a transaction could not take out of a cache,
+#: written by that transaction and deleted when it was taken out.
+OUTBOX = Table(
+    "sqla_shard_outbox",
+    METADATA,
+    Column("token", _INTENT, primary_key=True),
+    Column("region", String(LONGEST_REGION), nullable=False),
+    Column(
+        "cache_key",
+        String(LONGEST_CACHE_KEY).with_variant(
+            mysql.VARCHAR(
+                LONGEST_CACHE_KEY, charset="ascii", collation="ascii_bin"
+            ),
+            "mysql",
+            "mariadb",
+        ),
+        nullable=False,
+    ),
+    Column("shard_id", Integer, nullable=False),
+    Column("created_at", _MOMENT, nullable=False),
+    UniqueConstraint("created_at", "token", name="sqla_shard_outbox_age"),
+    mysql_engine="InnoDB",
+    mysql_charset="utf8mb4",
+    mysql_collate="utf8mb4_bin",
+)
+
+#: What transactions of an application write.
+OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX)

@@ -39,6 +39,7 @@ from sqla_shard.exc import NoEventLoopError
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import Watch
 from sqla_shard.session import PlacementPolicy
+from sqla_shard.session.contract import Caching
 from sqla_shard.session.contract import Home
 from sqla_shard.topology import Topology
 
@@ -196,6 +197,11 @@ class Loops:
     def scatters(self) -> bool:
         """Whether statements may go to all shards."""
         return self._home.scatters
+
+    @property
+    def caching(self) -> Caching | None:
+        """What keeps rows outside of the database."""
+        return self._home.caching
 
     @property
     def watch(self) -> Watch | None:

@@ -141,6 +141,7 @@ class _Stage:
     placement: PlacementPolicy
     scatters: bool
     watch: None = None
+    caching: None = None
 
 
 class _Scenery(Places):

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 
 from sqlalchemy import Connection
 from sqlalchemy import delete
@@ -28,6 +29,7 @@ from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
+from sqla_shard.engines import by_server
 from sqla_shard.engines import Places
 from sqla_shard.exc import KeyUsedError
 from sqla_shard.internal import LONGEST_TOKEN
@@ -77,7 +79,7 @@ class Token:
         if log.first is None:
             return
         place, _ = log.first
-        if log.cross_shard:
+        if not log.is_of_one_shard:
             raise ValueError(
                 f"key={self._key!r} is for a transaction of one shard; it "
                 "cannot tell which of several have committed"
@@ -134,13 +136,12 @@ def forget(places: Places, older_than: object, batch: int) -> int:
         )
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch={batch!r}; it is a number, from 1")
-    work: dict[str, list[Place]] = {}
-    for keyspace in places.topology.keyspaces.values():
-        for place in places.all_places(keyspace):
-            work.setdefault(place.server, []).append(place)
+    everywhere = chain.from_iterable(
+        map(places.all_places, places.topology.keyspaces.values())
+    )
     jobs = [
         partial(_forget_on_server, on_one, older_than, batch)
-        for on_one in work.values()
+        for on_one in by_server(everywhere)
     ]
     return sum(places.engines.at_once(jobs, "forget", _PARALLEL))
 

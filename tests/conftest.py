@@ -70,6 +70,20 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_finish() -> None:
     # Or each collection looks at all of the modules and tests again, which
     # takes longer than most of the tests that ask for one.
+    _settle()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Iterator[None]:
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        # Nor at the mapped classes of all files that are done.
+        _settle()
+
+
+def _settle() -> None:
     gc.collect()
     gc.freeze()
 

@@ -20,6 +20,7 @@ from urllib.request import OpenerDirector
 import pytest
 
 from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing.binaries import find_memcached
 
 ROOT = Path(__file__).parents[1]
 PROC = Path("/proc")
@@ -116,9 +117,9 @@ def browse(address: str) -> OpenerDirector:
     """Choose a sample user, and return what keeps the cookies."""
     opener = build_opener(HTTPCookieProcessor(http.cookiejar.CookieJar()))
     page = opener.open(address, timeout=30).read().decode()
-    (name, *_) = re.findall(r'data-user-name="([^"]+)"', page)
+    (email, *_) = re.findall(r'name="email" value="([^"]+)" data-user', page)
     (token, *_) = re.findall(r'name="csrf_token" value="([^"]+)"', page)
-    form = urlencode({"name": name, "csrf_token": token}).encode()
+    form = urlencode({"email": email, "csrf_token": token}).encode()
     page = opener.open(f"{address}session", form, timeout=30).read().decode()
     boards = re.findall(r'data-board-id="(\d+)"', page)
     assert len(boards) >= 2
@@ -158,6 +159,7 @@ def test_the_demo_on_mariadb(
         started = descendants(pid)
         names = sorted(started.values())
         assert names.count("mariadbd") == 2
+        assert names.count("memcached") == (find_memcached() is not None)
     assert wait_until(
         lambda: not any((PROC / str(p)).exists() for p in started), seconds=30
     )

@@ -89,6 +89,10 @@ def counts(data: Path) -> Counter[str]:
         ("colocation", ["CrossShardWriteError", "ColocationError"]),
         ("ordering", ["83 moves into this gap", "Move 84 finds no room"]),
         ("adopting", ["40 customers copied", "KeyspaceMismatchError"]),
+        (
+            "transfers",
+            ["It has left 'examples.give_points'", "nothing is done"],
+        ),
         ("starlette_app", ["30 pins were saved at once", "No connection"]),
     ],
 )

@@ -9,6 +9,7 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.serving import make_server
 
 from examples.pinboard.app import create_app
+from examples.pinboard.caching import keep
+from examples.pinboard.caching import MEMORY
 from examples.pinboard.clusters import mariadb_cluster
+from examples.pinboard.clusters import memcached_if_there
 from examples.pinboard.clusters import sqlite_cluster
 from examples.pinboard.clusters import topology_cluster
 from examples.pinboard.database import importer
@@ -56,7 +60,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     where.add_argument(
         "--topology",
         type=Path,
-        help="servers to use instead, with the keyspaces objects and main",
+        help="servers to use instead, with the keyspaces objects and lookup",
     )
     where.add_argument(
         "--mariadb",
@@ -74,6 +78,13 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="do not open the browser",
     )
+    parser.add_argument(
+        "--cache",
+        metavar="SERVERS",
+        help="memcached nodes to keep rows on, as host:port with commas; "
+        '"memory" or "none" (default: memory; with --mariadb a memcached of '
+        "its own, where it is installed)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -84,6 +95,13 @@ def opened(chosen: argparse.Namespace) -> AbstractContextManager[Cluster]:
     if chosen.topology is not None:
         return topology_cluster(chosen.topology)
     return sqlite_cluster(chosen.data)
+
+
+def cached(chosen: argparse.Namespace) -> AbstractContextManager[str]:
+    """Return where rows are kept beside the database."""
+    if chosen.cache is not None:
+        return nullcontext(chosen.cache)
+    return memcached_if_there() if chosen.mariadb else nullcontext(MEMORY)
 
 
 def serve(app: Flask, port: int, *, browse: bool) -> None:
@@ -118,13 +136,16 @@ def run(chosen: argparse.Namespace) -> None:
     """Open the cluster, bring its tables up to date, and serve."""
     if chosen.mariadb:
         print("starting two MariaDB servers", flush=True)
-    with opened(chosen) as cluster:
+    with opened(chosen) as cluster, cached(chosen) as where:
         bring_up_to_date(cluster)
+        keep(cluster, where)
+        cluster.repair()  # what the last run has left, if it was killed
         made = add_samples(cluster)
         keyspace = cluster.topology.sole("objects")
         print(
             f"{keyspace.shards} virtual shards on "
-            f"{len(keyspace.servers)} servers; {made} new sample users",
+            f"{len(keyspace.servers)} servers; {made} new sample users; "
+            f"cache: {where}",
             flush=True,
         )
         serve(create_app(cluster), chosen.port, browse=not chosen.no_browser)

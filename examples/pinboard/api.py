@@ -3,7 +3,8 @@
 Ids, positions and bookmarks are strings, since ids and positions exceed
 ``2**53``.  Errors are ``{"error": {"code", "message"}}`` with a fitting
 status, and ``field`` where an input is wrong.  Writes want the header
-``X-CSRF-Token`` with what a page has in ``<meta name="csrf-token">``.
+``X-CSRF-Token`` with what a page has in ``<meta name="csrf-token">``, and
+somebody who is signed in: ``POST /session`` does that, a form with ``email``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flask.typing import ResponseReturnValue
 
 from examples.pinboard import boards
 from examples.pinboard import importing
+from examples.pinboard import relations
 from examples.pinboard.database import db
 from examples.pinboard.database import importer
 from examples.pinboard.errors import ForbiddenError
@@ -27,11 +29,16 @@ from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.errors import MalformedError
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
+from examples.pinboard.inputs import read_user
 from examples.pinboard.models import Board
 from examples.pinboard.models import Pin
+from examples.pinboard.models import User
 from examples.pinboard.security import require_user
 from examples.pinboard.showing import board_json
+from examples.pinboard.showing import owned_json
 from examples.pinboard.showing import pin_json
+from examples.pinboard.showing import user_json
+from examples.pinboard.signing_up import sign_up
 from examples.pinboard.where import where_is
 
 __all__ = ["blueprint"]
@@ -75,6 +82,32 @@ def _id(body: dict[str, Any], name: str) -> int | None:
     return int(value)
 
 
+# -- users
+
+
+@blueprint.post("/users")
+def add_user() -> ResponseReturnValue:
+    """Sign somebody up with ``email`` and ``name``; nobody is signed in."""
+    body = _body()
+    entered = read_user(_text(body, "email"), _text(body, "name"))
+    user_id = sign_up(db.cluster, entered)
+    return jsonify(user_json(boards.find(db.session, User, user_id))), 201
+
+
+@blueprint.get("/users/<object_id(3):user_id>")
+def user(user_id: int) -> ResponseReturnValue:
+    """Return a user."""
+    return jsonify(user_json(boards.find(db.session, User, user_id)))
+
+
+@blueprint.get("/users/<object_id(3):user_id>/followed")
+def list_followed(user_id: int) -> ResponseReturnValue:
+    """Return the boards that a user follows, the latest first."""
+    boards.find(db.session, User, user_id)
+    found = relations.followed_boards(db.session, user_id)
+    return jsonify(boards=[owned_json(one) for one in found])
+
+
 # -- boards
 
 
@@ -115,7 +148,49 @@ def _board(board_id: int) -> Response:
     session = db.session
     found = boards.find(session, Board, board_id)
     count, removed = boards.pin_counts(session, board_id)
-    return jsonify({**board_json(found, count), "removed": removed})
+    more = {
+        "removed": removed,
+        "followers": relations.followers(session, board_id),
+    }
+    return jsonify({**board_json(found, count), **more})
+
+
+@blueprint.put("/boards/<object_id(2):board_id>/follow")
+def follow(board_id: int) -> ResponseReturnValue:
+    """Follow a board."""
+    db.run(relations.follow, require_user(), board_id)
+    return "", 204
+
+
+@blueprint.delete("/boards/<object_id(2):board_id>/follow")
+def unfollow(board_id: int) -> ResponseReturnValue:
+    """Follow a board no longer."""
+    db.run(relations.unfollow, require_user(), board_id)
+    return "", 204
+
+
+@blueprint.get("/boards/<object_id(2):board_id>/saved")
+def list_saved(board_id: int) -> ResponseReturnValue:
+    """Return the pins of other boards that were saved on a board."""
+    boards.find(db.session, Board, board_id)
+    found = relations.saved_pins(db.session, board_id)
+    return jsonify(pins=[pin_json(pin) for pin in found])
+
+
+@blueprint.put("/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>")
+def save_pin(board_id: int, pin_id: int) -> ResponseReturnValue:
+    """Save a pin on a board of one's own."""
+    db.run(relations.save_pin, require_user(), board_id, pin_id)
+    return "", 204
+
+
+@blueprint.delete(
+    "/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>"
+)
+def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
+    """Take a saved pin off a board of one's own."""
+    db.run(relations.take_off, require_user(), board_id, pin_id)
+    return "", 204
 
 
 @blueprint.get("/boards/<object_id(2):board_id>/pins")
@@ -191,6 +266,15 @@ def restore_pin(pin_id: int) -> ResponseReturnValue:
     """Restore a removed pin to its place."""
     db.run(boards.restore_pin, require_user(), pin_id)
     return _pin(pin_id)
+
+
+@blueprint.get("/pins/<object_id(1):pin_id>/boards")
+def list_holders(pin_id: int) -> ResponseReturnValue:
+    """Return the boards that hold a pin, its own first."""
+    found = relations.boards_that_hold(
+        db.session, boards.find(db.session, Pin, pin_id)
+    )
+    return jsonify(boards=[owned_json(one) for one in found])
 
 
 def _pin(pin_id: int) -> Response:

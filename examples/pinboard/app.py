@@ -11,6 +11,7 @@ from examples.pinboard import answers
 from examples.pinboard import api
 from examples.pinboard import database
 from examples.pinboard import pages
+from examples.pinboard import panel
 from examples.pinboard import security
 from examples.pinboard import showing
 from sqla_shard import Cluster
@@ -27,7 +28,7 @@ def create_app(
 ) -> Flask:
     """Return the application over a cluster, whose tables are there.
 
-    :param cluster: with a keyspace of objects and a global one; whoever
+    :param cluster: with a keyspace of objects and one of kind mod; whoever
         made it closes it.
     :param secret_key: signs the cookies; by default random, so that a
         restart signs everybody out.
@@ -45,6 +46,7 @@ def create_app(
     app.jinja_options["lstrip_blocks"] = True
     app.jinja_env.globals.update(
         current_user=security.current_user,
+        has_cache=lambda: cluster.cache is not None,
         hue_of=showing.hue_of,
         letter_of=showing.letter_of,
         pin_json=showing.pin_json,
@@ -52,6 +54,7 @@ def create_app(
     security.protect(app)
     database.connect(app, cluster)
     app.register_blueprint(pages.blueprint)
+    app.register_blueprint(panel.blueprint)
     app.register_blueprint(api.blueprint)
     answers.register(app)
     return app

@@ -52,6 +52,7 @@ __all__ = [
     "edit_pin",
     "find",
     "move_pin",
+    "own_board",
     "pin_counts",
     "pin_page",
     "position_of",
@@ -198,7 +199,11 @@ def position_of(session: ShardSession, pin: Pin) -> int | None:
 # -- writing
 
 
-def _own_board(session: ShardSession, user_id: int, board_id: int) -> Board:
+def own_board(session: ShardSession, user_id: int, board_id: int) -> Board:
+    """Return a board of a user.
+
+    :raises ForbiddenError: when it is somebody else's.
+    """
     board = find(session, Board, board_id)
     if board.user_id != user_id:
         raise ForbiddenError("This board belongs to somebody else.")
@@ -209,7 +214,7 @@ def _own_pin(
     session: ShardSession, user_id: int, pin_id: int, **options: Any
 ) -> Pin:
     pin = find(session, Pin, pin_id, **options)
-    _own_board(session, user_id, pin.board_id)
+    own_board(session, user_id, pin.board_id)
     return pin
 
 
@@ -236,7 +241,7 @@ def edit_board(
     :param changes: what was entered, by field; the others stay.
     :raises InvalidInputError: when it cannot be stored.
     """
-    board = _own_board(session, user_id, board_id)
+    board = own_board(session, user_id, board_id)
     entered = read_board(
         **{"title": board.title, "details": board.details, **changes}
     )
@@ -263,7 +268,7 @@ def add_pins(
     entered: Iterable[PinInput],
 ) -> Sequence[int]:
     """Write pins and return their ids; the last one ends on top."""
-    board = _own_board(session, user_id, board_id)
+    board = own_board(session, user_id, board_id)
     pins = [
         Pin(
             board_id=board.id,
@@ -342,7 +347,7 @@ def move_pin(
     :raises ConflictError: when one of them is no longer where the user saw
         it.
     """
-    _own_board(session, user_id, board_id)
+    own_board(session, user_id, board_id)
     neighbours = [one for one in (before, after) if one is not None]
     try:
         found = session.get_many(Pin, [pin_id, *neighbours])

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from examples.pinboard.caching import MEMORY
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 
-__all__ = ["mariadb_cluster", "sqlite_cluster", "topology_cluster"]
+__all__ = [
+    "mariadb_cluster",
+    "memcached_if_there",
+    "sqlite_cluster",
+    "topology_cluster",
+]
 
 _SERVERS = 2
 _SHARDS = 64
+_LOOKUP = 16
 
 
 @contextmanager
@@ -21,7 +28,7 @@ def sqlite_cluster(data: Path) -> Iterator[Cluster]:
 
     :param data: directory for them, made if it is not there.
     """
-    document = sqlite_topology(data, _SERVERS, _SHARDS, main=True)
+    document = sqlite_topology(data, _SERVERS, _SHARDS, lookup=_LOOKUP)
     with Cluster.from_topology(document) as cluster:
         yield cluster
 
@@ -47,6 +54,22 @@ def mariadb_cluster() -> Iterator[Cluster]:
     from sqla_shard.testing import MariaDBFleet
 
     with MariaDBFleet(_SERVERS, _SHARDS) as fleet:
-        document = fleet.topology_mapping(main=True)
+        document = fleet.topology_mapping(lookup=_LOOKUP)
         with Cluster.from_topology(document) as cluster:
             yield cluster
+
+
+@contextmanager
+def memcached_if_there() -> Iterator[str]:
+    """Start a memcached on 127.0.0.1, and end it afterwards.
+
+    :returns: its address; "memory" where memcached is not installed.
+    """
+    from sqla_shard.testing import MemcachedServer
+    from sqla_shard.testing.binaries import find_memcached
+
+    if find_memcached() is None:
+        yield MEMORY
+        return
+    with MemcachedServer() as server:
+        yield server.address

@@ -14,6 +14,7 @@ __all__ = [
     "NotFoundError",
     "PinboardError",
     "SignedOutError",
+    "TakenError",
 ]
 
 
@@ -82,3 +83,21 @@ class InvalidInputError(PinboardError):
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class TakenError(InvalidInputError):
+    """Raised when what is to be somebody's alone is another's.
+
+    Or is about to be; whose it is, is nobody's business.
+    """
+
+    status = 409
+    code = "taken"
+
+    def __init__(self, field: str) -> None:
+        what = {"email": "address"}.get(field, field)
+        super().__init__(
+            f"Somebody else has this {what}, or is about to. Take another "
+            "one.",
+            field=field,
+        )

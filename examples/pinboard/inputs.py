@@ -12,23 +12,32 @@ from urllib.parse import SplitResult
 from urllib.parse import urlsplit
 
 from examples.pinboard.errors import InvalidInputError
+from sqla_shard.exc import InvalidKeyError
+from sqla_shard.lookup import normalization
 
 __all__ = [
     "MAX_DETAILS",
+    "MAX_EMAIL",
     "MAX_LINK",
+    "MAX_NAME",
     "MAX_TITLE",
     "BoardInput",
     "PinInput",
+    "UserInput",
     "host_of",
     "read_board",
+    "read_email",
     "read_link",
     "read_pin",
+    "read_user",
     "shorten",
 ]
 
 MAX_LINK = 2000
 MAX_TITLE = 200
 MAX_DETAILS = 2000
+MAX_NAME = 50
+MAX_EMAIL = 254
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -54,6 +63,15 @@ class BoardInput:
 
     title: str
     details: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserInput:
+    """Somebody who signs up, as it may be stored."""
+
+    email: str
+    name: str
+    about: str = ""
 
 
 def read_link(text: str) -> str:
@@ -127,6 +145,46 @@ def read_board(title: str, details: str) -> BoardInput:
     if not line:
         raise InvalidInputError("A board needs a title.", field="title")
     return BoardInput(title=line, details=_text(details, "details"))
+
+
+def read_user(email: str, name: str) -> UserInput:
+    """Check what somebody has entered who signs up.
+
+    :raises InvalidInputError: when it cannot be stored.
+    """
+    return UserInput(email=read_email(email), name=_name(name))
+
+
+def read_email(text: str) -> str:
+    """Return a mail address, as it was entered.
+
+    :raises InvalidInputError: when it is none.
+    """
+    email = text.strip()
+    try:
+        normalization.email(email)
+    except InvalidKeyError:
+        email = ""
+    if not email or len(email) > MAX_EMAIL:
+        raise InvalidInputError("This is no mail address.", field="email")
+    return email
+
+
+def _name(text: str) -> str:
+    name = " ".join(_clean(text).split())
+    if not name:
+        raise InvalidInputError("Enter a name.", field="name")
+    try:
+        normalization.casefold(name)
+    except InvalidKeyError:
+        name = ""
+    if not name or len(name) > MAX_NAME:
+        raise InvalidInputError(
+            f"A name has at most {MAX_NAME} characters, which others can "
+            "read.",
+            field="name",
+        )
+    return name
 
 
 def shorten(text: str, length: int) -> str:

@@ -1,33 +1,39 @@
 """Users have boards, boards have pins, and both are in an order.
 
-Three object classes on one shard each, three mapping tables beside them, and
-one ordinary table: nobody has an id to sign in with, so names are looked up
-in the global keyspace.
+Three object classes on one shard each, and the lists of a user beside them.
+Two lists lead to other shards: the boards that a user follows, and the pins
+of others that are saved on a board; the reverse of each is kept with it.
+Nobody has an id to sign in with, so two lookups lead from mail addresses and
+names to users.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import String
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
 
 from sqla_shard import blob_field
+from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
+from sqla_shard.lookup import normalization
 
 __all__ = [
     "Base",
     "Board",
+    "BoardHasFollowers",
     "BoardHasPins",
     "BoardHasRemovedPins",
-    "Person",
+    "BoardHasSavedPins",
     "Pin",
+    "PinInBoards",
     "User",
+    "UserEmail",
+    "UserFollowsBoards",
     "UserHasBoards",
+    "UserName",
 ]
 
 
@@ -42,6 +48,9 @@ class User(ObjectMixin, Base, type_id=3):
 
     name: Mapped[str] = blob_field()
     about: Mapped[str] = blob_field(default="")
+    #: As it was entered.  Nobody but the user is shown it; users of a version
+    #: before that have none.
+    email: Mapped[str | None] = blob_field(default=None)
 
 
 class Board(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
@@ -68,12 +77,18 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 class UserHasBoards(MappingMixin, Base, source=User, target=Board):
     """The boards of a user, the newest on top."""
 
+    if TYPE_CHECKING:
+        board_id: Mapped[int]
+
 
 class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     """The pins of a board, in the order they were dragged to.
 
     A removed pin keeps its row, so that it is restored to its place.
     """
+
+    if TYPE_CHECKING:
+        pin_id: Mapped[int]
 
 
 class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):
@@ -86,14 +101,58 @@ class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):
         pin_id: Mapped[int]
 
 
-class Person(Base):
-    """A name to choose, and the id that it stands for.
+class UserFollowsBoards(
+    MappingMixin, Base, source=User, target=Board, inverse="BoardHasFollowers"
+):
+    """The boards that a user follows, of anybody."""
 
-    In the global keyspace, where names can be unique.
+    if TYPE_CHECKING:
+        board_id: Mapped[int]
+
+
+class BoardHasFollowers(MappingMixin, Base, source=Board, target=User):
+    """Who follows a board."""
+
+    if TYPE_CHECKING:
+        user_id: Mapped[int]
+
+
+class BoardHasSavedPins(
+    MappingMixin, Base, source=Board, target=Pin, inverse="PinInBoards"
+):
+    """Pins of other boards that were saved on a board, the latest first.
+
+    Not in ``BoardHasPins``: those are the board's own, which its user edits,
+    removes and restores, and counts on the one shard they are on.  A saved
+    pin is removed by somebody else, on another shard.
     """
 
-    __tablename__ = "people"
+    if TYPE_CHECKING:
+        pin_id: Mapped[int]
 
-    name: Mapped[str] = mapped_column(String(50), primary_key=True)
-    user_id: Mapped[int] = mapped_column(ObjectRef(3))
-    about: Mapped[str] = mapped_column(String(200))
+
+class PinInBoards(MappingMixin, Base, source=Pin, target=Board):
+    """The boards that a pin was saved on, beside the one that it is of."""
+
+    if TYPE_CHECKING:
+        board_id: Mapped[int]
+
+
+class UserEmail(
+    LookupMixin,
+    Base,
+    target=User,
+    normalize=normalization.email,
+    field="email",
+):
+    """Whose a mail address is."""
+
+
+class UserName(
+    LookupMixin,
+    Base,
+    target=User,
+    normalize=normalization.casefold,
+    field="name",
+):
+    """Whose a name is: "Ada" and "ada" are one."""

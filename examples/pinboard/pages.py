@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from flask import Blueprint
@@ -11,23 +12,28 @@ from flask import render_template
 from flask import request
 from flask import url_for
 from flask.typing import ResponseReturnValue
-from sqlalchemy import select
 
 from examples.pinboard import boards
 from examples.pinboard import importing
+from examples.pinboard import relations
 from examples.pinboard import security
+from examples.pinboard.accounts import sign_in
 from examples.pinboard.database import db
 from examples.pinboard.database import importer
 from examples.pinboard.errors import ForbiddenError
 from examples.pinboard.errors import InvalidInputError
-from examples.pinboard.errors import NotFoundError
+from examples.pinboard.errors import MalformedError
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
+from examples.pinboard.inputs import read_user
 from examples.pinboard.models import Board
-from examples.pinboard.models import Person
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
+from examples.pinboard.samples import email_of
+from examples.pinboard.samples import sample_users
 from examples.pinboard.security import require_user
+from examples.pinboard.signing_up import sign_up
+from examples.pinboard.where import rows_beside
 from examples.pinboard.where import where_is
 
 __all__ = ["blueprint"]
@@ -49,19 +55,49 @@ def _to(endpoint: str, **values: Any) -> ResponseReturnValue:
 
 @blueprint.get("/")
 def users() -> ResponseReturnValue:
-    """Show the users to choose from."""
-    people = db.session.scalars(select(Person).order_by(Person.name)).all()
-    return render_template("users.html", people=people)
+    """Show where to sign in, and the sample users to choose from."""
+    return _users_page()
+
+
+def _users_page(status: int = 200, **more: Any) -> ResponseReturnValue:
+    people = [(email_of(user.name), user) for user in sample_users(db.session)]
+    page = render_template(
+        "users.html", people=people, entered=request.form, **more
+    )
+    return page, status
 
 
 @blueprint.post("/session")
 def choose_user() -> ResponseReturnValue:
-    """Sign the chosen user in."""
-    name = _form("name")
-    person = db.session.get(Person, name) if len(name) <= 50 else None
-    if person is None:
-        raise NotFoundError("There is no such user.")
-    security.choose(person.user_id, person.name)
+    """Sign in whose the address is."""
+    try:
+        user = sign_in(db.session, _form("email"))
+    except InvalidInputError as error:
+        return _users_page(error.status, error=error)
+    security.choose(user.id, user.name)
+    return _to("own_boards")
+
+
+@blueprint.get("/sign-up")
+def sign_up_form() -> ResponseReturnValue:
+    """Show the form for somebody new."""
+    return _sign_up_page()
+
+
+def _sign_up_page(status: int = 200, **more: Any) -> ResponseReturnValue:
+    page = render_template("sign_up.html", entered=request.form, **more)
+    return page, status
+
+
+@blueprint.post("/sign-up")
+def add_user() -> ResponseReturnValue:
+    """Sign somebody up, and in."""
+    try:
+        entered = read_user(_form("email"), _form("name"))
+        user_id = sign_up(db.cluster, entered)
+    except InvalidInputError as error:
+        return _sign_up_page(error.status, error=error)
+    security.choose(user_id, entered.name)
     return _to("own_boards")
 
 
@@ -100,6 +136,7 @@ def _boards_page(
         own=security.current_user() == user_id,
         tiles=tiles,
         next=following,
+        followed=relations.followed_boards(session, user_id),
         entered=request.form,
         **more,
     )
@@ -131,11 +168,18 @@ def _board_page(
     found = boards.find(session, Board, board_id)
     after = request.args.get("after")
     count, removed = boards.pin_counts(session, board_id)
+    user_id = security.current_user()
+    own = user_id == found.user_id
     page = render_template(
         "board.html",
         board=found,
         owner=boards.find(session, User, found.user_id),
-        own=security.current_user() == found.user_id,
+        own=own,
+        followers=relations.followers(session, board_id),
+        follows=user_id is not None
+        and not own
+        and relations.follows(session, user_id, board_id),
+        saved=relations.saved_pins(session, board_id),
         page=boards.pin_page(session, board_id, after),
         after=after,
         count=count,
@@ -154,6 +198,20 @@ def edit_board(board_id: int) -> ResponseReturnValue:
         db.run(boards.edit_board, require_user(), board_id, changes)
     except InvalidInputError as error:
         return _board_page(board_id, error.status, board_error=error)
+    return _to("board", board_id=board_id)
+
+
+@blueprint.post("/boards/<object_id(2):board_id>/follow")
+def follow(board_id: int) -> ResponseReturnValue:
+    """Follow a board."""
+    db.run(relations.follow, require_user(), board_id)
+    return _to("board", board_id=board_id)
+
+
+@blueprint.post("/boards/<object_id(2):board_id>/unfollow")
+def unfollow(board_id: int) -> ResponseReturnValue:
+    """Follow a board no longer."""
+    db.run(relations.unfollow, require_user(), board_id)
     return _to("board", board_id=board_id)
 
 
@@ -187,6 +245,42 @@ def add_pin(board_id: int) -> ResponseReturnValue:
     pin_id = db.run(boards.add_pin, user_id, board_id, entered)
     flash("Pinned.")
     return _to("board", board_id=board_id, _anchor=f"pin-{pin_id}")
+
+
+@blueprint.get("/pins/<object_id(1):pin_id>")
+def pin(pin_id: int) -> ResponseReturnValue:
+    """Show a pin, and the boards that hold it."""
+    found = boards.find(db.session, Pin, pin_id)
+    user_id = security.current_user()
+    return render_template(
+        "pin.html",
+        pin=found,
+        boards=relations.boards_that_hold(db.session, found),
+        mine=[]
+        if user_id is None
+        else relations.boards_to_save_on(db.session, user_id, found),
+    )
+
+
+@blueprint.post("/pins/<object_id(1):pin_id>/save")
+def save_pin(pin_id: int) -> ResponseReturnValue:
+    """Save a pin on a board of one's own."""
+    user_id, board = require_user(), _form("board")
+    if not re.fullmatch("[0-9]{1,19}", board):
+        raise MalformedError("Choose a board.")
+    db.run(relations.save_pin, user_id, int(board), pin_id)
+    flash("Saved.")
+    return _to("pin", pin_id=pin_id)
+
+
+@blueprint.post(
+    "/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>/remove"
+)
+def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
+    """Take a saved pin off a board."""
+    db.run(relations.take_off, require_user(), board_id, pin_id)
+    flash("Taken off. It still is on the board it came from.")
+    return _to("board", board_id=board_id)
 
 
 @blueprint.get("/pins/<object_id(1):pin_id>/edit")
@@ -310,7 +404,11 @@ def where(object_id: int) -> ResponseReturnValue:
         # Removed pins are shown to the owner of their board only.
         _own(instance.board_id, require_user())
     return render_template(
-        "where.html", where=found, object=instance, position=_place(instance)
+        "where.html",
+        where=found,
+        object=instance,
+        position=_place(instance),
+        rows=rows_beside(db.session, instance, security.current_user()),
     )
 
 

@@ -7,72 +7,78 @@ are users, the folders in them boards.
 from __future__ import annotations
 
 from itertools import groupby
+from itertools import permutations
 from pathlib import Path
 
 from sqlalchemy import select
 
+from examples.pinboard import accounts
 from examples.pinboard.boards import add_board
 from examples.pinboard.boards import add_pins
+from examples.pinboard.errors import TakenError
 from examples.pinboard.importing import read_folder
 from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
-from examples.pinboard.models import Person
+from examples.pinboard.inputs import UserInput
+from examples.pinboard.models import BoardHasPins
 from examples.pinboard.models import User
+from examples.pinboard.models import UserEmail
+from examples.pinboard.models import UserHasBoards
+from examples.pinboard.relations import follow
+from examples.pinboard.relations import save_pin
+from examples.pinboard.signing_up import sign_up
 from examples.quickstart.bookmarks import Folder
 from examples.quickstart.bookmarks import read_folders
 from sqla_shard import Cluster
+from sqla_shard import scatter
 from sqla_shard import ShardSession
 
-__all__ = ["add_samples", "add_user"]
+__all__ = ["NAMES", "add_samples", "add_user", "email_of", "sample_users"]
 
+NAMES = ("Ada", "Grace", "Mary")
 _FILE = Path(__file__).with_name("samples.html")
+
+
+def email_of(name: str) -> str:
+    """Return the address that a sample user has signed up with."""
+    return f"{name.lower().replace(' ', '.')}@example.com"
 
 
 def add_user(
     cluster: Cluster, name: str, about: str = "", shard_id: int | None = None
 ) -> int:
-    """Make a user that can be chosen, and return its id.
-
-    These are two transactions, for a shard and the global keyspace: after a
-    crash between them there is a user that nobody can choose, and a second
-    attempt makes another.
+    """Sign a user up with :func:`email_of` the name, and return its id.
 
     :param shard_id: virtual shard; by default the cluster chooses.
-    :raises sqlalchemy.exc.IntegrityError: when the name is taken.
+    :raises TakenError: when the name is taken.
     """
-    user_id = cluster.run(_add_user, name, about, shard_id)
-    cluster.run(_add_person, name, about, user_id)
-    return user_id
+    entered = UserInput(email=email_of(name), name=name, about=about)
+    return sign_up(cluster, entered, accounts.add_user, shard_id)
 
 
-def _add_user(
-    session: ShardSession, name: str, about: str, shard_id: int | None
-) -> int:
-    user = User(name=name, about=about)
-    user.shard_id = shard_id
-    session.add(user)
-    session.flush()
-    return user.id
-
-
-def _add_person(
-    session: ShardSession, name: str, about: str, user_id: int
-) -> None:
-    session.add(Person(name=name, about=about, user_id=user_id))
+def sample_users(session: ShardSession) -> list[User]:
+    """Return the sample users that are there, by name."""
+    emails = [email_of(name) for name in NAMES]
+    found = UserEmail.resolve_many(session, emails)
+    ids = [found[email] for email in emails if email in found]
+    return [user for user in session.get_many(User, ids) if user is not None]
 
 
 def add_samples(cluster: Cluster) -> int:
     """Make the sample users that are not there, and return how many.
 
-    A user's boards are one transaction, and the name comes last: whoever
-    can be chosen has all of them.
+    A user's boards are one transaction, and the address is confirmed after
+    it: whoever can be chosen has all of them.
     """
     with cluster.session() as session:
-        there = set(session.scalars(select(Person.name)))
+        there = {user.name for user in sample_users(session)}
+    if there.issuperset(NAMES):
+        return 0
     with _FILE.open("rb") as file:
         folders = sorted(read_folders(file), key=lambda one: one.line)
     about = {f.path[0]: f.details for f in folders if len(f.path) == 1}
     boards = [folder for folder in folders if len(folder.path) == 2]
+    old = _without_address(cluster)
     made = 0
     servers = cluster.topology.sole("objects").servers
     for name, group in groupby(boards, lambda one: one.path[0]):
@@ -80,23 +86,42 @@ def add_samples(cluster: Cluster) -> int:
             continue
         # The first shard of the server whose turn it is would do; the last
         # one shows that it is not always shard 0.
-        ranges = servers[made % len(servers)].shards
-        user_id = cluster.run(
-            _add_filled, name, about[name], list(group), ranges[-1].last - made
-        )
-        cluster.run(_add_person, name, about[name], user_id)
+        shard_id = servers[made % len(servers)].shards[-1].last - made
+        entered = UserInput(email=email_of(name), name=name, about=about[name])
+        try:
+            if name in old:
+                sign_up(cluster, entered, _give_address, old[name])
+                continue
+            sign_up(cluster, entered, _add_filled, list(group), shard_id)
+        except TakenError:
+            continue  # By one who was killed: free again in some minutes.
         made += 1
+    _relate(cluster)
     return made
+
+
+def _without_address(cluster: Cluster) -> dict[str, int]:
+    """Return the sample users of a version that knew no addresses."""
+    named = select(User).where(User.name.in_(NAMES)).options(scatter())
+    with cluster.session() as session:
+        found = session.scalars(named)
+        return {user.name: user.id for user in found if user.email is None}
+
+
+def _give_address(
+    session: ShardSession, entered: UserInput, user_id: int
+) -> int:
+    session.get_one(User, user_id).email = entered.email
+    return user_id
 
 
 def _add_filled(
     session: ShardSession,
-    name: str,
-    about: str,
+    entered: UserInput,
     folders: list[Folder],
     shard_id: int,
 ) -> int:
-    user_id = _add_user(session, name, about, shard_id)
+    user_id = accounts.add_user(session, entered, shard_id)
     for board, pins in map(_read, reversed(folders)):
         board_id = add_board(session, user_id, board)
         add_pins(session, user_id, board_id, reversed(pins))
@@ -108,3 +133,17 @@ def _read(folder: Folder) -> tuple[BoardInput, list[PinInput]]:
     assert not skipped
     title = folder.path[-1]
     return BoardInput(title=title, details=folder.details), pins
+
+
+def _relate(cluster: Cluster) -> None:
+    """Let each follow a board of each other, and save a pin of it."""
+    first = {}
+    with cluster.session() as session:
+        for user in sample_users(session):
+            for board in UserHasBoards.page(session, user.id, 1):
+                for pin in BoardHasPins.page(session, board.board_id, 1):
+                    first[user.id] = board.board_id, pin.pin_id
+    for user_id, other in permutations(first, 2):
+        board_id, pin_id = first[other]
+        cluster.run(follow, user_id, board_id)
+        cluster.run(save_pin, user_id, first[user_id][0], pin_id)

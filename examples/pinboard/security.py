@@ -1,8 +1,8 @@
 """Who is signed in, and what every response says to the browser.
 
-There are no passwords: whoever opens the page chooses one of the sample
-users.  What follows from the choice is real: it is kept in a signed cookie,
-every write wants a CSRF token (Flask-WTF's) and the owner.
+There are no passwords: whoever knows the mail address of a user is that user.
+What follows from it is real: it is kept in a signed cookie, every write wants
+a CSRF token (Flask-WTF's) and the owner.
 """
 
 from __future__ import annotations

@@ -8,8 +8,18 @@ from typing import Any
 from examples.pinboard.inputs import host_of
 from examples.pinboard.models import Board
 from examples.pinboard.models import Pin
+from examples.pinboard.models import User
+from examples.pinboard.relations import OwnedBoard
 
-__all__ = ["HUES", "board_json", "hue_of", "letter_of", "pin_json"]
+__all__ = [
+    "HUES",
+    "board_json",
+    "hue_of",
+    "letter_of",
+    "owned_json",
+    "pin_json",
+    "user_json",
+]
 
 HUES = 24
 """Colours that ``hues.css`` has, one for each host."""
@@ -58,3 +68,17 @@ def board_json(board: Board, count: int) -> dict[str, Any]:
         "details": board.details,
         "count": count,
     }
+
+
+def owned_json(owned: OwnedBoard) -> dict[str, Any]:
+    """Return a board and its owner for the API."""
+    return {
+        "id": str(owned.board.id),
+        "title": owned.board.title,
+        "user": user_json(owned.owner),
+    }
+
+
+def user_json(user: User) -> dict[str, Any]:
+    """Return a user for the API: what everybody may know."""
+    return {"id": str(user.id), "name": user.name, "about": user.about}

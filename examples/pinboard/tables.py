@@ -19,7 +19,6 @@ from sqlalchemy.exc import ProgrammingError
 from examples.pinboard.models import Board
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.models import BoardHasRemovedPins
-from examples.pinboard.models import Person
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
 from examples.pinboard.models import UserHasBoards
@@ -31,14 +30,13 @@ from sqla_shard.exc import ProvisionError
 __all__ = ["bring_up_to_date", "configs"]
 
 _INI = Path(__file__).with_name("alembic.ini")
-#: Sections of it, with the tables that a version without revisions made.
-_SECTIONS = {
-    "alembic": (
-        *(User, Board, Pin),
-        *(UserHasBoards, BoardHasPins, BoardHasRemovedPins),
-    ),
-    "main": (Person,),
-}
+#: Sections of it, one for each keyspace.
+_SECTIONS = ("alembic", "lookup")
+#: What a version without revisions made, in the first of them.
+_OLD = (
+    *(User, Board, Pin),
+    *(UserHasBoards, BoardHasPins, BoardHasRemovedPins),
+)
 _FIRST = "0001"
 _MISSING = "no such database"
 #: For each server; each of these processes is forked.
@@ -79,20 +77,18 @@ def bring_up_to_date(cluster: Cluster) -> None:
             except ProvisionError:
                 if missing or not at <= {(), (_FIRST,)}:
                     pass  # The upgrade tells which, and does nothing.
-                elif _are_old(cluster, section):
+                elif section == "alembic" and _are_old(cluster):
                     command.stamp(config, _FIRST)
                 else:
                     raise
         schema.upgrade(config, options=options)
 
 
-def _are_old(cluster: Cluster, section: str) -> bool:
+def _are_old(cluster: Cluster) -> bool:
     """Tell whether ``create_all`` has made the tables, on every shard."""
     with cluster.session() as session:
-        for cls in _SECTIONS[section]:
-            rows = select(func.count()).select_from(cls)
-            if section != "main":
-                rows = rows.options(scatter())
+        for cls in _OLD:
+            rows = select(func.count()).select_from(cls).options(scatter())
             try:
                 session.scalar(rows)
             except (OperationalError, ProgrammingError):

@@ -1,6 +1,8 @@
 """Where an object lives, for the panel that shows it.
 
-All of it is in the id and the topology; nothing is looked up.
+All of it is in the id and the topology; nothing is looked up.  Beside it,
+where the rows are that lead to it and from it: lists are on the shard of the
+object that has them, and lookups where the hash of a key says.
 """
 
 from __future__ import annotations
@@ -11,20 +13,41 @@ from typing import Any
 
 from examples.pinboard.errors import NotFoundError
 from examples.pinboard.models import Base
+from examples.pinboard.models import User
+from examples.pinboard.models import UserEmail
+from examples.pinboard.models import UserName
 from sqla_shard import Cluster
+from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard import ShardSession
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.ids import LOCAL_BITS
 from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.ids import TYPE_SHIFT
+from sqla_shard.ids import unpack
 
-__all__ = ["Bits", "Where", "where_is"]
+__all__ = ["Bits", "Row", "Where", "rows_beside", "where_is"]
 
 _CLASSES: dict[int, Any] = {
     mapper.class_.__sqla_shard__.type_id: mapper.class_
     for mapper in Base.registry.mappers
     if issubclass(mapper.class_, ObjectMixin)
+}
+
+
+#: The lists of each class.
+_LISTS: dict[Any, list[Any]] = {
+    cls: sorted(
+        (
+            mapper.class_
+            for mapper in Base.registry.mappers
+            if issubclass(mapper.class_, MappingMixin)
+            and mapper.relationships["source"].entity.class_ is cls
+        ),
+        key=lambda mapping: mapping.__tablename__,
+    )
+    for cls in _CLASSES.values()
 }
 
 
@@ -96,6 +119,20 @@ class Where:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Where the rows of a table are that belong to an object.
+
+    :ivar why: what says so.
+    """
+
+    table: str
+    keyspace: str
+    shard_id: int
+    server: str
+    why: str
+
+
 def where_is(cluster: Cluster, object_id: int) -> Where:
     """Tell where the object of an id lives, if there is one.
 
@@ -131,6 +168,40 @@ def where_is(cluster: Cluster, object_id: int) -> Where:
         shards=keyspace.shards,
         servers=len(keyspace.servers),
         epoch=cluster.topology.epoch,
+    )
+
+
+def rows_beside(
+    session: ShardSession, instance: Any, viewer_id: int | None
+) -> list[Row]:
+    """Return where the rows are that belong to an object.
+
+    :param viewer_id: who is to see it; a mail address is for its user alone.
+    """
+    found = []
+    if isinstance(instance, User):
+        keys: list[tuple[Any, str, str]] = [(UserName, instance.name, "name")]
+        if instance.id == viewer_id and instance.email:
+            keys.append((UserEmail, instance.email, "e-mail"))
+        for lookup, key, what in keys:
+            shard_id = lookup.shard_of(session, key)
+            found.append(
+                _row(session, lookup, shard_id, f"hash of the {what}")
+            )
+    shard_id = unpack(instance.id).shard_id
+    for mapping in _LISTS[type(instance)]:
+        found.append(_row(session, mapping, shard_id, "shard of the id"))
+    return found
+
+
+def _row(session: ShardSession, cls: Any, shard_id: int, why: str) -> Row:
+    place = session.place_for(cls, shard_id)
+    return Row(
+        table=cls.__tablename__,
+        keyspace=place.keyspace,
+        shard_id=shard_id,
+        server=place.server,
+        why=why,
     )
 
 

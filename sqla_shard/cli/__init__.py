@@ -1,7 +1,7 @@
 """The command line: ``sqla-shard``, with the extra ``cli``.
 
-It looks at a cluster, publishes its topology, opens shells on its shards, and
-changes their tables with alembic.  It moves no shard.  ::
+It looks at a cluster, publishes its topology, opens shells on its shards,
+changes their tables with alembic, and repairs rows.  It moves no shard.  ::
 
     sqla-shard id N ...                decode ids, or compose one
     sqla-shard where ID ...            the server and the database of an id
@@ -15,14 +15,24 @@ changes their tables with alembic.  It moves no shard.  ::
     sqla-shard topology watch          each change, as it comes
     sqla-shard topology agent          a file that has what is published
     sqla-shard schema ...              one schema on every virtual shard
+    sqla-shard repair                  operations that were left to be done
+    sqla-shard cache repair            keys that are still in a cache
+    sqla-shard cache stats             its nodes, and how many keys that are
+    sqla-shard verify lookups          keys that lead nowhere, and others
+    sqla-shard verify relations        rows of lists without their objects
     sqla-shard shell ID                a client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-All but ``schema`` and ``shell`` connect to no database and need no password
-of one.  The topology is the file of ``--topology``, or of the environment
-variable ``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current
-directory; in place of a file it can be ``zookeeper://host:port/path``, with
-the credentials in ``SQLA_SHARD_ZOOKEEPER_AUTH``.
+All but ``schema``, ``repair``, ``cache``, ``verify`` and ``shell`` connect to
+no database and need no password of one.  The topology is the file of
+``--topology``, or of the environment variable ``SQLA_SHARD_TOPOLOGY``, or
+``topology.toml`` in the current directory; in place of a file it can be
+``zookeeper://host:port/path``, with the credentials in
+``SQLA_SHARD_ZOOKEEPER_AUTH``.
+
+``repair``, ``verify`` and ``shell`` write rows of the application.  Where it
+keeps them in a cache, ``--cache FILE`` or the environment variable
+``SQLA_SHARD_CACHE`` names the file that says so; see :doc:`/howto/cache`.
 
 The status is 0 when it has done what it was asked, 1 when that failed, 2
 when it was asked wrongly, and 130 after Ctrl-C.  Errors are one line on the
@@ -41,9 +51,13 @@ __all__ = ["main"]
 #   printing, settings           JSON and tables; options of all commands
 #   revisions                    which revisions a command is for
 #   ids, topologies, completion  commands
+#   ending                       what goes on until it is ended
 #   publishing, following        `topology push` and such; `watch`, `agent`
 #   schema_options, schema       `schema`, loaded when it is asked for
 #   expressions, explaining      Python from the command line; `explain`
+#   told                         the option --cache of what writes rows
+#   repairing, caching           `repair`; `cache`
+#   verifying                    `verify`
 #   clients, sessions, shell     programs, and sessions of one shard; `shell`
 #   program                      all of them in one
 

@@ -20,7 +20,7 @@ import sqlalchemy.orm
 
 import sqla_shard
 
-__all__ = ["evaluate", "models_option", "names"]
+__all__ = ["evaluate", "find_here", "models_option", "names"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,12 +48,17 @@ def names(modules: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module in (sqlalchemy.orm, sqlalchemy, sqla_shard):
         found.update(_public(module))
-    if "" not in sys.path:
-        # A program that pip has installed does not look there.
-        sys.path.insert(0, "")
+    find_here()
     for name in modules:
         found.update(_public(_imported(name)))
     return found
+
+
+def find_here() -> None:
+    """Let modules be looked for in the current directory as well."""
+    if "" not in sys.path:
+        # A program that pip has installed does not look there.
+        sys.path.insert(0, "")
 
 
 def _public(module: ModuleType) -> dict[str, Any]:

@@ -7,14 +7,10 @@ ZooKeeper and keeps a file, which the processes follow with
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import queue
 import random
-import select
-import signal
 import sys
 from datetime import datetime
 from datetime import timezone
@@ -23,6 +19,8 @@ from typing import Any
 
 import click
 
+from sqla_shard.cli.ending import End
+from sqla_shard.cli.ending import log_to_stderr
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.settings import pass_settings
@@ -213,8 +211,7 @@ def agent_command(
         placeholders=settings.placeholders,
         environ=settings.blank,
     )
-    _log_to_stderr()
-    with _End() as end:
+    with log_to_stderr(), End() as end:
         follower = _begun(settings, location, snapshot, reread, end)
         if follower is None:
             return
@@ -237,7 +234,7 @@ def _begun(
     location: str,
     snapshot: Snapshot,
     reread: float,
-    end: _End,
+    end: End,
 ) -> Follower | None:
     """Return what follows; None where it is to end before there is one."""
     pause = _FIRST_PAUSE
@@ -259,46 +256,3 @@ def _begun(
         pause = min(pause * 2, _LONGEST_PAUSE)
     follower.close()
     return None
-
-
-class _End:
-    """What SIGTERM and Ctrl-C set.
-
-    A pipe, and no :class:`threading.Event`: a handler that runs while the
-    event is being waited for would wait for itself.
-    """
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._before = {
-            one: signal.signal(one, self._set)
-            for one in (signal.SIGTERM, signal.SIGINT)
-        }
-
-    def __enter__(self) -> _End:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-        os.close(self._read)
-        os.close(self._write)
-
-    def _set(self, *given: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, b"x")
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it; return whether it is set."""
-        return bool(select.select([self._read], [], [], timeout)[0])
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    )
-    logger = logging.getLogger("sqla_shard")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

@@ -13,6 +13,7 @@ from typing import IO
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqla_shard.cli.caching import cache_group
 from sqla_shard.cli.completion import completion_command
 from sqla_shard.cli.explaining import explain_command
 from sqla_shard.cli.following import agent_command
@@ -24,11 +25,13 @@ from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.publishing import history_command
 from sqla_shard.cli.publishing import push_command
 from sqla_shard.cli.publishing import rollback_command
+from sqla_shard.cli.repairing import repair_command
 from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.settings import VARIABLE
 from sqla_shard.cli.shell import shell_command
 from sqla_shard.cli.topologies import topology_group
+from sqla_shard.cli.verifying import verify_group
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 
@@ -40,6 +43,9 @@ _COMMANDS = (
     where_command,
     explain_command,
     topology_group,
+    repair_command,
+    cache_group,
+    verify_group,
     shell_command,
     completion_command,
 )

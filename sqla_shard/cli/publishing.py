@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,12 +18,12 @@ from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
-from sqla_shard.exc import TopologyError
 from sqla_shard.following import NOT_PUBLISHED
 from sqla_shard.following import Publication
 from sqla_shard.following import Publisher
 from sqla_shard.topology import describe
 from sqla_shard.topology import Topology
+from sqla_shard.topology.generations import cautions
 
 __all__ = ["history_command", "push_command", "rollback_command"]
 
@@ -42,6 +43,12 @@ def _writes(command: F) -> F:
         ),
         click.option(
             "--yes", is_flag=True, help="Do not ask before publishing."
+        ),
+        click.option(
+            "--renamed",
+            is_flag=True,
+            help="Primaries that change are the same machines by other "
+            "names: their generations stay.",
         ),
     ):
         command = option(command)
@@ -86,6 +93,7 @@ def push_command(
     next_epoch: bool,
     dry_run: bool,
     yes: bool,
+    renamed: bool,
     as_json: bool,
 ) -> None:
     """Publish the topology of a FILE in a ZooKeeper.
@@ -102,7 +110,7 @@ def push_command(
             topology = _with_next_epoch(publisher, topology)
         _published(
             publisher,
-            partial(publisher.publish, topology),
+            partial(publisher.publish, topology, renamed=renamed),
             expected=expected,
             dry_run=dry_run,
             yes=yes,
@@ -129,7 +137,12 @@ def push_command(
 @json_option
 @pass_settings
 def rollback_command(
-    settings: Settings, epoch: int, dry_run: bool, yes: bool, as_json: bool
+    settings: Settings,
+    epoch: int,
+    dry_run: bool,
+    yes: bool,
+    renamed: bool,
+    as_json: bool,
 ) -> None:
     """Publish an older topology again, with a new epoch.
 
@@ -142,7 +155,7 @@ def rollback_command(
     ) as publisher:
         _published(
             publisher,
-            partial(publisher.rollback, to=epoch),
+            partial(publisher.rollback, to=epoch, renamed=renamed),
             expected=None,
             dry_run=dry_run,
             yes=yes,
@@ -185,13 +198,9 @@ def history_command(settings: Settings, as_json: bool) -> None:
 def _with_next_epoch(publisher: Publisher, topology: Topology) -> Topology:
     """Give a topology the epoch that it can be published with."""
     last = publisher.last_epoch()
-    try:
-        current = publisher.current()
-    except TopologyError:
-        # Publishing says what to do about it.
-        current = None
-    if current is not None and replace(topology, epoch=last) == current:
-        return current
+    same = replace(topology, epoch=max(last, 0))
+    if publisher.has(same):
+        return same
     # An epoch of 0 reads like none at all.
     return replace(topology, epoch=max(last + 1, 1))
 
@@ -209,6 +218,8 @@ def _published(
     planned = publish(expected_epoch=expected, dry_run=True)
     if not as_json:
         click.echo(_shown(publisher, planned))
+        for one in planned.generations:
+            click.echo(one)
     _warn(planned)
     if dry_run or planned.new == planned.old:
         done = planned
@@ -255,6 +266,9 @@ def _warn(planned: Publication) -> None:
             "there, and nobody may write to where it was",
             err=True,
         )
+    if planned.old is not None:
+        for caution in cautions(planned.old, planned.new):
+            click.echo(f"warning: {caution}", err=True)
 
 
 def _ask(publisher: Publisher, planned: Publication, as_json: bool) -> None:
@@ -265,6 +279,8 @@ def _ask(publisher: Publisher, planned: Publication, as_json: bool) -> None:
         )
     if as_json:
         click.echo(_shown(publisher, planned), err=True)
+        for one in planned.generations:
+            click.echo(one, err=True)
     click.confirm(
         f"publish epoch {planned.new.epoch} at {publisher.name}?",
         abort=True,
@@ -282,4 +298,5 @@ def _document(
         "dry_run": dry_run,
         "published": done.is_published,
         "diff": None if done.diff is None else done.diff.to_mapping(),
+        "generations": [asdict(one) for one in done.generations],
     }

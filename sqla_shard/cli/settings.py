@@ -138,6 +138,23 @@ class Settings:
             environ=None if connects else self.blank,
         )
 
+    def cluster(self) -> Cluster:
+        """Return the cluster, which follows its topology.
+
+        For what takes long, and repairs: by an old topology it would look
+        for an object on the server that was its primary once, and delete
+        what leads there.
+
+        :raises TopologyError: see :meth:`topology`.
+        :raises TopologyUnavailableError: when a ZooKeeper does not answer.
+        """
+        return Cluster.from_location(
+            self.location,
+            placeholders=self.placeholders,
+            # The last topology that was good could be an old one, too.
+            snapshot=False,
+        )
+
     def silent_cluster(self) -> Cluster:
         """Return the cluster for what connects to nothing.
 

@@ -18,6 +18,9 @@ from sqla_shard.cli.sessions import standby_alone
 from sqla_shard.cli.settings import number
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
+from sqla_shard.cli.told import cache_option
+from sqla_shard.cli.told import told_cache
+from sqla_shard.cli.told import ToldCache
 from sqla_shard.topology import find_object
 from sqla_shard.topology import find_shard
 from sqla_shard.topology import Location
@@ -66,6 +69,7 @@ __all__ = ["shell_command"]
     help="Run this Python, and end with its status.",
 )
 @models_option
+@cache_option
 @pass_settings
 def shell_command(
     settings: Settings,
@@ -77,6 +81,7 @@ def shell_command(
     python: bool,
     program: str | None,
     models: tuple[str, ...],
+    cache: str | None,
 ) -> None:
     """Open a shell on a virtual shard, or that of an object.
 
@@ -86,6 +91,9 @@ def shell_command(
     those of the modules in --models.  Statements of that session that tell
     no shard go to this one; nothing is committed unless you say
     session.commit().
+
+    With --cache what Python writes is told to the application's cache.  What
+    SQL of the client writes, nobody tells it.
     """
     uses_python = python or program is not None
     if statement is not None and uses_python:
@@ -98,8 +106,12 @@ def shell_command(
     if uses_python:
         scope = names(models)
         used = standby_alone(location) if standby else topology
-        _python(used, location, scope, program, read_only=standby)
+        # Of a standby, readers of the primary would get what is old there.
+        unwanted = "nothing is written on a standby" if standby else None
+        told = told_cache(cache, unwanted)
+        _python(used, location, scope, program, told, read_only=standby)
         return
+    told_cache(cache, "it is for --python and -c; SQL of a client is not told")
     client_for(
         url,
         location.database,
@@ -146,10 +158,14 @@ def _python(
     location: Location,
     scope: dict[str, Any],
     program: str | None,
+    told: ToldCache,
     *,
     read_only: bool,
 ) -> None:
     with opened(topology, location, read_only=read_only) as (cluster, session):
+        told.give(cluster)
+        # It is there to see what the shard has.
+        session.uses_cache = False
         scope.update(
             __name__="__main__",
             cluster=cluster,

@@ -21,10 +21,18 @@ from sqla_shard.topology import diff
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
+from sqla_shard.topology.generations import cautions
 
 __all__ = ["topology_group"]
 
-_COLUMNS = ("server", "shards", "weight", "primary", "standby")
+_COLUMNS = (
+    "server",
+    "shards",
+    "weight",
+    "generation",
+    "primary",
+    "standby",
+)
 
 
 @click.group("topology")
@@ -129,12 +137,18 @@ def validate_command(
 def diff_command(
     settings: Settings, old: str, new: str, exit_code: bool, as_json: bool
 ) -> None:
-    """Tell what changes from the topology OLD to NEW."""
-    found = diff(settings.topology(old), settings.topology(new))
+    """Tell what changes from the topology OLD to NEW.
+
+    It warns where a primary changes and its generation does not.
+    """
+    before, after = settings.topology(old), settings.topology(new)
+    found = diff(before, after)
     if as_json:
         print_json(found.to_mapping())
     else:
         click.echo(str(found))
+    for caution in cautions(before, after):
+        click.echo(f"warning: {caution}", err=True)
     changed = not found.is_empty or found.old_epoch != found.new_epoch
     if exit_code and changed:
         sys.exit(1)
@@ -158,6 +172,8 @@ def _table(keyspace: Keyspace) -> Table:
         shown.append("shards")
     if any(server.weight != 1.0 for server in servers):
         shown.append("weight")
+    if any(server.generation is not None for server in servers):
+        shown.append("generation")
     if any(server.standby for server in servers):
         shown.append("standby")
     table = Table(title=Text(title), title_justify="left")
@@ -180,6 +196,9 @@ def _cells(server: Server) -> dict[str, str]:
         "server": server.name,
         "shards": ", ".join(ranges),
         "weight": f"{server.weight:g}",
+        "generation": ""
+        if server.generation is None
+        else str(server.generation),
         "primary": server.primary,
         "standby": server.standby or "",
     }

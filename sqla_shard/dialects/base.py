@@ -112,6 +112,14 @@ class Backend(Protocol):
         """Take the locks that SELECT .. FOR UPDATE would not take."""
         ...
 
+    def begin_locking(self, connection: Connection) -> None:
+        """Begin a transaction whose locks hold what is not there, too.
+
+        A locking read of a whole table then keeps others from inserting,
+        whatever the connection was configured to.
+        """
+        ...
+
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create the database of a virtual shard unless it is there."""
         ...

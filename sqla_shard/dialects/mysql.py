@@ -168,6 +168,14 @@ class MySQL:
     def lock(self, connection: Connection) -> None:
         """Do nothing: FOR UPDATE locks rows here."""
 
+    def begin_locking(self, connection: Connection) -> None:
+        """Ask for REPEATABLE READ: READ COMMITTED locks no gaps."""
+        connection.exec_driver_sql(
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+        )
+        # In autocommit mode a lock would be gone with its statement.
+        connection.exec_driver_sql("START TRANSACTION")
+
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create it with utf8mb4 and binary order, as on SQLite."""
         quoted = connection.dialect.identifier_preparer.quote(schema)

@@ -31,6 +31,7 @@ __all__ = [
     "InsertMissing",
     "Moment",
     "UpdatedAt",
+    "Upsert",
     "json_path",
     "keep_updated",
 ]
@@ -311,7 +312,7 @@ def _moment_sqlite(element: Moment, compiler: Any, **kw: Any) -> str:
     if element.later is None:
         return f"({SQLITE_NOW})"
     later = compiler.process(element.later, **kw)
-    seconds = f"printf('+%.6f seconds', {later} / 1000000.0)"
+    seconds = f"printf('%+.6f seconds', {later} / 1000000.0)"
     return f"({SQLITE_NOW.replace(_NOW, f'{_NOW}, {seconds}')})"
 
 
@@ -337,3 +338,28 @@ def _insert_missing_mysql(element: Any, compiler: Any, **kw: Any) -> str:
     first = next(iter(element.table.primary_key))
     key = compiler.preparer.format_column(first)
     return f"{text} ON DUPLICATE KEY UPDATE {key} = {key}"
+
+
+class Upsert(Insert):
+    """An INSERT that sets all columns where the primary key is there."""
+
+    inherit_cache = True
+
+
+@compiles(Upsert)
+def _upsert(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    quoted = compiler.preparer.format_column
+    keys = ", ".join(quoted(one) for one in element.table.primary_key)
+    names = [quoted(one) for one in element.table.c]
+    values = ", ".join(f"{name} = excluded.{name}" for name in names)
+    return f"{text} ON CONFLICT ({keys}) DO UPDATE SET {values}"
+
+
+@compiles(Upsert, "mysql", "mariadb")
+def _upsert_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    names = [compiler.preparer.format_column(one) for one in element.table.c]
+    # Deprecated on MySQL, and the only spelling on MariaDB.
+    values = ", ".join(f"{name} = VALUES({name})" for name in names)
+    return f"{text} ON DUPLICATE KEY UPDATE {values}"

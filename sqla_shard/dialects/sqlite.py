@@ -121,6 +121,9 @@ class SQLite:
             cursor.execute("BEGIN IMMEDIATE")
             cursor.close()
 
+    def begin_locking(self, connection: Connection) -> None:
+        """Do nothing: the lock is that of the file."""
+
     def create_database(self, connection: Connection, schema: str) -> None:
         """Do nothing: connecting has created the file."""
 

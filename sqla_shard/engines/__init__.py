@@ -17,8 +17,9 @@ child without a word to the server, since the parent goes on using them.
 
 from __future__ import annotations
 
+from sqla_shard.engines.places import by_server
 from sqla_shard.engines.places import Places
 from sqla_shard.engines.pools import EngineStats
 from sqla_shard.engines.registry import Engines
 
-__all__ = ["EngineStats", "Engines", "Places"]
+__all__ = ["EngineStats", "Engines", "Places", "by_server"]

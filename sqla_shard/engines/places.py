@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from collections.abc import Iterator
 from functools import partial
 
@@ -20,7 +21,7 @@ from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 
-__all__ = ["Places"]
+__all__ = ["Places", "by_server"]
 
 #: How many places are kept: each takes some 230 bytes.
 _MOST = 8192
@@ -38,6 +39,9 @@ class Places:
     def __init__(self, topology: Topology, engines: Engines) -> None:
         self.topology = topology
         self.engines = engines
+        #: By address, for sqla_shard.cache.generations: what it finds out
+        #: is true of this topology alone, and goes with it.
+        self.generations: dict[tuple[str, int], str] = {}
         self._places: dict[tuple[str, int], Place] = {}
         #: By name and URL, since an engine knows all names of its server:
         #: the engines that serve every database of it.
@@ -134,6 +138,14 @@ class Places:
         self.engines.at_once(
             [partial(warm, engine, connections) for engine in engines], "warm"
         )
+
+
+def by_server(places: Iterable[Place]) -> list[list[Place]]:
+    """Return places in groups that one engine serves, in their order."""
+    found: dict[Engine, list[Place]] = {}
+    for place in places:
+        found.setdefault(place.engine, []).append(place)
+    return list(found.values())
 
 
 def _quoted(name: str, preparer: IdentifierPreparer) -> str:

@@ -43,6 +43,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── MappingError
     │   ├── InvalidMoveError (ValueError) neighbours that make no sense
     │   ├── InvalidSequenceError (ValueError)  not a position in a list
+    │   ├── KeptMappingError              rows that another class keeps
     │   ├── SequenceExhaustedError        no room left for a position
     │   └── StaleListError                the list has changed meanwhile
     │       ├── MissingTargetError        not in the list
@@ -54,6 +55,22 @@ of the instance.  All can be pickled, and none is wrapped into a
     │   ├── KeyNotHeldError (LookupError) not a key of the object
     │   ├── LookupPolicyError             a row normalised in another way
     │   └── KeyspaceKindError             a lookup that is not on mod shards
+    ├── ReferenceTableError
+    │   ├── ReferenceWriteError           a session that would write it
+    │   ├── ReferenceRowsError (ValueError)  rows that it cannot have
+    │   ├── ReferenceSizeError            too many rows
+    │   └── ReferenceIncompleteError      some shards were not written
+    ├── OperationError
+    │   ├── OperationDefinitionError (TypeError)  no operation can do so
+    │   ├── OperationArgumentError (ValueError)  more than an intent holds
+    │   └── UnknownOperationError (LookupError)  not defined in this process
+    ├── CacheClassError (TypeError)       rows that cannot be cached
+    ├── CachedFunctionError (TypeError)   what a function takes or returns
+    ├── CachedWriteError                  a write that hides what it writes
+    ├── CacheOptionError (ValueError)     a setting that makes no sense
+    ├── CacheKeyError (ValueError)        not a key of memcached
+    ├── CacheConfigError (ValueError)     a file that configures no cache
+    ├── VerifyPositionError               a file of another run
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
     ├── SchemaError
     │   ├── ReservedNameError             a table with a name of ours
@@ -80,6 +97,12 @@ of the instance.  All can be pickled, and none is wrapped into a
 from __future__ import annotations
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.caching import CacheClassError
+from sqla_shard.exc.caching import CacheConfigError
+from sqla_shard.exc.caching import CachedFunctionError
+from sqla_shard.exc.caching import CachedWriteError
+from sqla_shard.exc.caching import CacheKeyError
+from sqla_shard.exc.caching import CacheOptionError
 from sqla_shard.exc.definitions import ClassDefinitionError
 from sqla_shard.exc.definitions import DuplicateTypeError
 from sqla_shard.exc.definitions import InvalidIdError
@@ -94,9 +117,14 @@ from sqla_shard.exc.following import StaleTopologyError
 from sqla_shard.exc.following import TopologyConflictError
 from sqla_shard.exc.following import TopologyRefusedError
 from sqla_shard.exc.following import TopologyUnavailableError
+from sqla_shard.exc.intents import OperationArgumentError
+from sqla_shard.exc.intents import OperationDefinitionError
+from sqla_shard.exc.intents import OperationError
+from sqla_shard.exc.intents import UnknownOperationError
 from sqla_shard.exc.lists import InvalidBookmarkError
 from sqla_shard.exc.lists import InvalidMoveError
 from sqla_shard.exc.lists import InvalidSequenceError
+from sqla_shard.exc.lists import KeptMappingError
 from sqla_shard.exc.lists import MappingError
 from sqla_shard.exc.lists import MissingTargetError
 from sqla_shard.exc.lists import SequenceExhaustedError
@@ -120,6 +148,11 @@ from sqla_shard.exc.objects import ColocationError
 from sqla_shard.exc.objects import CrossShardWriteError
 from sqla_shard.exc.objects import PlacementError
 from sqla_shard.exc.objects import StaleDataError
+from sqla_shard.exc.references import ReferenceIncompleteError
+from sqla_shard.exc.references import ReferenceRowsError
+from sqla_shard.exc.references import ReferenceSizeError
+from sqla_shard.exc.references import ReferenceTableError
+from sqla_shard.exc.references import ReferenceWriteError
 from sqla_shard.exc.revisions import ReservedNameError
 from sqla_shard.exc.revisions import SchemaSetupError
 from sqla_shard.exc.running import ClusterClosedError
@@ -150,11 +183,18 @@ from sqla_shard.exc.statements import NoShardKeyError
 from sqla_shard.exc.statements import RoutingError
 from sqla_shard.exc.statements import ScatterUnsupportedError
 from sqla_shard.exc.statements import UnsupportedStatementError
+from sqla_shard.exc.verifying import VerifyPositionError
 
 __all__ = [
     "BlobError",
     "BlobTooLargeError",
     "BlobValueError",
+    "CacheClassError",
+    "CacheConfigError",
+    "CacheKeyError",
+    "CacheOptionError",
+    "CachedFunctionError",
+    "CachedWriteError",
     "ClaimLostError",
     "ClassDefinitionError",
     "ClusterClosedError",
@@ -172,6 +212,7 @@ __all__ = [
     "InvalidKeyError",
     "InvalidMoveError",
     "InvalidSequenceError",
+    "KeptMappingError",
     "KeyNotHeldError",
     "KeyTakenError",
     "KeyUsedError",
@@ -186,10 +227,18 @@ __all__ = [
     "MissingTargetError",
     "NoEventLoopError",
     "NoShardKeyError",
+    "OperationArgumentError",
+    "OperationDefinitionError",
+    "OperationError",
     "PartialCommitError",
     "PlacementError",
     "Problem",
     "ProvisionError",
+    "ReferenceIncompleteError",
+    "ReferenceRowsError",
+    "ReferenceSizeError",
+    "ReferenceTableError",
+    "ReferenceWriteError",
     "ReservedNameError",
     "RetriesExhaustedError",
     "RoutingError",
@@ -218,9 +267,11 @@ __all__ = [
     "TopologyRefusedError",
     "TopologyUnavailableError",
     "UnknownKeyspaceError",
+    "UnknownOperationError",
     "UnknownServerError",
     "UnknownShardError",
     "UnsupportedStatementError",
+    "VerifyPositionError",
     "WrittenShard",
     "WrongTypeError",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.exc import DontWrapMixin
@@ -9,7 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 __all__ = [
     "ShardError",
+    "listed",
 ]
+
+_MOST_SHARDS = 10
 
 
 def _rebuild(
@@ -31,3 +35,10 @@ class ShardError(SQLAlchemyError, DontWrapMixin):
         # Subclasses take keyword arguments; the default would call them
         # with the message alone and fail in the process that unpickles.
         return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def listed(shards: Sequence[int]) -> str:
+    """Return the numbers of shards for a message, the first of many."""
+    named = ", ".join(map(str, shards[:_MOST_SHARDS]))
+    more = len(shards) - _MOST_SHARDS
+    return f"{named} and {more} more" if more > 0 else named

@@ -10,6 +10,7 @@ __all__ = [
     "InvalidBookmarkError",
     "InvalidMoveError",
     "InvalidSequenceError",
+    "KeptMappingError",
     "MappingError",
     "MissingTargetError",
     "SequenceExhaustedError",
@@ -56,6 +57,26 @@ class InvalidSequenceError(MappingError, ValueError):
             "10**38 - 1. In JSON it travels as a string; int() it"
         )
         self.value = value
+
+
+class KeptMappingError(MappingError):
+    """Raised for a change that the reverse of a mapping would not follow.
+
+    :ivar mapping: the class whose rows were to be changed.
+    :ivar kept_by: the class whose changes write them.
+    """
+
+    def __init__(self, *, mapping: str, kept_by: str) -> None:
+        how = "append(), append_many(), remove() and clear()"
+        super().__init__(
+            f"{mapping} has an inverse, which follows only {how}; use them "
+            "in place of adding and deleting rows"
+            if mapping == kept_by
+            else f"{mapping} is the inverse of {kept_by}, which keeps it; "
+            f"use {how} of that"
+        )
+        self.mapping = mapping
+        self.kept_by = kept_by
 
 
 class StaleListError(MappingError):

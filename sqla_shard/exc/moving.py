@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import ProgrammingError
 
+from sqla_shard.exc.base import listed
 from sqla_shard.exc.base import ShardError
 
 __all__ = [
@@ -17,7 +18,6 @@ __all__ = [
     "ShardMovedError",
 ]
 
-_MOST_SHARDS = 10
 _LACKS = {
     "table": "there is no such table, or no database, on {server}. Run the "
     "revisions (sqla-shard schema upgrade; create_all() in development), or "
@@ -42,12 +42,6 @@ def _keep(made: Any, error: Any) -> None:
         _original(error),
         hide_parameters=True,
     )
-
-
-def _listed(shards: Sequence[int]) -> str:
-    named = ", ".join(map(str, shards[:_MOST_SHARDS]))
-    more = len(shards) - _MOST_SHARDS
-    return f"{named} and {more} more" if more > 0 else named
 
 
 class ServerFencedError(ShardError, OperationalError):
@@ -100,7 +94,7 @@ class ShardMovedError(ShardError, OperationalError, ProgrammingError):
     ) -> None:
         _keep(self, error)
         message = (
-            f"shard {_listed(shards)} of {keyspace} is not on {from_server} "
+            f"shard {listed(shards)} of {keyspace} is not on {from_server} "
             f"any more, but on {to_server or 'no server'} in the topology of "
             f"epoch {epoch}: {_original(error)}. Roll back, and repeat the "
             "transaction (cluster.run does)"
@@ -144,7 +138,7 @@ class ShardMissingError(ShardError, OperationalError, ProgrammingError):
     ) -> None:
         _keep(self, error)
         message = (
-            f"{_original(error)} - for shard {_listed(shards)} of "
+            f"{_original(error)} - for shard {listed(shards)} of "
             f"{keyspace}, which is on {server} in the newest topology here, "
             f"of epoch {epoch}: {_LACKS[lacks].format(server=server)}. Or "
             "the shard is being moved this moment: then repeat it"

@@ -40,6 +40,14 @@ class ColocationError(PlacementError):
         self.value = value
 
 
+_TWO_SHARDS = (
+    'Use a transaction for each; or begin(cross_shard="logged") and an '
+    "operation, which is done on the other shard in any case; or "
+    'begin(cross_shard="ordered") where a half-finished write can be told and '
+    "repaired"
+)
+
+
 class CrossShardWriteError(ShardError):
     """Raised when a transaction would write a second virtual shard.
 
@@ -48,14 +56,16 @@ class CrossShardWriteError(ShardError):
     """
 
     def __init__(
-        self, *, first: tuple[int, str], second: tuple[int, str]
+        self,
+        *,
+        first: tuple[int, str],
+        second: tuple[int, str],
+        remedy: str = _TWO_SHARDS,
     ) -> None:
         super().__init__(
             f"this transaction would write {second[1]}, and has written "
             f"{first[1]} already: two shards cannot be committed as one. "
-            "Use a transaction for each, or "
-            'begin(cross_shard="ordered") where a half-finished write '
-            "can be told and repaired"
+            f"{remedy}"
         )
         self.first = first
         self.second = second

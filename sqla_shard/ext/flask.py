@@ -41,8 +41,10 @@ import logging
 import os
 from collections.abc import Callable
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from typing import TYPE_CHECKING
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -75,6 +77,9 @@ except ImportError as error:
 from sqla_shard.ext.flask_cli import EXTENSION
 from sqla_shard.ext.flask_cli import shard_commands
 
+if TYPE_CHECKING:
+    from sqla_shard.cache import Cached
+
 __all__ = ["FlaskCluster", "ObjectIdConverter"]
 
 T = TypeVar("T")
@@ -95,6 +100,9 @@ class FlaskCluster:
     :param cluster: for every application that is given none; None makes one
         of the application's ``SQLA_SHARD_TOPOLOGY``.
     :param metadata: the tables that ``flask shard create-all`` creates.
+    :param cached: the classes that are kept where ``SQLA_SHARD_CACHE`` says
+        so, as for :meth:`Cluster.configure_cache`; not needed where its file
+        has them.
     :raises ExtensionSetupError: see :meth:`init_app`.
     :raises TopologyError: see :meth:`init_app`.
     """
@@ -105,8 +113,10 @@ class FlaskCluster:
         cluster: Cluster | None = None,
         *,
         metadata: MetaData | None = None,
+        cached: Mapping[Any, str | Cached] | None = None,
     ) -> None:
         self.metadata = metadata
+        self._cached = dict(cached or {})
         self._cluster = cluster
         self._clusters: WeakKeyDictionary[Flask, Cluster] = WeakKeyDictionary()
         if app is not None:
@@ -129,14 +139,24 @@ class FlaskCluster:
         ``SQLA_SHARD_HEALTH``
             the path of a route that tells how the cluster is, such as
             ``/health/shards``; by default there is none.
+        ``SQLA_SHARD_CACHE``
+            the regions of the cache (:doc:`/howto/cache`): the path of a
+            TOML file, or a mapping; by default there is none.  Where the
+            file has classes, their modules are imported now.
+        ``SQLA_SHARD_CACHE_PREFIX``
+            what its keys begin with, the same for all processes; not needed
+            where the file has it.
 
         :param cluster: in place of what the configuration says.
         :raises ExtensionSetupError: when the application is set up already,
-            has neither topology nor cluster, or an ``SQLA_SHARD_HEALTH``
-            that is not a path.
+            has neither topology nor cluster, an ``SQLA_SHARD_HEALTH``
+            that is not a path, or an ``SQLA_SHARD_CACHE`` without a prefix
+            or classes, or with two of them.
         :raises TopologyError: when the topology cannot be used.
         :raises TopologyUnavailableError: when a ZooKeeper does not answer,
             and there is no snapshot.
+        :raises CacheConfigError: when the file of the cache cannot be used.
+        :raises CacheOptionError: when what it says makes no sense.
         """
         if EXTENSION in app.extensions:
             raise ExtensionSetupError(
@@ -145,7 +165,11 @@ class FlaskCluster:
                 app=app.name,
             )
         health = _health_path(app)
-        cluster = cluster or self._cluster or _configured(app)
+        given = cluster or self._cluster
+        with ExitStack() as stack:
+            cluster = given or stack.enter_context(_configured(app))
+            self._keep(app, cluster)
+            stack.pop_all()
         app.teardown_appcontext(_close_session)
         # One that the application has chosen itself stays.
         app.url_map.converters.setdefault("object_id", ObjectIdConverter)
@@ -156,6 +180,38 @@ class FlaskCluster:
             )
         app.extensions[EXTENSION] = self
         self._clusters[app] = cluster
+
+    def _keep(self, app: Flask, cluster: Cluster) -> None:
+        """Give a cluster the cache that the configuration names."""
+        regions: Any = app.config.get("SQLA_SHARD_CACHE")
+        prefix: Any = app.config.get("SQLA_SHARD_CACHE_PREFIX")
+        if not regions and prefix is not None:
+            # Others would go on reading what this process makes old.
+            raise ExtensionSetupError(
+                f"has SQLA_SHARD_CACHE_PREFIX={prefix!r} and no "
+                "SQLA_SHARD_CACHE; set both, or none",
+                app=app.name,
+            )
+        if not regions:
+            return
+        classes: Mapping[Any, Any] | None = self._cached or None
+        if isinstance(regions, (str, os.PathLike)):
+            regions, classes, prefix = _of_file(app, regions, classes, prefix)
+        wrong = None
+        if not isinstance(regions, Mapping):
+            kind = type(regions).__name__
+            wrong = f"that is neither path nor mapping, but {kind}"
+        elif not isinstance(prefix, str):
+            wrong = "and no SQLA_SHARD_CACHE_PREFIX; set it to a short text"
+        elif classes is None:
+            wrong = "and no classes; write FlaskCluster(cached={Pin: region})"
+        elif cluster.cache is not None:
+            wrong = "and a cluster with a cache of its own; leave one out"
+        if wrong is not None:
+            raise ExtensionSetupError(
+                f"has an SQLA_SHARD_CACHE {wrong}", app=app.name
+            )
+        cluster.configure_cache(regions, classes=classes or {}, prefix=prefix)
 
     @property
     def cluster(self) -> Cluster:
@@ -229,6 +285,37 @@ def _configured(app: Flask) -> Cluster:
         "has an SQLA_SHARD_TOPOLOGY that is neither path nor topology, but "
         f"{type(topology).__name__}",
         app=app.name,
+    )
+
+
+def _of_file(
+    app: Flask,
+    path: str | os.PathLike[str],
+    classes: Mapping[Any, Any] | None,
+    prefix: Any,
+) -> tuple[Mapping[str, Any], Mapping[Any, Any] | None, Any]:
+    """Return the regions of a file, and what it says of the rest.
+
+    :raises CacheConfigError: when it cannot be used.
+    :raises ExtensionSetupError: when the application says the same, too.
+    """
+    from sqla_shard.cache.settings import read_cache
+
+    file = read_cache(path)
+    wrong = None
+    # Programs beside the application would write for others than it reads.
+    if file.classes is not None and classes is not None:
+        wrong = "with classes, and FlaskCluster(cached=...)"
+    elif file.prefix is not None and prefix not in (None, file.prefix):
+        wrong = f"with another prefix than {prefix!r}"
+    if wrong is not None:
+        raise ExtensionSetupError(
+            f"has an SQLA_SHARD_CACHE {wrong}; leave one out", app=app.name
+        )
+    return (
+        file.regions,
+        classes if file.classes is None else file.classes,
+        prefix if file.prefix is None else file.prefix,
     )
 
 

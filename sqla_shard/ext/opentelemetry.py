@@ -31,6 +31,12 @@ are:
 Measured are ``db.client.operation.duration`` (seconds),
 ``db.client.response.returned_rows``, and ``sqla_shard.fan_out`` (servers).
 
+Of a cache there are the counts of :class:`~sqla_shard.cache.RegionStats`, by
+region (``sqla_shard.cache.region``): ``sqla_shard.cache.hits``, ``.misses``,
+``.fills``, ``.lease_losses``, ``.blocked``, ``.unfillable``, ``.errors``,
+``.unreadable``, ``.waits``, ``.gave_up``, ``.invalidations``, ``.outbox``,
+``.bytes_read``, ``.bytes_written`` and ``.seconds``.
+
 It is told of a statement when that has ended.  The spans inside begin all at
 once, therefore, as the statements on the servers do; on SQLite, where they
 run one after another, only their durations are right.  Instrumentation of
@@ -40,7 +46,10 @@ SQLAlchemy or of the driver sees the same statements again, one by one.
 from __future__ import annotations
 
 import re
+import weakref
+from collections.abc import Iterable
 from functools import lru_cache
+from functools import partial
 from time import time_ns
 from typing import Any
 
@@ -58,6 +67,7 @@ from sqlalchemy import event
 from sqlalchemy import make_url
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.keeping import all_caches
 from sqla_shard.rendering import SCHEMA
 from sqla_shard.scattering import ServerReport
 from sqla_shard.scattering import StatementReport
@@ -69,6 +79,24 @@ _MOST_SHARDS = 100
 _MOST_SUMMARY = 255
 _DURATIONS = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10]
 _SERVERS = [1, 2, 4, 8, 16, 32, 64, 128]
+#: What is counted of a cache: name, unit, description.
+_CACHE = (
+    ("hits", "{key}", "Keys that were in the cache."),
+    ("misses", "{key}", "Keys for which the database was asked."),
+    ("fills", "{value}", "Values that were put into the cache."),
+    ("lease_losses", "{value}", "Values that were overtaken by a write."),
+    ("blocked", "{key}", "Misses that had a tombstone or a young node."),
+    ("unfillable", "{key}", "Misses of transactions that may fill nothing."),
+    ("errors", "{key}", "Misses whose node did not answer."),
+    ("unreadable", "{value}", "Values of another version or server."),
+    ("waits", "{key}", "Misses that somebody else was about to fill."),
+    ("gave_up", "{key}", "Those that were not filled in time."),
+    ("invalidations", "{key}", "Tombstones that were put."),
+    ("outbox", "{key}", "Tombstones that could not be put."),
+    ("bytes_read", "By", "Bytes of values that were read."),
+    ("bytes_written", "By", "Bytes of values that were written."),
+    ("seconds", "s", "Time that was spent on the cache."),
+)
 _ROWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 _OPERATION = re.compile(r"[\s(]*([A-Za-z]+)")
@@ -133,12 +161,41 @@ class Instrumentation:
             description="Servers that a statement went to.",
             explicit_bucket_boundaries_advisory=_SERVERS,
         )
+        self._has_ended = False
+        # A meter never lets go of a callback, and must not keep a cluster.
+        itself = weakref.ref(self)
+        for name, unit, description in _CACHE:
+            meter.create_observable_counter(
+                f"sqla_shard.cache.{name}",
+                [partial(_observe, itself, name)],
+                unit=unit,
+                description=description,
+            )
         event.listen(cluster, "after_statement", self._report)
 
     def uninstrument(self) -> None:
         """Make no more spans and measurements."""
+        self._has_ended = True
         if event.contains(self._target, "after_statement", self._report):
             event.remove(self._target, "after_statement", self._report)
+
+    def _observe(self, name: str) -> Iterable[metrics.Observation]:
+        """Return what the caches have counted, by region."""
+        if self._has_ended:
+            return []
+        target = self._target
+        # Two clusters of a process may have regions of one name.
+        sums: dict[str, float] = {}
+        for cache in (
+            all_caches() if isinstance(target, type) else [target.cache]
+        ):
+            for stats in () if cache is None else cache.stats():
+                known = sums.get(stats.name, 0)
+                sums[stats.name] = known + getattr(stats, name)
+        return [
+            metrics.Observation(count, {"sqla_shard.cache.region": region})
+            for region, count in sums.items()
+        ]
 
     def _report(self, cluster: Cluster, report: StatementReport) -> None:
         end = time_ns()
@@ -189,6 +246,15 @@ class Instrumentation:
                 ended = min(start + int(server.seconds * 1e9), end)
                 _end(child, server.error, ended)
         _end(span, report.error, end)
+
+
+def _observe(
+    owner: weakref.ref[Instrumentation],
+    name: str,
+    options: metrics.CallbackOptions,
+) -> Iterable[metrics.Observation]:
+    found = owner()
+    return [] if found is None else found._observe(name)
 
 
 def _end(span: trace.Span, error: BaseException | None, end: int) -> None:

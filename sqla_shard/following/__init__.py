@@ -14,6 +14,7 @@ ever waits for a source.
 ``fixed``      in place of it, where nothing is followed
 ``opening``    from what an application says to a follower
 ``publications``  what is published, and what must not be
+``published``     what is there, and in the history
 ``publishing``    how that is done in ZooKeeper
 """
 
@@ -35,6 +36,7 @@ from sqla_shard.following.opening import SnapshotPath
 from sqla_shard.following.publications import HistoryEntry
 from sqla_shard.following.publications import NOT_PUBLISHED
 from sqla_shard.following.publications import Publication
+from sqla_shard.following.publications import RaisedGeneration
 from sqla_shard.following.publishing import Publisher
 from sqla_shard.following.snapshots import Snapshot
 
@@ -46,6 +48,7 @@ __all__ = [
     "HistoryEntry",
     "Publication",
     "Publisher",
+    "RaisedGeneration",
     "Snapshot",
     "SnapshotPath",
     "SourceReport",

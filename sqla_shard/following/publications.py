@@ -16,7 +16,9 @@ __all__ = [
     "NOT_PUBLISHED",
     "HistoryEntry",
     "Publication",
+    "RaisedGeneration",
     "faults",
+    "raises",
 ]
 
 #: How large the document of a topology may be.  ZooKeeper refuses requests
@@ -42,6 +44,29 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RaisedGeneration:
+    """A number that is published in place of the one that was given.
+
+    :ivar keyspace: name of the keyspace.
+    :ivar server: name of the server.
+    :ivar given: of the topology that was given, or is of the history.
+    :ivar published: the number now.
+    """
+
+    keyspace: str
+    server: str
+    given: int | None
+    published: int | None
+
+    def __str__(self) -> str:
+        given = "none" if self.given is None else self.given
+        return (
+            f"{self.keyspace}: generation of {self.server!r} is "
+            f"{self.published}, where {given} was given"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Publication:
     """What was published, or would be.
 
@@ -51,6 +76,7 @@ class Publication:
     :ivar version: of the node in ZooKeeper; None where nothing was written.
     :ivar is_published: False after a dry run, and where ``new`` was there
         already.
+    :ivar generations: those of ``new`` that were not given like that.
     """
 
     old: Topology | None
@@ -58,6 +84,24 @@ class Publication:
     diff: TopologyDiff | None
     version: int | None
     is_published: bool
+    generations: tuple[RaisedGeneration, ...] = ()
+
+
+def raises(given: Topology, new: Topology) -> Iterator[RaisedGeneration]:
+    """Yield the numbers of ``new`` that ``given`` does not have.
+
+    :param given: the same otherwise.
+    """
+    for name, keyspace in given.keyspaces.items():
+        pairs = zip(keyspace.servers, new.keyspaces[name].servers, strict=True)
+        for before, after in pairs:
+            if before.generation != after.generation:
+                yield RaisedGeneration(
+                    keyspace=name,
+                    server=before.name,
+                    given=before.generation,
+                    published=after.generation,
+                )
 
 
 def faults(topology: Topology, data: bytes) -> Iterator[Problem]:

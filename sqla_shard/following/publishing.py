@@ -21,12 +21,9 @@ import logging
 import os
 from collections.abc import Collection
 from collections.abc import Mapping
-from dataclasses import dataclass
 from dataclasses import replace
-from datetime import datetime
-from datetime import timezone
+from functools import partial
 from typing import Any
-from typing import TYPE_CHECKING
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import StaleTopologyError
@@ -41,39 +38,25 @@ from sqla_shard.following.publications import faults
 from sqla_shard.following.publications import HistoryEntry
 from sqla_shard.following.publications import NOT_PUBLISHED
 from sqla_shard.following.publications import Publication
+from sqla_shard.following.publications import raises
+from sqla_shard.following.published import Found
+from sqla_shard.following.published import HISTORY
+from sqla_shard.following.published import node_of
+from sqla_shard.following.published import Published
+from sqla_shard.following.published import TOPOLOGY
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import diff
-from sqla_shard.topology import read_document
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.admission import exchanges
-
-if TYPE_CHECKING:
-    from sqla_shard.following.zookeeper_store import ZooKeeperStore
+from sqla_shard.topology.generations import kept
+from sqla_shard.topology.generations import lowered
+from sqla_shard.topology.generations import raised
+from sqla_shard.topology.generations import without
 
 __all__ = ["Publisher"]
 
 _log = logging.getLogger(__name__)
-
-_TOPOLOGY = "/topology"
-_HISTORY = "/history"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What is there before a publication.
-
-    :ivar newest: what processes use: the topology, or one of the history
-        where that is newer.
-    :ivar version: of the node; None where there is none.
-    :ivar fault: why the node cannot be read as a topology.
-    :ivar last: the highest epoch that is known; ``NOT_PUBLISHED`` if none.
-    """
-
-    newest: Topology | None
-    version: int | None
-    fault: TopologyError | None
-    last: int
 
 
 class Publisher:
@@ -121,10 +104,10 @@ class Publisher:
         from sqla_shard.following.zookeeper_store import ZooKeeperStore
 
         self._keep = keep
-        self._placeholders = placeholders
-        self._store: ZooKeeperStore = ZooKeeperStore(
+        self._store = ZooKeeperStore(
             hosts, timeout=timeout, options={**found, **(options or {})}
         )
+        self._published = Published(self._store, placeholders)
 
     def __enter__(self) -> Publisher:
         return self
@@ -149,25 +132,14 @@ class Publisher:
         :raises TopologyUnavailableError: when ZooKeeper does not answer.
         :raises TopologyError: when what is there is not a topology.
         """
-        node = self._store.read(_TOPOLOGY)
-        return None if node is None else self._parsed(node.data, _TOPOLOGY)
+        return self._published.current()
 
     def history(self) -> list[HistoryEntry]:
         """Return what was published, newest first.
 
         :raises TopologyUnavailableError: when ZooKeeper does not answer.
         """
-        epochs = self._epochs()
-        stats = self._store.stats(map(_node, epochs))
-        return [
-            HistoryEntry(
-                epoch=epoch,
-                published=datetime.fromtimestamp(stat.created, timezone.utc),
-                size=stat.size,
-            )
-            for epoch, stat in zip(epochs, stats, strict=True)
-            if stat is not None
-        ]
+        return self._published.history()
 
     def last_epoch(self) -> int:
         """Return the highest epoch that was published, also if it is gone.
@@ -175,7 +147,7 @@ class Publisher:
         :returns: :data:`NOT_PUBLISHED` where there is none.
         :raises TopologyUnavailableError: when ZooKeeper does not answer.
         """
-        return self._look().last
+        return self._published.look().last
 
     def at(self, epoch: int) -> Topology:
         """Return a topology of the history.
@@ -183,19 +155,19 @@ class Publisher:
         :raises TopologyUnavailableError: when the history does not have it.
         :raises TopologyError: when what is there is not a topology.
         """
-        node = self._store.read(_node(epoch))
-        if node is None:
-            known = self._epochs()
-            has = (
-                f"has {', '.join(map(str, known[:5]))}"
-                f"{' and older ones' if known[5:] else ''}"
-                if known
-                else "is empty"
-            )
-            raise self._store.unavailable(
-                f"the history has no epoch {epoch}; it {has}"
-            )
-        return self._parsed(node.data, _node(epoch))
+        return self._published.at(epoch)
+
+    def has(self, topology: Topology) -> bool:
+        """Whether to publish a topology again would change nothing.
+
+        It is there, epoch and all; or what is there has come of it, by
+        raising generations.
+
+        :raises TopologyUnavailableError: when ZooKeeper does not answer.
+        :raises TopologyError: when what is there is not a topology.
+        """
+        found = self._published.look()
+        return found.fault is None and self._has(found, topology)
 
     # -- writing
 
@@ -205,6 +177,7 @@ class Publisher:
         *,
         expected_epoch: int | None = None,
         dry_run: bool = False,
+        renamed: bool = False,
     ) -> Publication:
         """Publish a topology in place of the one that is there.
 
@@ -212,12 +185,19 @@ class Publisher:
         again; that is no error, so that what has failed halfway can be
         repeated.
 
+        Where the primary of a server that has a generation changes, and the
+        number does not, it is raised above all that the server has had in
+        the history; so is the number of a server that comes back, or gets
+        one again.  ``generations`` of the result tells it.
+
         :param expected_epoch: the epoch of the topology that it was made
             from; :data:`NOT_PUBLISHED` where it is to be the first.
         :param dry_run: check everything, and write nothing.
+        :param renamed: primaries that change are the machines that they
+            were, by other names: no generation is raised for it.
         :raises StaleTopologyError: when its epoch is not higher.
         :raises TopologyRefusedError: when it would lose shards, give one a
-            second primary, or make a password known.
+            second primary, lower a generation, or make a password known.
         :raises TopologyConflictError: when the epoch is not the expected
             one, or somebody else has published meanwhile; nothing is
             written.
@@ -226,13 +206,15 @@ class Publisher:
         :raises TopologyError: when it uses a placeholder that is not
             allowed, or what is there is not a topology.
         """
-        found = self._look()
+        found = self._published.look()
         if found.fault is not None:
             raise self._unreadable(found.fault)
-        # Not one of the history alone: /topology may be older, or gone.
-        if topology == found.newest and self.current() == topology:
-            return self._publication(found, topology, None)
-        return self._replace(found, topology, expected_epoch, dry_run)
+        if found.newest is not None and self._has(found, topology):
+            return self._publication(found, found.newest, None, topology)
+        new = raised(
+            found.newest, topology, self._published.used, renamed=renamed
+        )
+        return self._replace(found, new, topology, expected_epoch, dry_run)
 
     def rollback(
         self,
@@ -240,6 +222,7 @@ class Publisher:
         to: int,
         expected_epoch: int | None = None,
         dry_run: bool = False,
+        renamed: bool = False,
     ) -> Publication:
         """Publish a topology of the history again, with a new epoch.
 
@@ -247,21 +230,32 @@ class Publisher:
         since are not closed.  It works also where what is there is not a
         topology; then the newest of the history is what it follows.
 
+        Generations are not taken back: servers keep theirs, raised where the
+        primary changes.
+
         :param to: the epoch whose content is wanted.
         :param expected_epoch: see :meth:`publish`.
         :param dry_run: see :meth:`publish`.
+        :param renamed: see :meth:`publish`.
         :raises TopologyError: when that of the history cannot be used, or
             see :meth:`publish`.
         """
         wanted = self.at(to)
-        found = self._look()
-        new = replace(wanted, epoch=found.last + 1)
-        return self._replace(found, new, expected_epoch, dry_run)
+        found = self._published.look()
+        given = replace(wanted, epoch=found.last + 1)
+        new = raised(
+            found.newest,
+            given if found.newest is None else kept(found.newest, given),
+            self._published.used,
+            renamed=renamed,
+        )
+        return self._replace(found, new, given, expected_epoch, dry_run)
 
     def _replace(
         self,
-        found: _Found,
+        found: Found,
         new: Topology,
+        given: Topology,
         expected_epoch: int | None,
         dry_run: bool,
     ) -> Publication:
@@ -269,9 +263,9 @@ class Publisher:
         self._check_expected(old, expected_epoch)
         data = self._checked(found, new)
         if dry_run:
-            return self._publication(found, new, None)
+            return self._publication(found, new, None, given)
         # Before, so that what is lost then is known not to be written.
-        self._store.prepare(_HISTORY)
+        self._store.prepare(HISTORY)
         version = self._write(found, new, data)
         self._trim()
         _log.info(
@@ -284,15 +278,15 @@ class Publisher:
                 "old_epoch": None if old is None else old.epoch,
             },
         )
-        return self._publication(found, new, version)
+        return self._publication(found, new, version, given)
 
-    def _write(self, found: _Found, new: Topology, data: bytes) -> int:
+    def _write(self, found: Found, new: Topology, data: bytes) -> int:
         try:
             version = self._store.write(
                 data,
-                node=_TOPOLOGY,
+                node=TOPOLOGY,
                 version=found.version,
-                copy=_node(new.epoch),
+                copy=node_of(new.epoch),
             )
         except TopologyUnavailableError as error:
             return self._outcome(found, new, data, error)
@@ -302,7 +296,7 @@ class Publisher:
 
     def _outcome(
         self,
-        found: _Found,
+        found: Found,
         new: Topology,
         data: bytes,
         error: TopologyUnavailableError,
@@ -310,8 +304,8 @@ class Publisher:
         """Find out whether something was written whose answer is lost."""
         try:
             self._store.sync()
-            copy = self._store.read(_node(new.epoch))
-            node = self._store.read(_TOPOLOGY)
+            copy = self._store.read(node_of(new.epoch))
+            node = self._store.read(TOPOLOGY)
         except TopologyUnavailableError:
             raise self._store.unavailable(
                 f"{error.reason}; whether epoch {new.epoch} was published is "
@@ -330,8 +324,8 @@ class Publisher:
     def _trim(self) -> None:
         """Remove the oldest of the history."""
         try:
-            old = self._epochs()[self._keep :]
-            self._store.remove(map(_node, old))
+            old = self._published.epochs()[self._keep :]
+            self._store.remove(map(node_of, old))
         except TopologyUnavailableError as error:
             # It is published; the next publication removes them.
             _log.warning(
@@ -340,75 +334,42 @@ class Publisher:
                 extra={"action": "shorten history"},
             )
 
-    # -- what is there
-
-    def _look(self) -> _Found:
-        self._store.sync()
-        node = self._store.read(_TOPOLOGY)
-        epochs = self._epochs()
-        fault: TopologyError | None = None
-        newest: Topology | None = None
-        if node is not None:
-            try:
-                newest = self._parsed(node.data, _TOPOLOGY)
-            except TopologyError as error:
-                fault = error
-        if newest is None or (epochs and epochs[0] > newest.epoch):
-            # Somebody has written by hand, or removed it; processes stay
-            # with the newest that they have seen.
-            newest = self._newest(epochs) or newest
-        return _Found(
-            newest=newest,
-            version=None if node is None else node.version,
-            fault=fault,
-            last=max(
-                *epochs[:1],
-                NOT_PUBLISHED if newest is None else newest.epoch,
-                NOT_PUBLISHED,
-            ),
-        )
-
-    def _newest(self, epochs: list[int]) -> Topology | None:
-        """Return the newest of the history that can be read."""
-        for epoch in epochs:
-            try:
-                return self.at(epoch)
-            except TopologyError:
-                _log.warning(
-                    "%s: epoch %d of the history is not a topology",
-                    self.name,
-                    epoch,
-                    extra={"action": "read history", "epoch": epoch},
-                )
-        return None
-
-    def _epochs(self) -> list[int]:
-        """Return the epochs of the history, newest first."""
-        names = self._store.names(_HISTORY)
-        return sorted(map(int, filter(str.isdecimal, names)))[::-1]
-
-    def _parsed(self, data: bytes, node: str) -> Topology:
-        return read_document(
-            data,
-            "json",
-            source=f"{self.name}{node}",
-            placeholders=self._placeholders,
-            # Nothing is connected to, so no value is needed.
-            environ=dict.fromkeys(self._placeholders, ""),
-        )
-
     # -- what may be published
 
-    def _checked(self, found: _Found, new: Topology) -> bytes:
+    def _has(self, found: Found, topology: Topology) -> bool:
+        newest = found.newest
+        if (
+            newest is None
+            or newest.epoch != topology.epoch
+            or without(newest) != without(topology)
+            # Not one of the history alone: /topology may be older, or gone.
+            or self.current() != newest
+        ):
+            return False
+        if newest == topology:
+            return True
+        earlier = [
+            one for one in self._published.epochs() if one < newest.epoch
+        ]
+        try:
+            before = self.at(earlier[0]) if earlier else None
+        except TopologyError:
+            # Nobody knows what was raised then.
+            return False
+        used = partial(self._published.used, below=newest.epoch)
+        return raised(before, topology, used) == newest
+
+    def _checked(self, found: Found, new: Topology) -> bytes:
         """Return the document of a topology that may be published."""
         data = to_json(new)
         # Also for its placeholders, of which a Topology knows only the form.
-        self._parsed(data, f"{_TOPOLOGY}, epoch {new.epoch}")
+        self._published.parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
         old = found.newest
         problems = [*faults(new, data)]
         if not problems and old is not None:
             check_newer(old, new, source=self.name)
             problems += exchanges(old, new)
+            problems += lowered(old, new)
         if problems:
             raise TopologyRefusedError(
                 problems,
@@ -451,7 +412,7 @@ class Publisher:
         )
 
     def _unreadable(self, fault: TopologyError) -> TopologyError:
-        epochs = self._epochs()
+        epochs = self._published.epochs()
         remedy = (
             f"go back to the newest of the history that is good, with: "
             f"sqla-shard topology rollback --to {epochs[0]}"
@@ -468,7 +429,11 @@ class Publisher:
         )
 
     def _publication(
-        self, found: _Found, new: Topology, version: int | None
+        self,
+        found: Found,
+        new: Topology,
+        version: int | None,
+        given: Topology,
     ) -> Publication:
         old = found.newest
         return Publication(
@@ -477,8 +442,5 @@ class Publisher:
             diff=None if old is None else diff(old, new),
             version=version,
             is_published=version is not None,
+            generations=tuple(raises(given, new)),
         )
-
-
-def _node(epoch: int) -> str:
-    return f"{_HISTORY}/{epoch:010d}"

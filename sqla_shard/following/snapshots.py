@@ -1,7 +1,6 @@
 """The last good topology, in a file on this machine.
 
-It is a topology file like any other, with placeholders unexpanded.  It is
-written beside its place, flushed to the disk and renamed, so that whoever
+It is a topology file like any other, with placeholders unexpanded.  Whoever
 reads it has a whole one, whatever happened to the process or the machine.
 """
 
@@ -13,7 +12,6 @@ import hashlib
 import os
 import re
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Collection
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
+from sqla_shard.files import replace_file
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
@@ -135,26 +134,7 @@ class Snapshot:
                 if known == topology:
                     self.confirm()
                     return
-            self._replace(to_json(topology))
-
-    def _replace(self, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(
-            prefix=f".{self.path.stem[:40]}-",
-            suffix=".tmp",
-            dir=self.path.parent,
-        )
-        try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), self._mode)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-        _flush_directory(self.path.parent)
+            replace_file(self.path, to_json(topology), self._mode)
 
     def confirm(self) -> None:
         """Take note that it is still the newest; its age begins again."""
@@ -209,13 +189,3 @@ def _lock(handle: int) -> None:
             return
         else:
             return
-
-
-def _flush_directory(path: Path) -> None:
-    # Without it the rename may be lost in a power failure, and with it the
-    # only good topology where the old name is gone as well.
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

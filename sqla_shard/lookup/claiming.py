@@ -25,7 +25,7 @@ from sqla_shard.lookup.reading import read
 from sqla_shard.lookup.statements import statements_of
 from sqla_shard.session import ShardSession
 
-__all__ = ["LIFETIME", "Claim", "claim"]
+__all__ = ["LIFETIME", "Claim", "claim", "locked", "own"]
 
 #: How long a claim lives that is not told.
 LIFETIME = timedelta(minutes=15)
@@ -56,7 +56,9 @@ class Claim:
         """Give the key to an object.
 
         After the claim has expired that still works, as long as nobody else
-        has claimed the key.  Doing it again with the same id does no harm.
+        has claimed the key and nobody has deleted the claim as abandoned
+        (:func:`~sqla_shard.verifying.delete_abandoned`).  Doing it again with
+        the same id does no harm.
 
         :raises ClaimLostError: when the claim is not there any more.
         :raises WrongTypeError: when the id is of another class.
@@ -74,7 +76,7 @@ class Claim:
             )
             if result.rowcount == 1:
                 return
-        row = _locked(table, self.key)
+        row = locked(table, self.key)
         owner = None if row is None else row.target_id
         if owner != target_id:
             raise ClaimLostError(
@@ -120,7 +122,7 @@ def claim(
     _check_older(table, form, table.forms(key), target_id)
     if target_id is None:
         return _claim(table, form, microseconds)
-    _own(table, form, target_id)
+    own(table, form, target_id)
     return Claim(lookup=table.cls, key=form.text, token=None, expires_at=None)
 
 
@@ -136,7 +138,7 @@ def _checked(lifetime: object) -> int:
     return lifetime // _MICROSECOND
 
 
-def _locked(table: Table, text: str) -> Any:
+def locked(table: Table, text: str) -> Any:
     """Return the row of a key as it is now, locked; None for none."""
     statement = statements_of(table.cls).locked
     return table.execute(text, statement, the_key=text).one_or_none()
@@ -173,10 +175,10 @@ def _claim(table: Table, form: Form, microseconds: int) -> Claim:
         "the_lifetime": microseconds,
     }
     table.execute(form.text, statements.claim, **values)
-    row = _locked(table, form.text)
+    row = locked(table, form.text)
     if row.token != token:
         _take_over(table, row, statements.take_over, values)
-        row = _locked(table, form.text)
+        row = locked(table, form.text)
     return Claim(
         lookup=table.cls,
         key=form.text,
@@ -185,8 +187,11 @@ def _claim(table: Table, form: Form, microseconds: int) -> Claim:
     )
 
 
-def _own(table: Table, form: Form, target_id: int) -> None:
-    """Give a key to an object, which may have it already."""
+def own(table: Table, form: Form, target_id: int) -> None:
+    """Give a key to an object, which may have it already.
+
+    :raises KeyTakenError: when it belongs to another, or is claimed.
+    """
     statements = statements_of(table.cls)
     values = {
         "the_key": form.text,
@@ -194,7 +199,7 @@ def _own(table: Table, form: Form, target_id: int) -> None:
         "the_id": target_id,
     }
     table.execute(form.text, statements.own, **values)
-    row = _locked(table, form.text)
+    row = locked(table, form.text)
     if row.target_id != target_id:
         _take_over(table, row, statements.own_abandoned, values)
     elif row.policy != form.label:

@@ -54,6 +54,8 @@ class Definition:
         written under before comes after the first.
     :ivar unique: whether a key belongs to one object.
     :ivar keyspace: name of the keyspace; None for the only one of kind mod.
+    :ivar field: attribute of the objects that holds their key; None where
+        that is not known.
     :ivar type_id: type of the objects, once their class is known.
     """
 
@@ -62,6 +64,7 @@ class Definition:
     policies: tuple[Normalization, ...]
     unique: bool
     keyspace: str | None
+    field: str | None = None
     type_id: int | None = None
 
     @property
@@ -80,6 +83,7 @@ def define(
     unique: bool,
     target_column: str | None,
     keyspace: str | None,
+    field: str | None,
 ) -> None:
     """Check a class that is about to be mapped and make its columns.
 
@@ -107,6 +111,7 @@ def define(
         policies=_policies(cls, normalize, previous),
         unique=bool(unique),
         keyspace=keyspace,
+        field=field,
     )
     _check_names(cls, mixin, definition)
     if not any("__tablename__" in base.__dict__ for base in cls.__mro__):
@@ -234,4 +239,17 @@ def _know(cls: Any, definition: Definition, entity: Any) -> None:
     definition.type_id = type_of_objects(
         cls, definition.column, entity, "lookup"
     )
+    _check_field(cls, definition.field, entity)
     definition.target = entity
+
+
+def _check_field(cls: Any, field: object, entity: Any) -> None:
+    """Refuse a field that no object has: all their rows would seem stale."""
+    if field is None:
+        return
+    if not isinstance(field, str) or not hasattr(entity, field):
+        raise ClassDefinitionError(
+            f"field={field!r} is no attribute of {entity.__name__}; name the "
+            "one that holds the key, or leave it out",
+            class_name=cls.__name__,
+        )

@@ -81,6 +81,9 @@ class LookupMixin:
         the class with ``_id``.
     :param keyspace: name of the keyspace, where there are several of kind
         ``mod``.
+    :param field: the attribute of the objects that holds their key, or a
+        list of keys.  Nothing is written there; it lets
+        :func:`~sqla_shard.verifying.verify_lookups` compare the two.
     :raises ClassDefinitionError: when the class could not work.
 
     All methods raise :exc:`~sqla_shard.exc.InvalidKeyError` for what cannot
@@ -109,6 +112,7 @@ class LookupMixin:
         unique: bool = True,
         target_column: str | None = None,
         keyspace: str | None = None,
+        field: str | None = None,
         **kwargs: Any,
     ) -> None:
         define(
@@ -120,6 +124,7 @@ class LookupMixin:
             unique=unique,
             target_column=target_column,
             keyspace=keyspace,
+            field=field,
         )
         super().__init_subclass__(**kwargs)
 

@@ -20,15 +20,25 @@ __all__ = ["read", "resolve_all", "resolve_many", "resolve_one"]
 _MOST_BYTES = 2_000_000
 
 
-def read(table: Table, texts: Iterable[str]) -> list[Any]:
-    """Return the rows of keys that were normalised."""
-    statement = statements_of(table.cls).read
+def read(
+    table: Table,
+    texts: Iterable[str],
+    statement: Any = None,
+    **parameters: Any,
+) -> list[Any]:
+    """Return the rows of keys that were normalised.
+
+    :param statement: reads them; all of their rows by default.
+    :param parameters: of the statement, but for ``the_keys``.
+    """
+    if statement is None:
+        statement = statements_of(table.cls).read
     places = table.session.places
     rows: list[Any] = []
     for groups in _groups(texts, table.keyspace.shards):
         result = table.session.execute(
             statement,
-            {"the_keys": KeySlot(groups)()},
+            {"the_keys": KeySlot(groups)(), **parameters},
             bind_arguments={
                 "places": [
                     places.place(table.keyspace, shard_id)

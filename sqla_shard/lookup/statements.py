@@ -36,6 +36,8 @@ class Statements:
 
     The columns of what they read: ``key``, ``target_id``, ``policy``, and of
     unique keys ``token``, ``expires_at`` and ``expired``.
+
+    :ivar rows: reads them all; it is for further conditions.
     """
 
     def __init__(self, cls: Any) -> None:
@@ -50,12 +52,13 @@ class Statements:
         ]
         if definition.unique:
             shown += self._of_claims()
-        found = select(*shown)
+        self.rows = found = select(*shown)
         wanted: Any = bindparam("the_keys", expanding=True)
         self.read = found.where(self._table.c.key.in_(wanted))
         self.locked = found.where(self._here).with_for_update()
         held = self._here, self._target == bindparam("the_id")
         self.held = select(*shown[:3]).where(*held)
+        self.held_locked = self.held.with_for_update()
         self.delete = delete(self._table).where(*held)
         self.rewrite = (
             update(self._table)
@@ -116,6 +119,12 @@ class Statements:
             )
         )
         self.give_up = delete(table).where(self._here, pending, mine)
+        self.discard = delete(table).where(
+            self._here,
+            pending,
+            table.c.claim == bindparam("old_token"),
+            table.c.expires_at == bindparam("old_end"),
+        )
 
     def _build_shared(self) -> None:
         table, target = self._table, self._target

@@ -6,6 +6,7 @@
 ``lists``       a class, a session and a source
 ``pages``       reading a list
 ``many``        reading many lists
+``inverse``     the reverse of a mapping, kept with it
 ``changes``     adding and removing
 ``moving``      moving, and making room
 ``mixin``       :class:`MappingMixin`

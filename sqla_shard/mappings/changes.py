@@ -10,10 +10,12 @@ from sqlalchemy import delete
 from sqlalchemy import insert
 
 from sqla_shard.exc import SequenceExhaustedError
+from sqla_shard.mappings.inverse import follow
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import next_on_top
 from sqla_shard.mappings.ordering import STEP
+from sqla_shard.session.contract import OUR_OWN
 from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["append", "append_many", "clear", "remove"]
@@ -54,17 +56,29 @@ def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
         raise SequenceExhaustedError(
             mapping=rows.name, source_id=rows.source_id, rows=1
         )
-    rows.session.execute(
-        insert(rows.cls),
-        [
-            {
-                definition.source.column: rows.source_id,
-                definition.target.column: target_id,
-                "sequence": first + index * STEP,
-            }
-            for index, target_id in enumerate(target_ids)
-        ],
-    )
+    placed = {
+        target_id: first + index * STEP
+        for index, target_id in enumerate(target_ids)
+    }
+    try:
+        rows.session.execute(
+            insert(rows.cls),
+            [
+                {
+                    definition.source.column: rows.source_id,
+                    definition.target.column: target_id,
+                    "sequence": sequence,
+                }
+                for target_id, sequence in placed.items()
+            ],
+            execution_options=OUR_OWN,
+        )
+    except BaseException:
+        # Some of the rows may be there.
+        rows.note()
+        raise
+    rows.note_appended(list(placed.items()))
+    follow(rows, placed)
 
 
 def remove(rows: List, target_id: int) -> bool:
@@ -79,15 +93,23 @@ def remove(rows: List, target_id: int) -> bool:
         delete(rows.cls).where(
             statements.source == rows.source_id,
             statements.target == target_id,
-        )
+        ),
+        execution_options=OUR_OWN,
     )
+    follow(rows, {target_id: None})
     return True
 
 
 def clear(rows: List) -> int:
     """Take everything out of the list."""
     rows.locked(rows.statements.lock_many)
+    gone: dict[int, int | None] = {}
+    if rows.statements.definition.inverse_class is not None:
+        found = rows.execute(rows.statements.whole)
+        gone = {target_id: None for target_id, _ in found}
     result: Any = rows.session.execute(
-        delete(rows.cls).where(rows.statements.source == rows.source_id)
+        delete(rows.cls).where(rows.statements.source == rows.source_id),
+        execution_options=OUR_OWN,
     )
+    follow(rows, gone)
     return int(result.rowcount)

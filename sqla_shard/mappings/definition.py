@@ -8,8 +8,10 @@ Classes that are given by name may come later; :func:`link` finds them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Index
@@ -18,8 +20,10 @@ from sqlalchemy.orm import foreign
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import relationship
+from sqlalchemy.sql.dml import Update
 
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import KeptMappingError
 from sqla_shard.ids import check_type
 from sqla_shard.mappings.ordering import MOST_MOVES
 from sqla_shard.mappings.ordering import now
@@ -32,7 +36,7 @@ from sqla_shard.orm.creation import name_of_class
 from sqla_shard.orm.creation import own_definition
 from sqla_shard.orm.creation import snake
 from sqla_shard.orm.creation import type_of_objects
-from sqla_shard.orm.creation import whole_or_not_at_all
+from sqla_shard.routing import columns_set
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
@@ -42,7 +46,10 @@ from sqla_shard.types import Sequence38
 __all__ = [
     "Definition",
     "End",
+    "check_change",
+    "check_changed",
     "check_ids",
+    "check_statement",
     "define",
     "definition_of",
     "finish",
@@ -71,6 +78,11 @@ class End:
     entity: Any = None
     type_id: int | None = None
 
+    @property
+    def entity_name(self) -> str:
+        """Name of the class, known or not."""
+        return str(getattr(self.given, "__name__", self.given))
+
 
 @dataclass
 class Definition:
@@ -78,6 +90,9 @@ class Definition:
 
     :ivar narrow_below: gaps that take fewer moves are reported.
     :ivar respace_to: how many moves each gap takes after a re-spacing.
+    :ivar inverse: the class that has the reverse rows, or its name.
+    :ivar inverse_class: that class, once it is known.
+    :ivar kept_by: the class whose reverse rows this one has.
     :ivar callbacks: called for each narrow gap.
     """
 
@@ -86,6 +101,9 @@ class Definition:
     keyspace: str | None
     narrow_below: int
     respace_to: int
+    inverse: Any = None
+    inverse_class: Any = None
+    kept_by: Any = None
     callbacks: list[Callable[..., Any]] = field(default_factory=list)
 
 
@@ -100,6 +118,7 @@ def define(
     keyspace: str | None,
     narrow_below: int | None,
     respace_to: int,
+    inverse: Any,
 ) -> None:
     """Check a class that is about to be mapped and make its columns.
 
@@ -130,7 +149,10 @@ def define(
         keyspace=keyspace,
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
         respace_to=respace_to,
+        inverse=inverse,
     )
+    if inverse is not None:
+        name_of_class(cls, "inverse", inverse)
     if narrow_below > respace_to:
         raise ClassDefinitionError(
             f"narrow_below={narrow_below} is more than respace_to="
@@ -251,9 +273,8 @@ def _relationship(cls: Any, role: str, end: End) -> Any:
     )
 
 
-@whole_or_not_at_all
 def finish(mapper: Mapper[Any], cls: Any) -> None:
-    """Handle ``after_mapper_constructed``: tell routing about the table.
+    """Tell routing about the table of a class that was mapped.
 
     :raises ClassDefinitionError: when the class cannot work.
     """
@@ -280,8 +301,49 @@ def _declare(cls: Any, table: Any, definition: Definition) -> None:
             id_index=0,
             type_id=definition.source.type_id,
             commits_late=True,
+            guard=partial(check_statement, cls),
         ),
     )
+
+
+def check_change(cls: Any) -> None:
+    """Refuse to change the inverse of another mapping.
+
+    :raises KeptMappingError: when it is one.
+    """
+    kept_by = definition_of(cls).kept_by
+    if kept_by is not None:
+        raise KeptMappingError(mapping=cls.__name__, kept_by=kept_by.__name__)
+
+
+def check_statement(cls: Any, statement: Any) -> None:
+    """Refuse what an inverse would not follow.
+
+    :param statement: None for a row of a flush.
+    :raises KeptMappingError: when rows come or go, or are those of an
+        inverse.
+    """
+    if isinstance(statement, Update):
+        changed = columns_set(statement)
+        check_changed(cls, {getattr(c, "name", c) for c in changed})
+        return
+    check_change(cls)
+    if definition_of(cls).inverse is not None:
+        raise KeptMappingError(mapping=cls.__name__, kept_by=cls.__name__)
+
+
+def check_changed(cls: Any, changed: Iterable[str]) -> None:
+    """Refuse to change what an inverse would not follow.
+
+    :param changed: names of the columns that get another value.
+    :raises KeptMappingError: when one is an id, or the row is that of an
+        inverse.
+    """
+    check_change(cls)
+    definition = definition_of(cls)
+    ids = {definition.source.column, definition.target.column}
+    if definition.inverse is not None and not ids.isdisjoint(changed):
+        raise KeptMappingError(mapping=cls.__name__, kept_by=cls.__name__)
 
 
 def check_ids(mapper: Mapper[Any], connection: Any, row: Any) -> None:
@@ -318,6 +380,13 @@ def link(cls: Any) -> Definition:
             _know(cls, end, class_named(cls, end.given))
             if end is definition.source:
                 _take_source(cls, definition)
+    if definition.inverse is not None and definition.inverse_class is None:
+        raise ClassDefinitionError(
+            f"inverse={definition.inverse!r} is no mapping class of its "
+            "declarative base; define it: class PinInBoards(MappingMixin, "
+            "Base, source=Pin, target=Board)",
+            class_name=cls.__name__,
+        )
     return definition
 
 

@@ -16,6 +16,7 @@ from sqla_shard.mappings.statements import statements_of
 from sqla_shard.rendering import Place
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
+from sqla_shard.session.stale import note_list
 
 __all__ = ["CHUNK", "List", "chunked"]
 
@@ -92,6 +93,21 @@ class List:
             statement, owner=self.source_id, **parameters
         ).one()
         return parts
+
+    def note(self) -> None:
+        """Tell the cache, if there is one, that the list is changed."""
+        table = self.statements.table
+        note_list(self.session, self.place, table, self.source_id)
+
+    def note_appended(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Tell the cache, if there is one, what was put on top of the list.
+
+        :param rows: target and sequence of each, ascending.
+        """
+        caching = self.session.cluster.caching
+        table = self.statements.table
+        if caching is not None and caching.keeps(table):
+            caching.appended(self.session, table, self.source_id, rows)
 
     def key(self, target_id: int) -> Any:
         """Return the identity key of a row."""

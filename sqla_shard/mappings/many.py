@@ -1,7 +1,6 @@
 """The first page of many lists, with one statement for each shard.
 
-A statement has one branch for each list, and numbers of branches that are
-powers of two, so that SQLAlchemy's compiled cache keeps a few of them only.
+A statement has one branch for each list; see :mod:`sqla_shard.branching`.
 """
 
 from __future__ import annotations
@@ -10,15 +9,18 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam
 from sqlalchemy import inspect
-from sqlalchemy import Integer
 from sqlalchemy import select
 from sqlalchemy import union_all
 from sqlalchemy.orm import aliased
 
+from sqla_shard.branching import branch
+from sqla_shard.branching import BRANCHES
+from sqla_shard.branching import sources
+from sqla_shard.mappings.kept import kept_rows
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.pages import about_first
+from sqla_shard.mappings.pages import first_page_of
 from sqla_shard.mappings.pages import Found
 from sqla_shard.mappings.pages import Key
 from sqla_shard.mappings.pages import page_of
@@ -29,7 +31,6 @@ from sqla_shard.session import ShardSession
 
 __all__ = ["first_pages"]
 
-_BRANCHES = 64
 _BUILT = "__sqla_shard_branches__"
 
 
@@ -41,18 +42,23 @@ def first_pages(
     lists = {
         source_id: List(cls, session, source_id) for source_id in source_ids
     }
+    pages: dict[int, Page[Any]] = {}
+    for source_id, one in kept_rows(lists.values()).items():
+        page = first_page_of(lists[source_id], one, limit)
+        if page is not None:
+            pages[source_id] = page
+    left = {i: rows for i, rows in lists.items() if i not in pages}
     by_shard: dict[Any, list[List]] = {}
-    for rows in lists.values():
+    for rows in left.values():
         by_shard.setdefault(rows.place, []).append(rows)
-    found: dict[int, list[Found]] = {source_id: [] for source_id in lists}
+    found: dict[int, list[Found]] = {source_id: [] for source_id in left}
     for group in by_shard.values():
-        for start in range(0, len(group), _BRANCHES):
-            _read(group[start : start + _BRANCHES], limit + 1, found)
-    pages = {}
-    for source_id, rows in lists.items():
+        for start in range(0, len(group), BRANCHES):
+            _read(group[start : start + BRANCHES], limit + 1, found)
+    for source_id, rows in left.items():
         own = sorted(found[source_id], key=lambda f: f.key, reverse=True)
         pages[source_id] = page_of(own, limit, (), about_first(rows))
-    return pages
+    return {source_id: pages[source_id] for source_id in lists}
 
 
 def _read(
@@ -60,14 +66,9 @@ def _read(
 ) -> None:
     """Read some lists of one shard."""
     first = lists[0]
-    branches = 1 << (len(lists) - 1).bit_length()
-    # No row has the source NULL.
-    ids = [rows.source_id for rows in lists]
-    padded = ids + [None] * (branches - len(ids))
-    parameters = {f"source_{i}": value for i, value in enumerate(padded)}
-    result = first.execute(
-        _statement(first.cls, branches), number=number, **parameters
-    )
+    parameters = sources([rows.source_id for rows in lists])
+    statement = _statement(first.cls, len(parameters))
+    result = first.execute(statement, number=number, **parameters)
     for row, source_id, target_id, sequence in result:
         found[source_id].append(Found(row, Key(sequence, target_id)))
 
@@ -87,17 +88,10 @@ def _built(cls: Any, branches: int) -> Any:
     names = definition.source.column, definition.target.column, "sequence"
     parts = []
     for index in range(branches):
-        # Inside a subquery, since SQLite takes no LIMIT in a branch.
         table: Any = inspect(cls).local_table.alias()
         source, target, sequence = (table.c[name] for name in names)
-        newest = (
-            select(*table.c)
-            .where(source == bindparam(f"source_{index}", type_=source.type))
-            .order_by(sequence.desc(), target.desc())
-            .limit(bindparam("number", type_=Integer()))
-            .subquery()
-        )
-        parts.append(select(*newest.c))
+        rows = select(*table.c)
+        parts.append(branch(index, rows, source, sequence, target))
     entity = aliased(cls, union_all(*parts).subquery())
     keys = (getattr(entity, name) for name in names)
     return select(entity, *(key.label(f"the_{key.key}") for key in keys))

@@ -11,8 +11,21 @@
 The table, ``board_has_pins``, has three columns, ``board_id``, ``pin_id`` and
 ``sequence``; a list is what has one ``board_id``, in descending order of
 ``sequence``.  It leads in one direction only: who wants to know the boards of
-a pin has a second mapping.  Nothing checks that source and target exist, and
-a target may be on any shard; ``row.target`` is None where it is gone.
+a pin has a second mapping, which this one keeps where it is its ``inverse``::
+
+    class BoardHasPins(
+        MappingMixin, Base, source=Board, target=Pin, inverse="PinInBoards"
+    ):
+        pass
+
+    class PinInBoards(MappingMixin, Base, source=Pin, target=Board):
+        pass
+
+The reverse row is there when a pin that is on the shard of the board is
+appended, and some moments later where it is on another.
+
+Nothing checks that source and target exist, and a target may be on any shard;
+``row.target`` is None where it is gone.
 
 Every change of a list locks the row of its source first, so that changes of
 one list wait for one another; one move, append or remove is a locking read
@@ -37,6 +50,7 @@ from typing import TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import Mapper
 
 from sqla_shard.mappings import changes
 from sqla_shard.mappings import moving
@@ -46,9 +60,14 @@ from sqla_shard.mappings.definition import define
 from sqla_shard.mappings.definition import Definition
 from sqla_shard.mappings.definition import definition_of
 from sqla_shard.mappings.definition import finish
+from sqla_shard.mappings.inverse import changing
+from sqla_shard.mappings.inverse import refuse_changes
+from sqla_shard.mappings.inverse import refuse_rows
+from sqla_shard.mappings.inverse import tie
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.many import first_pages
 from sqla_shard.mappings.moving import NarrowGap
+from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
 from sqla_shard.session import ShardSession
@@ -76,6 +95,10 @@ class MappingMixin:
         and by default 20 or that.
     :param respace_to: how many moves each gap has room for after a
         re-spacing, 1 to 50.
+    :param inverse: the mapping class that has the reverse rows, or its name;
+        it is defined with source and target exchanged, and written by
+        changes of this one alone.  Columns that either has beside the three
+        have a default, or may be NULL.
     :raises ClassDefinitionError: when the class could not work.
 
     All methods take ids of sources and targets as 64-bit ints and raise
@@ -103,6 +126,7 @@ class MappingMixin:
         keyspace: str | None = None,
         narrow_below: int | None = None,
         respace_to: int = 40,
+        inverse: Any = None,
         **kwargs: Any,
     ) -> None:
         define(
@@ -115,6 +139,7 @@ class MappingMixin:
             keyspace=keyspace,
             narrow_below=narrow_below,
             respace_to=respace_to,
+            inverse=inverse,
         )
         super().__init_subclass__(**kwargs)
 
@@ -129,7 +154,8 @@ class MappingMixin:
         :returns: False when it is in the list already; it then stays where
             it is.
         """
-        return changes.append(List(cls, session, source_id), target_id)
+        rows = changing(cls, session, source_id, appends=True)
+        return changes.append(rows, target_id)
 
     @classmethod
     def append_many(
@@ -139,7 +165,8 @@ class MappingMixin:
 
         :returns: those that were not in the list already, in order.
         """
-        return changes.append_many(List(cls, session, source_id), target_ids)
+        rows = changing(cls, session, source_id, appends=True)
+        return changes.append_many(rows, target_ids)
 
     @classmethod
     def remove(
@@ -149,7 +176,7 @@ class MappingMixin:
 
         :returns: False when it is not in the list.
         """
-        return changes.remove(List(cls, session, source_id), target_id)
+        return changes.remove(changing(cls, session, source_id), target_id)
 
     @classmethod
     def clear(cls, session: ShardSession, source_id: int) -> int:
@@ -157,7 +184,7 @@ class MappingMixin:
 
         :returns: how many rows there were.
         """
-        return changes.clear(List(cls, session, source_id))
+        return changes.clear(changing(cls, session, source_id))
 
     @classmethod
     def move(
@@ -185,7 +212,7 @@ class MappingMixin:
         :raises SequenceExhaustedError: when there is no room, and thousands
             of rows around the place have none either.
         """
-        rows = List(cls, session, source_id)
+        rows = changing(cls, session, source_id)
         return moving.move(rows, target_id, before, after)
 
     @classmethod
@@ -206,7 +233,7 @@ class MappingMixin:
         :raises MissingTargetError: when ``around`` is not in the list.
         :raises SequenceExhaustedError: when too many rows are too close.
         """
-        rows = List(cls, session, source_id)
+        rows = changing(cls, session, source_id)
         if around is None:
             return moving.respace_all(rows)
         return moving.respace(rows, around)
@@ -322,5 +349,14 @@ class MappingMixin:
         return f"<{type(self).__name__} {source} -> {target}>"
 
 
-event.listen(MappingMixin, "after_mapper_constructed", finish, propagate=True)
+@whole_or_not_at_all
+def _finish(mapper: Mapper[Any], cls: Any) -> None:
+    finish(mapper, cls)
+    tie(cls)
+
+
+event.listen(MappingMixin, "after_mapper_constructed", _finish, propagate=True)
 event.listen(MappingMixin, "before_insert", check_ids, propagate=True)
+event.listen(MappingMixin, "before_insert", refuse_rows, propagate=True)
+event.listen(MappingMixin, "before_update", refuse_changes, propagate=True)
+event.listen(MappingMixin, "before_delete", refuse_rows, propagate=True)

@@ -24,6 +24,7 @@ from sqla_shard.mappings.ordering import push_up
 from sqla_shard.mappings.ordering import windows
 from sqla_shard.mappings.pages import Key
 from sqla_shard.mappings.pages import position
+from sqla_shard.session.contract import OUR_OWN
 from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["NarrowGap", "move", "respace", "respace_all"]
@@ -289,7 +290,11 @@ def _write(rows: List, sequences: dict[int, int]) -> None:
             update(cls)
             .where(statements.source == rows.source_id, chosen)
             .values(sequence=new),
-            execution_options={"synchronize_session": False, **_cache(part)},
+            execution_options={
+                **OUR_OWN,
+                "synchronize_session": False,
+                **_cache(part),
+            },
         )
     rows.forget(sequences)
 

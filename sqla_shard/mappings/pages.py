@@ -18,14 +18,22 @@ import struct
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
+from sqla_shard.mappings.kept import Beyond
+from sqla_shard.mappings.kept import kept_count
+from sqla_shard.mappings.kept import kept_rows
+from sqla_shard.mappings.kept import KeptRows
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import reach
@@ -84,8 +92,13 @@ class Found(NamedTuple):
 
 def position(rows: List, target_id: int) -> int | None:
     """Return the sequence of a target; None where it is not in the list."""
+    rows.checked(target_id)
+    kept = kept_rows([rows]).get(rows.source_id)
+    if kept is not None:
+        with suppress(Beyond):
+            return kept.sequence(target_id)
     found: int | None = rows.execute(
-        rows.statements.position, row=rows.checked(target_id)
+        rows.statements.position, row=target_id
     ).scalar()
     return found
 
@@ -93,6 +106,10 @@ def position(rows: List, target_id: int) -> int | None:
 def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
     """Return those of the targets that are in the list."""
     wanted = list(dict.fromkeys(map(rows.checked, target_ids)))
+    kept = kept_rows([rows]).get(rows.source_id)
+    if kept is not None:
+        with suppress(Beyond):
+            return kept.present(wanted)
     return {
         found.target_id
         for part in chunked(wanted)
@@ -102,7 +119,20 @@ def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
 
 def count(rows: List) -> int:
     """Return the length of the list; it is counted row by row."""
-    found: int = rows.execute(rows.statements.count).scalar_one()
+    kept = kept_rows([rows]).get(rows.source_id)
+    if kept is not None:
+        with suppress(Beyond):
+            return kept.count()
+    found = kept_count(rows, partial(_count, rows))
+    return _count(rows, rows.session) if found is None else found
+
+
+def _count(rows: List, session: Any) -> int:
+    found: int = session.execute(
+        rows.statements.count,
+        {"source": rows.source_id},
+        bind_arguments={"place": rows.place},
+    ).scalar_one()
     return found
 
 
@@ -123,17 +153,32 @@ def page(
     """Return a page of the list."""
     check_limit(limit)
     about = _about(rows, newest_first)
-    if after is None:
-        seen: tuple[Key, ...] = ()
-        found = _found(
-            rows.execute(
-                rows.statements.first_page[newest_first], number=limit + 1
-            )
-        )
+    mark = None if after is None else _opened(rows, after, about)
+    kept = kept_rows([rows]).get(rows.source_id)
+    if kept is not None:
+        with suppress(Beyond):
+            return _page(_Kept(kept, newest_first), mark, limit, about)
+    return _page(_Stored(rows, newest_first), mark, limit, about)
+
+
+def first_page_of(rows: List, kept: KeptRows, limit: int) -> Page[Any] | None:
+    """Return the first page of the usual order; None where it is not kept."""
+    try:
+        return _page(_Kept(kept, True), None, limit, about_first(rows))
+    except Beyond:
+        return None
+
+
+def _page(
+    reader: _Reader, mark: Mark | None, limit: int, about: str
+) -> Page[Any]:
+    seen: tuple[Key, ...] = ()
+    if mark is None:
+        found = reader.first(limit + 1)
     else:
-        mark = _opened(rows, after, about)
-        found, seen = _after(rows, mark, limit + 1, newest_first)
-    return page_of(found, limit, seen, about)
+        found, seen = _after(reader, mark, limit + 1)
+    page = page_of(found, limit, seen, about)
+    return replace(page, items=reader.objects(page.items))
 
 
 def page_of(
@@ -210,25 +255,21 @@ def _keys(rows: List, statement: Any, **parameters: Any) -> list[Key]:
 
 
 def _after(
-    rows: List, mark: Mark, number: int, newest_first: bool
+    reader: _Reader, mark: Mark, number: int
 ) -> tuple[list[Found], tuple[Key, ...]]:
     """Return the rows that follow those that a bookmark remembers.
 
     :returns: with the rows shown before them, as they stand now.
     """
     last = mark.seen[-1]
-    found, now = _read(rows, last, last, number, newest_first)
+    found, now = reader.later(last, last, number)
     if now == last.sequence:
         return found, mark.seen
     ids = [key.target_id for key in (*mark.seen, mark.ahead)]
-    current = {
-        key.target_id: key
-        for key in _keys(rows, rows.statements.present, ids=ids)
-    }
-    far = reach(rows.statements.definition.respace_to)
-    cut, shown, seen = _resume(mark, current, newest_first, far)
+    current = reader.present(ids)
+    cut, shown, seen = _resume(mark, current, reader.newest_first, reader.far)
     if cut != last or shown:
-        found, _ = _read(rows, cut, last, number + len(shown), newest_first)
+        found, _ = reader.later(cut, last, number + len(shown))
     fresh = [each for each in found if each.key.target_id not in shown]
     # Rows left out from between the start and the page stay remembered, or
     # a later page that has to go back to this start would show them again.
@@ -238,19 +279,104 @@ def _after(
     return fresh[:number], (*seen, *left_out)
 
 
-def _read(
-    rows: List, cut: Key, last: Key, number: int, newest_first: bool
-) -> tuple[list[Found], int | None]:
-    result = rows.execute(
-        rows.statements.later_page[newest_first],
-        at=cut.sequence,
-        cut=cut.target_id,
-        row=last.target_id,
-        number=number,
-    ).all()
-    # The sequence of the last row shown comes with each row; without a row
-    # it is not known, and whoever asks looks for it.
-    return _found(result), result[0][3] if result else None
+class _Reader(Protocol):
+    """What a page is made of.
+
+    :ivar newest_first: its order.
+    :ivar far: a re-spacing does not shift a row so far.
+    """
+
+    newest_first: bool
+    far: int
+
+    def first(self, number: int) -> list[Found]:
+        """Return the first rows."""
+        ...
+
+    def later(
+        self, cut: Key, last: Key, number: int
+    ) -> tuple[list[Found], int | None]:
+        """Return the rows after ``cut``, and where ``last`` is now.
+
+        :returns: for the latter None where it is not there, or not known.
+        """
+        ...
+
+    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+        """Return the keys of those of the targets that are in the list."""
+        ...
+
+    def objects(self, rows: list[Any]) -> list[Any]:
+        """Return what is to be shown for rows that were found."""
+        ...
+
+
+class _Stored:
+    """Reads the database."""
+
+    def __init__(self, rows: List, newest_first: bool) -> None:
+        self._rows = rows
+        self.newest_first = newest_first
+        self.far = reach(rows.statements.definition.respace_to)
+
+    def first(self, number: int) -> list[Found]:
+        statement = self._rows.statements.first_page[self.newest_first]
+        return _found(self._rows.execute(statement, number=number))
+
+    def later(
+        self, cut: Key, last: Key, number: int
+    ) -> tuple[list[Found], int | None]:
+        result = self._rows.execute(
+            self._rows.statements.later_page[self.newest_first],
+            at=cut.sequence,
+            cut=cut.target_id,
+            row=last.target_id,
+            number=number,
+        ).all()
+        # The sequence of the last row shown comes with each row; without a
+        # row it is not known, and whoever asks looks for it.
+        return _found(result), result[0][3] if result else None
+
+    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+        statement = self._rows.statements.present
+        found = _keys(self._rows, statement, ids=list(ids))
+        return {key.target_id: key for key in found}
+
+    def objects(self, rows: list[Any]) -> list[Any]:
+        return rows
+
+
+class _Kept:
+    """Reads what a cache has; :exc:`Beyond` where that is not enough."""
+
+    def __init__(self, kept: KeptRows, newest_first: bool) -> None:
+        self._kept = kept
+        self.newest_first = newest_first
+        self.far = kept.far
+
+    def first(self, number: int) -> list[Found]:
+        return self._found(self._kept.first(number, self.newest_first))
+
+    def later(
+        self, cut: Key, last: Key, number: int
+    ) -> tuple[list[Found], int | None]:
+        now = self._kept.sequence(last.target_id)
+        found = self._kept.later(cut, number, self.newest_first)
+        return self._found(found), now
+
+    def _found(self, numbers: Iterable[int]) -> list[Found]:
+        return [Found(i, Key(*self._kept.key(i))) for i in numbers]
+
+    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+        found = {i: self._kept.sequence(i) for i in ids}
+        return {
+            target_id: Key(sequence, target_id)
+            for target_id, sequence in found.items()
+            if sequence is not None
+        }
+
+    def objects(self, rows: list[Any]) -> list[Any]:
+        return self._kept.objects(rows)
 
 
 def _resume(

@@ -41,6 +41,7 @@ class Statements:
 
     :ivar source: the attribute with the source's id.
     :ivar target: the attribute with the target's id.
+    :ivar table: the table.
     """
 
     def __init__(self, cls: Any) -> None:
@@ -49,7 +50,7 @@ class Statements:
         self.definition = definition
         self.source = getattr(cls, definition.source.column)
         self.target = getattr(cls, definition.target.column)
-        self._table: Any = inspect(cls).local_table
+        self.table: Any = inspect(cls).local_table
         self._build_reads()
         self._build_locks()
 
@@ -161,7 +162,7 @@ class Statements:
     def _columns(self) -> tuple[Any, Any, Any]:
         # An alias each: a subquery over the table of the statement around
         # it would be correlated with that.
-        table = self._table.alias()
+        table = self.table.alias()
         definition = self.definition
         return (
             table.c[definition.source.column],

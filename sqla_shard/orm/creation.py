@@ -26,7 +26,9 @@ from sqla_shard.routing import spec_of
 
 __all__ = [
     "check_bases",
+    "check_first_mapped",
     "check_members",
+    "check_schema",
     "check_table",
     "class_named",
     "is_abstract",
@@ -49,10 +51,10 @@ def is_abstract(cls: type[Any]) -> bool:
     }.isdisjoint(cls.__bases__)
 
 
-def check_bases(cls: type[Any]) -> None:
-    """Refuse bases that a class cannot have.
+def check_first_mapped(cls: type[Any]) -> None:
+    """Refuse a base that has a table.
 
-    :raises ClassDefinitionError: for a mapped class or a dataclass.
+    :raises ClassDefinitionError: for a mapped class.
     """
     for base in cls.__mro__[1:]:
         if "__mapper__" in base.__dict__:
@@ -62,6 +64,15 @@ def check_bases(cls: type[Any]) -> None:
                 "__abstract__ = True",
                 class_name=cls.__name__,
             )
+
+
+def check_bases(cls: type[Any]) -> None:
+    """Refuse bases that a class cannot have.
+
+    :raises ClassDefinitionError: for a mapped class or a dataclass.
+    """
+    check_first_mapped(cls)
+    for base in cls.__mro__[1:]:
         if base is MappedAsDataclass or is_dataclass(base):
             raise ClassDefinitionError(
                 f"its base {base.__name__} is a dataclass, whose __init__ "
@@ -77,17 +88,25 @@ def check_table(cls: type[Any], table: Any, key: Sequence[str]) -> None:
     :param key: names of the columns that are its primary key.
     :raises ClassDefinitionError: for another key, or a schema.
     """
-    if table.schema is not None:
-        raise ClassDefinitionError(
-            f"its table is in schema {table.schema!r}; the schema is the "
-            "virtual shard's database, which an id in each row names",
-            class_name=cls.__name__,
-        )
+    check_schema(cls, table)
     names = [column.name for column in table.primary_key]
     if names != list(key):
         raise ClassDefinitionError(
             f"its primary key is ({', '.join(names)}); it must be "
             f"({', '.join(key)}) alone",
+            class_name=cls.__name__,
+        )
+
+
+def check_schema(cls: type[Any], table: Any) -> None:
+    """Refuse a table with a schema.
+
+    :raises ClassDefinitionError: for one.
+    """
+    if table.schema is not None:
+        raise ClassDefinitionError(
+            f"its table is in schema {table.schema!r}; the schema is the "
+            "database of the virtual shard, which the session finds",
             class_name=cls.__name__,
         )
 

@@ -23,8 +23,11 @@ from sqla_shard.routing.router import locate
 from sqla_shard.routing.router import route
 from sqla_shard.routing.shapes import Spread
 from sqla_shard.routing.specs import Colocation
+from sqla_shard.routing.specs import columns_set
 from sqla_shard.routing.specs import declare
+from sqla_shard.routing.specs import has_objects
 from sqla_shard.routing.specs import name_of
+from sqla_shard.routing.specs import routing_column
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.routing.specs import TableSpec
 
@@ -34,10 +37,13 @@ __all__ = [
     "Spread",
     "TableSpec",
     "check",
+    "columns_set",
     "declare",
+    "has_objects",
     "keyspace_of",
     "locate",
     "name_of",
     "route",
+    "routing_column",
     "spec_of",
 ]

@@ -74,6 +74,13 @@ class Block:
         """Name what depends on more rows than one shard has, if anything."""
         return self.cuts[0].name if self.cuts else None
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether every shard has all rows that it looks at."""
+        return bool(self.leaves) and all(
+            leaf.is_copied for leaf in self.leaves
+        )
+
     def _find(self, source: Any) -> Leaf | Derived | None:
         block: Block | None = self
         while block is not None:

@@ -7,7 +7,9 @@ same if, and only if,
 * rows that are combined, by a join or a subquery, are on one shard: ids that
   must be equal *tie* their tables (:mod:`.rows`), and
 * what looks at many rows, such as LIMIT or a count, sees them all
-  (:mod:`.cutting`).
+  (:mod:`.cutting`), and
+* no row is found on two of them.  Those of a reference table are on every
+  shard, so each has to be combined with one that is not.
 
 Tables that nothing ties together are right on one shard, if each is known to
 have no other rows.  What cannot be shown to be right is refused.  NULL and
@@ -176,7 +178,10 @@ class Reader:
             # Rows of any shard agree in NULL.
             if carried is None or carried.nullable:
                 continue
-            if all(carried.leaf in leaf.reach() for leaf in block.leaves):
+            if all(
+                leaf.is_copied or carried.leaf in leaf.reach()
+                for leaf in block.leaves
+            ):
                 return True
         return False
 
@@ -307,7 +312,8 @@ class Reader:
                 branch.level.parent = level
             else:
                 branch.level.optional = level.may_be_missing
-                self.single.append(branch.level.cut)
+                if not branch.is_copied:
+                    self.single.append(branch.level.cut)
             block.leaves += branch.leaves
         whole = None if union or not branches else branches[0]
         block.sources[source] = Derived(whole, hops)

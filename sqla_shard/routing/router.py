@@ -27,6 +27,7 @@ from sqla_shard.routing.conditions import Values
 from sqla_shard.routing.forms import form_of
 from sqla_shard.routing.forms import mixed
 from sqla_shard.routing.forms import Problem
+from sqla_shard.routing.shapes import ALONE
 from sqla_shard.routing.shapes import Group
 from sqla_shard.routing.shapes import Shape
 from sqla_shard.routing.shapes import shape_of
@@ -64,6 +65,8 @@ class Decision:
     :ivar spread: what the merge has to know, of several shards.
     :ivar scattered: whether it goes to all shards because it was told to,
         and nothing in it tells them.
+    :ivar anywhere: whether every shard has all that it asks for; it goes to
+        one, and ``shards`` is empty.
     """
 
     keyspace: Keyspace
@@ -73,6 +76,7 @@ class Decision:
     parameters: Any = None
     spread: Spread = _NOTHING_KNOWN
     scattered: bool = False
+    anywhere: bool = False
 
 
 def route(
@@ -124,6 +128,14 @@ def _decide(
             shards=(0,),
             why="tables of a global keyspace",
             parameters=parameters,
+        )
+    if not shape.groups:
+        return Decision(
+            keyspace=keyspace,
+            shards=(),
+            why="reference tables, the same on every shard",
+            parameters=parameters,
+            anywhere=True,
         )
     given: Mapping[str, Any] = (
         parameters if isinstance(parameters, Mapping) else {}
@@ -296,6 +308,7 @@ _INSTEAD = {
     "UNION": "execute its SELECTs one by one",
     "subqueryload() of sorted or limited rows": "use selectinload()",
     "distinct() of a column": "use select(...).distinct()",
+    ALONE: "begin FROM with the objects, and join the reference table to them",
     "a window function": "PARTITION BY the id of the object that the rows "
     "belong to, or number the rows in Python",
 }

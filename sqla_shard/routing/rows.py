@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
+from sqla_shard.routing.specs import spec_of
+
 __all__ = ["Leaf", "Level", "groups_of", "tie"]
 
 
@@ -70,6 +72,11 @@ class Leaf:
     table: Any
     level: Level
     ties: list[Leaf] = field(default_factory=list)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether every shard has all rows of the table."""
+        return spec_of(self.table).reference is not None
 
     def reach(self) -> set[Leaf]:
         """Return all leaves that are tied to this one, itself included."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,15 @@ from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.forms import Problem
 from sqla_shard.routing.reading import Reader
 from sqla_shard.routing.rows import groups_of
+from sqla_shard.routing.rows import Leaf
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.routing.telling import Teller
 from sqla_shard.types import IdType
 
-__all__ = ["Group", "Shape", "Spread", "shape_of"]
+__all__ = ["ALONE", "Group", "Shape", "Spread", "shape_of"]
+
+#: What is on every shard, and would be shown by each of them.
+ALONE = "rows of a reference table without one of the shard"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +73,8 @@ class Shape:
     """What a form of statement says, whatever its values.
 
     :ivar tables: all of them, at any depth.
-    :ivar groups: those that tell the shards.
+    :ivar groups: those that tell the shards; none where each shard has all
+        rows of all tables.
     :ivar problems: what is refused on any number of shards.
     :ivar single: what is right on one shard only.
     :ivar assigned: what an UPDATE sets the row's shard to.
@@ -154,6 +160,8 @@ def _read(statement: Any, binds: Any) -> Shape:
     if not reader.top:
         # It shows one row whatever the subqueries find.
         single.append("a SELECT without FROM")
+    if groups and any(_repeats(block.leaves) for block in reader.shown):
+        single.append(ALONE)
     return Shape(
         tables=tuple(leaf.table for leaf in reader.leaves),
         groups=groups,
@@ -168,6 +176,13 @@ def _read(statement: Any, binds: Any) -> Shape:
             for within in _lists(group.condition)
         ),
         spread=_spread(reader),
+    )
+
+
+def _repeats(leaves: Sequence[Leaf]) -> bool:
+    """Tell whether several shards may show one and the same row."""
+    return any(leaf.is_copied for leaf in leaves) and all(
+        leaf.is_copied or leaf.level.may_be_missing for leaf in leaves
     )
 
 
@@ -208,7 +223,9 @@ def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[Group]:
     """Yield the tables that tell the shards, with their conditions."""
     teller = Teller(reader.blocks, bind_index)
     sharded = [
-        leaf for leaf in reader.leaves if spec_of(leaf.table).kind != "global"
+        leaf
+        for leaf in reader.leaves
+        if spec_of(leaf.table).kind != "global" and not leaf.is_copied
     ]
     for members in groups_of(sharded):
         yield Group(

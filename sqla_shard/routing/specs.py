@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
 from sqlalchemy import Table
@@ -15,7 +16,16 @@ from sqlalchemy import Table
 from sqla_shard.topology import Topology
 from sqla_shard.types import IdType
 
-__all__ = ["Colocation", "TableSpec", "declare", "name_of", "spec_of"]
+__all__ = [
+    "Colocation",
+    "TableSpec",
+    "columns_set",
+    "declare",
+    "has_objects",
+    "name_of",
+    "routing_column",
+    "spec_of",
+]
 
 _INFO = "sqla_shard"
 
@@ -52,6 +62,10 @@ class TableSpec:
         asked for in particular; None for all.
     :ivar commits_late: whether the COMMIT of its rows comes after that of
         others, where a transaction writes several servers in order.
+    :ivar guard: called with each INSERT, UPDATE and DELETE of a caller;
+        raises for those that would leave out something else.
+    :ivar reference: name of the class, of a table that has the same rows
+        on every shard; None for others.
     """
 
     kind: str
@@ -62,6 +76,9 @@ class TableSpec:
     encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     is_shown: Callable[[Any], bool] | None = None
     commits_late: bool = False
+    # Each class has one of its own, so that none is equal to another.
+    guard: Callable[[Any], None] | None = field(default=None, compare=False)
+    reference: str | None = None
 
 
 _NOTHING_KNOWN = TableSpec(kind="global")
@@ -96,6 +113,19 @@ def spec_of(table: Any) -> TableSpec:
     return found
 
 
+def routing_column(table: Any) -> Any:
+    """Return the column whose id names the shard of a row.
+
+    :param table: of a keyspace of objects.
+    """
+    return table.primary_key.columns[spec_of(table).id_index]
+
+
+def has_objects(table: Any) -> bool:
+    """Tell whether each row of a table is an object, which has an id."""
+    return spec_of(table).id_index == 0 and len(table.primary_key) == 1
+
+
 def name_of(spec: TableSpec, topology: Topology) -> str | None:
     """Return the name of the keyspace that a table is in.
 
@@ -107,3 +137,11 @@ def name_of(spec: TableSpec, topology: Topology) -> str | None:
     keyspaces = topology.keyspaces.values()
     alike = [one.name for one in keyspaces if one.kind == spec.kind]
     return alike[0] if len(alike) == 1 else None
+
+
+def columns_set(statement: Any) -> list[Any]:
+    """Return the columns that an INSERT or UPDATE sets, or their names."""
+    return [
+        *dict(getattr(statement, "_values", None) or ()),
+        *dict(getattr(statement, "_ordered_values", None) or ()),
+    ]

@@ -7,7 +7,9 @@
 ``links``         what ties the shards of objects to one another
 ``unit_of_work``  before a flush
 ``loading``       get and get_many
+``bypassing``     the option of reads that go past the cache
 ``inserting``     the shard of a row
+``nearest``       where to ask for what every shard has
 ``statements``    between execute and the server
 ``core``          :class:`ShardSession`
 ``begun``         a session and its transaction, for ``with``
@@ -15,6 +17,7 @@
 
 from __future__ import annotations
 
+from sqla_shard.session.bypassing import no_cache
 from sqla_shard.session.contract import INCLUDE_INACTIVE
 from sqla_shard.session.core import CrossShard
 from sqla_shard.session.core import ShardSession
@@ -27,4 +30,5 @@ __all__ = [
     "PlacementPolicy",
     "RandomPlacement",
     "ShardSession",
+    "no_cache",
 ]

@@ -20,9 +20,12 @@ from typing import Protocol
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import Transaction
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import SessionTransaction
 
 from sqla_shard.exc import PartialCommitError
+from sqla_shard.exc import ServerFencedError
+from sqla_shard.session.contract import Announced
 from sqla_shard.session.transactions import ReadingLost
 from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import TransactionLog
@@ -38,6 +41,10 @@ class _Owner(Protocol):
     @property
     def log(self) -> TransactionLog:
         """What the transaction has written."""
+        ...
+
+    def announce(self) -> Announced | None:
+        """Tell a cache, if there is one, what is about to be committed."""
         ...
 
 
@@ -79,6 +86,20 @@ class Commits:
         if self._is_done:
             return
         refuse_lost((p.connection for p in self._parts.values()), self._owner)
+        announced = self._owner.announce()
+        try:
+            self._commit_or_tell()
+        except BaseException as error:
+            if announced is not None and _is_undone(error):
+                announced.undone()
+            elif announced is not None:
+                announced.unknown()
+            raise
+        self._is_done = True
+        if announced is not None:
+            announced.committed()
+
+    def _commit_or_tell(self) -> None:
         try:
             self._commit_all()
         except PartialCommitError:
@@ -99,7 +120,6 @@ class Commits:
                     extra={"action": "commit"},
                 )
             raise
-        self._is_done = True
 
     def _commit_all(self) -> None:
         read = dict(self._parts)
@@ -158,3 +178,13 @@ class _Part:
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _is_undone(error: BaseException) -> bool:
+    """Tell whether a COMMIT has failed, and nothing is committed.
+
+    Where nobody knows, it may still be done later.
+    """
+    if isinstance(error, DBAPIError):
+        return not error.connection_invalidated
+    return isinstance(error, ServerFencedError)

@@ -8,8 +8,8 @@ differs from it in what it costs and in what it refuses:
 * it has one connection and one transaction per server, however many of the
   server's shards it touches;
 * an identity key is the class and the whole id, without a shard token;
-* one ``execute`` is one ORM execution: the listener at the end of this module
-  adds the shards to it and lets it go on;
+* one ``execute`` is one ORM execution: a listener adds the shards to it and
+  lets it go on;
 * a statement whose shards cannot be told is refused, as is a second shard
   written in one transaction.
 
@@ -27,9 +27,7 @@ from typing import Any
 from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy import event
 from sqlalchemy import inspect
-from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.orm import Session
@@ -46,21 +44,24 @@ from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
 from sqla_shard.scattering import Plan
 from sqla_shard.scattering import Watch
+from sqla_shard.session.answered import Answered
 from sqla_shard.session.committing import Commits
+from sqla_shard.session.contract import Announced
 from sqla_shard.session.contract import Home
+from sqla_shard.session.listening import listen
 from sqla_shard.session.loading import getter_of
+from sqla_shard.session.loading import is_plain
 from sqla_shard.session.scatter_pages import scatter_page
-from sqla_shard.session.statements import prepare
+from sqla_shard.session.stale import announce
+from sqla_shard.session.stale import reads_the_present
+from sqla_shard.session.stale import refuse_unseen
 from sqla_shard.session.transactions import checked
 from sqla_shard.session.transactions import CrossShard
 from sqla_shard.session.transactions import give_up
 from sqla_shard.session.transactions import LastWrite
 from sqla_shard.session.transactions import leave_to_parent
-from sqla_shard.session.transactions import note_commit
-from sqla_shard.session.transactions import refuse_lost
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
-from sqla_shard.session.unit_of_work import place_objects
 from sqla_shard.session.unit_of_work import place_of
 from sqla_shard.session.views import bind_to
 from sqla_shard.session.views import ShardView
@@ -70,20 +71,25 @@ __all__ = ["CrossShard", "ShardSession"]
 T = TypeVar("T")
 
 
-class ShardSession(ShardedSession):
+class ShardSession(Answered):
     """A session over the virtual shards of a cluster.
 
     :param cluster: the cluster; ``cluster.session()`` gives it.
     :param shard_id: the shard of this session's new roots; None lets the
         placement policy choose.
     :param cross_shard: lets one transaction write several shards, committed
-        one after another: ``"ordered"`` (lookups first) or ``"unordered"``.
+        one after another: ``"ordered"`` (lookups first) or ``"unordered"``;
+        or have operations done on others: ``"logged"``.
+    :param cache: whether its reads may look into the cache.
     :param kwargs: as for :class:`sqlalchemy.orm.Session`.
     """
 
     last: LastWrite | None = None  #: written right before COMMIT
     #: Whether a transaction that has written something has committed.
     has_committed = False
+    #: Operations that its last transaction has left, and that were not done
+    #: at once.
+    pending: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -92,9 +98,11 @@ class ShardSession(ShardedSession):
         cluster: Home,
         shard_id: int | None = None,
         cross_shard: CrossShard = None,
+        cache: bool = True,
         **kwargs: Any,
     ) -> None:
         Session.__init__(self, bind, **kwargs)
+        self.uses_cache = cache  #: whether reads may look there
         self.cluster = cluster
         self.root_shard_id = shard_id
         self._cross_shard: CrossShard = checked(cross_shard)
@@ -111,13 +119,13 @@ class ShardSession(ShardedSession):
     def _reset_transaction(self) -> None:
         if self._commits is not None:
             self._commits.forget()
+        self.forget_answers()
         self._places: Places | None = None
         self._views: dict[Place, tuple[Connection, ShardView]] = {}
         self._log: TransactionLog | None = None
         self._begun: list[Connection] = []
         self._commits = None
-        #: Shards of objects that are not flushed yet.
-        self.placed: dict[Any, Place] = {}
+        self.placed: dict[Any, Place] = {}  #: of objects not flushed yet
         self._begun_cross_shard: CrossShard = None
 
     @property
@@ -285,10 +293,11 @@ class ShardSession(ShardedSession):
         if space.kind == "global":
             return places.place(space, 0)
         if shard_id is None:
+            name = space.name if table is None else str(table.name)
             raise NoShardKeyError(
-                f"the shard of {table or space.name} cannot be told; say "
+                f"the shard of {name} cannot be told; say "
                 'bind_arguments={"shard_id": n}',
-                tables=(str(table or space.name),),
+                tables=(name,),
             )
         return places.place(space, shard_id)
 
@@ -313,8 +322,26 @@ class ShardSession(ShardedSession):
             known = self._views[place] = root, view
         return known[1]
 
+    def begun_view(self, place: Place) -> ShardView:
+        """Return :meth:`view`, also while the transaction is committed.
+
+        :raises LookupError: when it has not begun on the shard's server.
+        """
+        for root in self._begun:
+            if root.engine is place.engine:
+                return ShardView(root, place, self._plan_of(place))
+        raise LookupError(
+            f"the transaction has not begun on {place.server}, where shard "
+            f"{place.shard_id} of {place.keyspace} is"
+        )
+
     def _plan_of(self, place: Place) -> Plan:
-        return Plan((place,), (), self.log.wrote, watch=self.watch)
+        return Plan((place,), (), self._wrote, watch=self.watch)
+
+    def _wrote(self, place: Place, what: str, table: Any = None) -> None:
+        is_seen = self._flushing or self.bulk is not None
+        refuse_unseen(self, place, table, is_seen=is_seen)
+        self.log.wrote(place, what, table)
 
     def root_connection(self, place: Place) -> Connection:
         """Return the session's connection to the server of a shard."""
@@ -323,6 +350,16 @@ class ShardSession(ShardedSession):
     def is_connected(self, place: Place) -> bool:
         """Tell whether the session has a connection to a shard's server."""
         return any(c.engine is place.engine for c in self._begun)
+
+    def sees_the_present(self, place: Place | None = None) -> bool:
+        """Tell whether what it reads there next is as new as can be."""
+        engine = None if place is None else place.engine
+        here = [c for c in self._begun if engine in (None, c.engine)]
+        return all(map(reads_the_present, here))
+
+    def announce(self) -> Announced | None:
+        """Tell the cache what is about to be committed."""
+        return announce(self)
 
     def connection(
         self,
@@ -364,12 +401,11 @@ class ShardSession(ShardedSession):
         getter = getter_of(entity)
         if not getter.by_id:
             return super().get(entity, ident, **kwargs)
-        found: T | None
         hidden = getter.includes_hidden(self, kwargs)
-        if kwargs or type(ident) is not int:
-            found = getter.get_with(self, ident, hidden, kwargs, super().get)
+        if type(ident) is int and (not kwargs or is_plain(kwargs)):
+            found: T | None = getter.get(self, ident, hidden)
         else:
-            found = getter.get(self, ident, hidden)
+            found = getter.get_with(self, ident, hidden, kwargs, super().get)
         return found
 
     def get_many(
@@ -460,41 +496,4 @@ class ShardSession(ShardedSession):
     bulk_update_mappings = _refuse_bulk
 
 
-def _before_flush(session: ShardSession, context: Any, objects: Any) -> None:
-    session.check_process()
-    place_objects(session)
-
-
-def _after_create(
-    session: ShardSession, transaction: SessionTransaction
-) -> None:
-    if transaction.nested:
-        session.log.savepoint(transaction)
-
-
-def _after_rollback(
-    session: ShardSession, previous: SessionTransaction
-) -> None:
-    if session._log is not None:  # reset already, where all has ended
-        session._log.rolled_back(previous)
-    session.placed.clear()
-
-
-def _after_end(session: ShardSession, transaction: SessionTransaction) -> None:
-    if transaction.parent is None:
-        session._reset_transaction()
-
-
-_LISTENERS: dict[str, Any] = {
-    "do_orm_execute": prepare,
-    "before_flush": _before_flush,
-    "before_commit": lambda own: refuse_lost(own._begun, own),
-    "after_commit": note_commit,
-    "after_begin": ShardSession.begun,
-    "after_transaction_create": _after_create,
-    "after_soft_rollback": _after_rollback,
-    "after_transaction_end": _after_end,
-}
-
-for _name, _listener in _LISTENERS.items():
-    event.listen(ShardSession, _name, _listener)
+listen(ShardSession)

@@ -25,7 +25,7 @@ from sqla_shard.session.contract import Scope
 from sqla_shard.session.placement import parent_shard
 from sqla_shard.types import IdType
 
-__all__ = ["check_rows", "group_rows", "rows_of", "updated_rows"]
+__all__ = ["check_rows", "group_rows", "ids_of", "rows_of", "updated_rows"]
 
 Row = dict[str, Any]
 
@@ -123,6 +123,19 @@ def updated_rows(
         place = scope.places.place(placer.keyspace, shard_id)
         grouped.setdefault(place, []).append(row)
     return dict(grouped)
+
+
+def ids_of(statement: Any, parameters: Any) -> list[Any]:
+    """Return the ids that tell the shards of rows, as they stand in them.
+
+    :param parameters: of an INSERT, or of an UPDATE by primary key.
+    :returns: for each row one, None where it has none.
+    """
+    columns = _telling(statement.table, _mapper_of(statement))
+    (names,) = [names for column, names in columns if column.primary_key]
+    own = _own_values(statement)
+    given = parameters if isinstance(parameters, list) else [parameters or {}]
+    return [_value({**row, **more}, names) for row in own for more in given]
 
 
 class _Placer:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import bindparam
@@ -21,13 +22,16 @@ from sqlalchemy.orm.attributes import instance_state
 from sqla_shard.engines import Places
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
+from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.rendering import Place
 from sqla_shard.routing import spec_of
+from sqla_shard.session.contract import cache_begun
 from sqla_shard.session.contract import INCLUDE_INACTIVE
 from sqla_shard.session.contract import Scope
+from sqla_shard.session.contract import Unlike
 from sqla_shard.types.binds import IdSlot
 
-__all__ = ["Getter", "getter_of"]
+__all__ = ["Getter", "getter_of", "is_plain"]
 
 _ID = "sqla_shard_id"
 _IDS = "sqla_shard_ids"
@@ -41,7 +45,8 @@ class Getter:
     """
 
     def __init__(self, mapper: Mapper[Any]) -> None:
-        self._spec = spec = spec_of(mapper.local_table)
+        self._table = mapper.local_table
+        self._spec = spec = spec_of(self._table)
         self._class = entity = mapper.class_
         self._name = entity.__name__
         key = mapper.primary_key
@@ -82,21 +87,39 @@ class Getter:
         place = self.place(scope.places, (object_id,))
         found = scope.identity_map.get((self._identity, (object_id,), None))
         if found is None or instance_state(found).expired:
-            # Whether it is to be shown is seen here for less than the
-            # server would take to look into the blob.
-            found = (
-                scope.scalars(
-                    self._one,
-                    {_ID: object_id},
-                    bind_arguments={"place": place},
-                    execution_options=_SHOW_ALL,
-                )
-                .unique()
-                .one_or_none()
-            )
-            if found is None:
-                return None
+            found = self._found(scope, object_id, place, found)
         return self._shown(found, hidden)
+
+    def _found(
+        self, scope: Scope, object_id: int, place: Place, held: Any
+    ) -> Any:
+        """Return an object, from the cache if it can be.
+
+        :param held: what the session has of it, which has expired.
+        """
+        cached = cache_begun(scope, self._table, flush=False)
+        # A flush deletes those, and may insert one that is not there.
+        if cached is not None and (held is None or held not in scope.deleted):
+            with suppress(Unlike):
+                places = {object_id: place}
+                found = cached.read(scope, self._table, places)[object_id]
+                if found is not None or not scope.new:
+                    return found
+        return self._read(scope, object_id, place)
+
+    def _read(self, scope: Scope, object_id: int, place: Place) -> Any:
+        # Whether it is to be shown is seen afterwards for less than the
+        # server would take to look into the blob.
+        return (
+            scope.scalars(
+                self._one,
+                {_ID: object_id},
+                bind_arguments={"place": place},
+                execution_options=_SHOW_ALL,
+            )
+            .unique()
+            .one_or_none()
+        )
 
     def _shown(self, found: Any, hidden: bool) -> Any:
         shown = self._spec.is_shown
@@ -168,6 +191,9 @@ class Getter:
                 if held is not None and not instance_state(held).expired:
                     found[object_id] = held
             wanted = [i for i in wanted if i not in found]
+            if wanted and not options:
+                found.update(self._cached_many(scope, wanted))
+                wanted = [i for i in wanted if i not in found]
         if wanted:
             statement = self._many
             if options:
@@ -183,6 +209,45 @@ class Getter:
             None if i not in found else self._shown(found[i], hidden)
             for i in ids
         ]
+
+    def _cached_many(
+        self, scope: Scope, ids: Sequence[int]
+    ) -> Mapping[int, Any]:
+        """Return objects from the cache, or what it reads for us."""
+        cached = cache_begun(scope, self._table)
+        if cached is None:
+            return {}
+        by_shard: dict[int, Place] = {}
+        places = {}
+        for i in ids:
+            place = by_shard.get(i >> SHARD_SHIFT)
+            if place is None:
+                place = self.place(scope.places, (i,))
+                by_shard[i >> SHARD_SHIFT] = place
+            places[i] = place
+        try:
+            return cached.read(scope, self._table, places)
+        except Unlike:
+            return {}
+
+
+#: Arguments of ``Session.get`` that say nothing where they are empty; an empty
+#: ``with_for_update`` is a lock.
+_COLLECTIONS = ("options", "execution_options", "bind_arguments")
+
+
+def is_plain(kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether ``get()`` is asked for the object, and no more.
+
+    ``get_one()`` and ``scoped_session`` pass on every argument that there
+    is: where one that says nothing counted, they would never see the cache.
+    """
+    return not any(
+        value
+        if name in _COLLECTIONS
+        else value is not None and value is not False
+        for name, value in kwargs.items()
+    )
 
 
 _getters: weakref.WeakKeyDictionary[Any, Getter] = weakref.WeakKeyDictionary()

@@ -32,20 +32,28 @@ from sqla_shard.merging import plan
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import check
+from sqla_shard.routing import columns_set
 from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
+from sqla_shard.routing import spec_of
 from sqla_shard.scattering import Merge
 from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import overlap
 from sqla_shard.scattering import Plan
 from sqla_shard.scattering import Scatter
 from sqla_shard.session.connecting import connect
+from sqla_shard.session.contract import OUR_OWN
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.inserting import check_rows
 from sqla_shard.session.inserting import group_rows
 from sqla_shard.session.inserting import rows_of
 from sqla_shard.session.inserting import updated_rows
+from sqla_shard.session.nearest import nearest
+from sqla_shard.session.stale import check_count
+from sqla_shard.session.stale import check_matching
+from sqla_shard.session.stale import note_bulk
+from sqla_shard.session.stale import note_matching
 from sqla_shard.session.views import bound_to
 from sqla_shard.topology import Keyspace
 
@@ -72,6 +80,8 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if isinstance(statement, LambdaElement):
         # lambda_stmt() shows what it stands for by this name alone.
         statement = context.statement = statement._resolved
+    if isinstance(statement, (Insert, Update, Delete)):
+        _check_guards(context, statement)
     told = _told_shard(context)
     if isinstance(statement, Insert):
         return _insert(context, scope, told)
@@ -85,16 +95,14 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     limits = _limits_of(context)
     if told is not None:
         place = _told_place(context, scope, told)
+        if isinstance(statement, (Update, Delete)):
+            return _write(context, scope, (place,), scattered=False)
         _send(context, scope, (place,), limits=limits)
         return None
     places, decision = _decided(context, scope, limits)
     if isinstance(statement, (Update, Delete)):
         _check_write(limits)
-        if len(places) > 1:
-            return _each_shard(
-                context, scope, places, scattered=decision.scattered
-            )
-        limits = None
+        return _write(context, scope, places, scattered=decision.scattered)
     merge = None
     if len(places) > 1:
         planned = plan(
@@ -114,6 +122,81 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         scattered=decision.scattered,
     )
     return None
+
+
+def _write(
+    context: ORMExecuteState,
+    scope: Scope,
+    places: Sequence[Place],
+    *,
+    scattered: bool,
+) -> Result[Any] | None:
+    """Send an UPDATE or DELETE."""
+    if not _is_ours(context) and check_matching(scope, context.statement):
+        if isinstance(context.parameters, list):
+            return _merged(_one_by_one(context, scope, places))
+        return _noted(
+            context, scope, places, context.parameters, scattered=scattered
+        )
+    if len(places) == 1:
+        _send(context, scope, places, scattered=scattered)
+        return None
+    return _each_shard(context, scope, places, scattered=scattered)
+
+
+def _noted(
+    context: ORMExecuteState,
+    scope: Scope,
+    places: Sequence[Place],
+    parameters: Any,
+    *,
+    scattered: bool,
+) -> Result[Any]:
+    """Send an UPDATE or DELETE of rows that are kept.
+
+    :param parameters: the one set that it is sent with.
+    """
+    noted = note_matching(scope, context.statement, parameters, places)
+    result = _each_shard(context, scope, places, scattered=scattered)
+    check_count(context.statement, result, noted)
+    return result
+
+
+def _one_by_one(
+    context: ORMExecuteState, scope: Scope, places: Sequence[Place]
+) -> list[Result[Any]]:
+    """Send an UPDATE or DELETE once with each of its parameter sets.
+
+    What one of them writes may be what the next one is looking for.
+    """
+    results = []
+    given: Any = context.parameters
+    for row in given:
+        context.parameters = [row]
+        results.append(_noted(context, scope, places, row, scattered=False))
+    return results
+
+
+def _is_ours(context: ORMExecuteState) -> bool:
+    """Tell whether this package has made the statement."""
+    return not OUR_OWN.keys().isdisjoint(context.execution_options)
+
+
+def _check_guards(
+    context: ORMExecuteState, statement: Insert | Update | Delete
+) -> None:
+    """Ask the guards of the tables that a caller's statement writes.
+
+    :raises ShardError: what one of them raises.
+    """
+    if _is_ours(context):
+        return
+    # An UPDATE of MySQL may set columns of the tables that it joins.
+    tables = [getattr(c, "table", None) for c in columns_set(statement)]
+    for table in dict.fromkeys((statement.table, *tables)):
+        guard = spec_of(table).guard
+        if guard is not None:
+            guard(statement)
 
 
 def _limits_of(context: ORMExecuteState) -> Scatter | None:
@@ -215,10 +298,13 @@ def _decided(
 
 
 def _anywhere(scope: Scope, decision: Decision) -> Place:
-    """Return where to ask for rows that cannot be.
+    """Return where to ask for rows that cannot be, or are everywhere.
 
-    The answer is empty, but has its columns, and a count its zero.
+    Of the former the answer is empty, but has its columns, and a count its
+    zero.
     """
+    if decision.anywhere:
+        return nearest(scope, decision.keyspace)
     first = scope.log.first
     if first is not None and first[0].keyspace == decision.keyspace.name:
         return first[0]
@@ -299,11 +385,15 @@ def _each_row(context: ORMExecuteState, scope: Scope) -> Result[Any]:
             grouped.setdefault(place, []).append(decision.parameters)
     if not grouped:
         grouped[_anywhere(scope, decision)] = given
+    is_kept = check_matching(scope, context.statement)
     _log(context, scope, grouped)
     results = []
     for place, rows in grouped.items():
         context.parameters = rows
-        results.append(_invoke(context, scope, place))
+        if is_kept:
+            results += _one_by_one(context, scope, (place,))
+        else:
+            results.append(_invoke(context, scope, place))
     return _merged(results)
 
 
@@ -377,6 +467,8 @@ def _by_shard(
     context: ORMExecuteState, scope: Scope, rows: dict[Place, Any]
 ) -> Result[Any]:
     """Run an INSERT or bulk UPDATE with the rows of each shard."""
+    if not _is_ours(context):
+        note_bulk(scope, context.statement, rows)
     _log(context, scope, rows)
     given: Any = context.parameters
     results = []

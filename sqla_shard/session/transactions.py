@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from typing import Literal
@@ -35,9 +36,13 @@ from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import Lanes
+from sqla_shard.session.noted import Edit
+from sqla_shard.session.noted import MOST_EDITS
+from sqla_shard.session.noted import Stale
 from sqla_shard.session.written import Written
 
 __all__ = [
+    "Afterwards",
     "CrossShard",
     "LastWrite",
     "ReadingLost",
@@ -55,15 +60,24 @@ __all__ = [
 _LOG = "sqla_shard.transaction"
 
 
-#: How a transaction may write several shards: not at all, or with one COMMIT
-#: after another, in no particular order or in that of :mod:`.written`.
-CrossShard = Literal["ordered", "unordered"] | None
-_WAYS = (None, "ordered", "unordered")
+#: How a transaction may write several shards: not at all; with one COMMIT
+#: after another, in no particular order or in that of :mod:`.written`; or
+#: one itself, and the others by operations that it leaves to be done.
+CrossShard = Literal["logged", "ordered", "unordered"] | None
+_WAYS = (None, "logged", "ordered", "unordered")
 
 
 #: Writes something as the last thing of a transaction, on one of its
 #: connections; it is called for each.
 LastWrite = Callable[[Connection, "TransactionLog"], None]
+
+
+#: Does something with what a transaction has left for after its COMMIT.  It
+#: is given the session, which has no transaction then, the items, and whether
+#: a statement has failed, by which the server may have undone what was before.
+#: It raises nothing but what is no :class:`Exception`: what was committed must
+#: not look as if it had failed.
+Afterwards = Callable[[Any, "tuple[Any, ...]", bool], None]
 
 
 def checked(cross_shard: CrossShard) -> CrossShard:
@@ -73,8 +87,8 @@ def checked(cross_shard: CrossShard) -> CrossShard:
     """
     if cross_shard not in _WAYS:
         raise ValueError(
-            'cross_shard must be None, "ordered" or "unordered", not '
-            f"{cross_shard!r}"
+            'cross_shard must be None, "logged", "ordered" or "unordered", '
+            f"not {cross_shard!r}"
         )
     return cross_shard
 
@@ -115,6 +129,21 @@ class TransactionLog:
         self._committed: list[Engine] = []
         self._committing: Engine | None = None
         self._savepoints: list[tuple[Any, Any]] = []
+        self._left: tuple[tuple[Afterwards, Any], ...] = ()
+        #: What the transaction makes old in the cache, by region and key.
+        self.stale: dict[tuple[str, str], Stale] = {}
+        #: Whether it has written something, and that is committed.
+        self.is_committed = False
+        #: Whether a statement of it has failed on a server.
+        self.has_failed = False
+        #: Whether one of them has lost against another transaction, by which
+        #: a server rolls back all; after a timeout only some do.
+        self.has_lost = False
+
+    @property
+    def is_of_one_shard(self) -> bool:
+        """Whether a second shard is refused."""
+        return self.cross_shard in (None, "logged")
 
     def wrote(self, place: Place, what: str, table: Any = None) -> None:
         """Take note of a write before it is sent.
@@ -125,7 +154,7 @@ class TransactionLog:
         """
         if self.first is None:
             self.first = place, what
-        elif not self.cross_shard:
+        elif self.is_of_one_shard:
             there, that = self.first
             if there.address != place.address:
                 raise CrossShardWriteError(
@@ -149,6 +178,18 @@ class TransactionLog:
             self._restore(before)
             raise
 
+    def home_of(self, place: Place | None) -> Place | None:
+        """Return where to write what belongs to a shard.
+
+        :param place: the shard; None for what belongs to none.
+        :returns: the shard, where it was written, else one that was, on the
+            server that commits last; None where nothing was written.
+        """
+        if place is not None and self._written.has(place):
+            return place
+        engines = self.in_order()
+        return self._written.place_on(engines[-1]) if engines else None
+
     def savepoint(self, transaction: Any) -> None:
         """Take note of a savepoint.
 
@@ -163,13 +204,54 @@ class TransactionLog:
                 self._restore(snapshot)
                 del self._savepoints[index:]
                 break
+        # All are announced, which does no harm; but which of the edits were
+        # undone is not known.
+        for entry, noted in self.stale.items():
+            self.stale[entry] = replace(noted, edits=None)
+
+    def note(
+        self,
+        entry: tuple[str, str],
+        place: Place | None,
+        edit: Edit | None = None,
+    ) -> None:
+        """Take note of a key of the cache that the transaction makes old.
+
+        :param entry: its region, and the key.
+        :param place: the shard that it belongs to, if any.
+        :param edit: what it does to the value, if that is known.
+        """
+        before = self.stale.get(entry)
+        edits = () if before is None else before.edits
+        if edit is None or edits is None or len(edits) == MOST_EDITS:
+            self.stale[entry] = Stale(place, None)
+        else:
+            self.stale[entry] = Stale(place, (*edits, edit))
 
     def _snapshot(self) -> tuple[Any, ...]:
-        return self.first, self._written.snapshot()
+        return self.first, self._written.snapshot(), self._left
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        self.first = snapshot[0]
-        self._written.restore(snapshot[1])
+        self.first, written, self._left = snapshot
+        self._written.restore(written)
+
+    def leave(self, what: Afterwards, item: Any) -> None:
+        """Have something done after COMMIT, unless it is rolled back.
+
+        :param what: called once, with all items that it was left.
+        """
+        self._left = (*self._left, (what, item))
+
+    def finish(self, session: Any) -> None:
+        """Do what was left, when the transaction has ended."""
+        left, self._left = self._left, ()
+        if not self.is_committed:
+            return
+        items: dict[Afterwards, list[Any]] = {}
+        for what, item in left:
+            items.setdefault(what, []).append(item)
+        for what, its in items.items():
+            what(session, tuple(its), self.has_failed)
 
     def begun(self, connection: Connection) -> None:
         """Follow the transaction of one of the session's connections."""
@@ -192,6 +274,14 @@ class TransactionLog:
         if self._committing is not None:
             self._committed.append(self._committing)
         self._committing = engine
+
+    def statement_failed(self, error: BaseException) -> None:
+        """Take note of an error of a statement."""
+        self.has_failed = True
+        backends = self._places.engines.backends()
+        failures = {backend.classify(error) for backend in backends}
+        if not failures.isdisjoint(_LOSSES):
+            self.has_lost = True
 
     def failed(self, context: ExceptionContext) -> Exception | None:
         """Return the error that tells what a failed COMMIT has left."""
@@ -274,6 +364,7 @@ class TransactionLog:
         return Failure.OTHER if place is None else failures.pop()
 
 
+_LOSSES = (Failure.CONFLICT, Failure.BUSY)
 #: At COMMIT whoever has stopped to wait does not know what came of it.
 _UNKNOWN = (Failure.LOST, Failure.TIMEOUT)
 
@@ -298,7 +389,10 @@ def _committing(connection: Connection) -> None:
 
 def _failed(context: ExceptionContext) -> Exception | None:
     connection = context.connection
-    if context.statement is not None or connection is None:
+    if connection is None:
+        return None
+    if context.statement is not None:
+        _note_failure(connection, context)
         return None
     if not isinstance(context.original_exception, Exception):
         # Ctrl-C, or a task that was cancelled, which must go on being that.
@@ -307,6 +401,14 @@ def _failed(context: ExceptionContext) -> Exception | None:
         return None
     log: TransactionLog | None = connection.info.get(_LOG)
     return None if log is None else log.failed(context)
+
+
+def _note_failure(connection: Connection, context: ExceptionContext) -> None:
+    # What has lost its connection has no more to tell.
+    if not connection.closed and not connection.invalidated:
+        log: TransactionLog | None = connection.info.get(_LOG)
+        if log is not None:
+            log.statement_failed(context.original_exception)
 
 
 def _forget(dbapi_connection: Any, record: Any) -> None:
@@ -340,7 +442,7 @@ def note_commit(session: Any) -> None:
     # It is sent for a savepoint as well.
     wrote = session._log is not None and session._log.first is not None
     if wrote and not session.in_nested_transaction():
-        session.has_committed = True
+        session.has_committed = session._log.is_committed = True
 
 
 def give_up(connections: Iterable[Connection]) -> None:

@@ -14,12 +14,14 @@ from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import PlacementError
+from sqla_shard.exc import ReferenceWriteError
 from sqla_shard.ids import check_type
 from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.ids import unpack
 from sqla_shard.rendering import Place
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
+from sqla_shard.session.autocommit import refuse_autocommit
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.links import Collections
 from sqla_shard.session.links import links_of
@@ -41,6 +43,7 @@ def place_of(
 
     :param collections: the same for all objects of a flush.
     :raises PlacementError: when that cannot be told.
+    :raises ReferenceWriteError: when it is a row of a reference table.
     """
     state = inspect(instance)
     spec = spec_of(state.mapper.local_table)
@@ -48,6 +51,8 @@ def place_of(
     keyspace = places.keyspace(spec.keyspace, spec.kind)
     if spec.kind == "global":
         return places.place(keyspace, 0)
+    if spec.reference is not None:
+        raise ReferenceWriteError(reference=spec.reference)
     if spec.id_index is None:
         raise PlacementError(
             f"{state.mapper.class_.__name__} has no id that names its "
@@ -118,7 +123,9 @@ def _place(
 
 
 def _log(scope: Scope, state: InstanceState[Any], place: Place) -> None:
-    scope.log.wrote(place, _described(state), state.mapper.local_table)
+    table = state.mapper.local_table
+    refuse_autocommit(scope, place, table)
+    scope.log.wrote(place, _described(state), table)
 
 
 def _told(

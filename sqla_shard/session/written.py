@@ -92,6 +92,10 @@ class Written:
         finally:
             self._is_together = False
 
+    def has(self, place: Place) -> bool:
+        """Tell whether a shard was written."""
+        return place.address in self._writes
+
     def snapshot(self) -> Snapshot:
         """Return what :meth:`restore` takes."""
         return dict(self._writes)

@@ -11,7 +11,8 @@ everything works without pytest, too::
         document = fleet.topology_mapping()
 
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
-:class:`ZooKeeperServer` needs ZooKeeper and Java.  :func:`sqlite_topology`,
+:class:`ZooKeeperServer` needs ZooKeeper and Java, :class:`MemcachedServer`
+memcached, :class:`RedisServer` Redis.  :func:`sqlite_topology`,
 :class:`StatementLog`, :class:`ShardLint` and :class:`Proxy` need none of it,
 which is why the names below are imported on use only.
 """
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from sqla_shard.testing.fleet import MariaDBFleet
     from sqla_shard.testing.linting import ShardLint
     from sqla_shard.testing.mariadb import MariaDBServer
+    from sqla_shard.testing.memcached import MemcachedServer
     from sqla_shard.testing.pairs import MariaDBPair
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.proxy import ProxyCounts
     from sqla_shard.testing.querylog import LoggedCommand
     from sqla_shard.testing.querylog import QueryLog
+    from sqla_shard.testing.redis import RedisServer
     from sqla_shard.testing.statements import LoggedEvent
     from sqla_shard.testing.statements import StatementLog
     from sqla_shard.testing.zookeeper import ZooKeeperServer
@@ -48,9 +51,11 @@ __all__ = [
     "MariaDBFleet",
     "MariaDBPair",
     "MariaDBServer",
+    "MemcachedServer",
     "Proxy",
     "ProxyCounts",
     "QueryLog",
+    "RedisServer",
     "ShardLint",
     "SourceLine",
     "StatementLog",
@@ -67,9 +72,11 @@ _HOMES = {
     "MariaDBFleet": "fleet",
     "MariaDBPair": "pairs",
     "MariaDBServer": "mariadb",
+    "MemcachedServer": "memcached",
     "Proxy": "proxy",
     "ProxyCounts": "proxy",
     "QueryLog": "querylog",
+    "RedisServer": "redis",
     "ShardLint": "linting",
     "SourceLine": "callers",
     "StatementLog": "statements",

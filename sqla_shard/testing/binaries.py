@@ -1,4 +1,4 @@
-"""Where MariaDB is on this machine, and what to do where it is not.
+"""Where MariaDB, memcached and Redis are, and what to do where they are not.
 
 Standard library only: the pytest plugin asks on every run.
 
@@ -7,6 +7,11 @@ Environment variables:
 ``SQLA_SHARD_MARIADB``
     Directory of an unpacked MariaDB to use in place of the one on the
     path, such as ``/opt/mariadb-11.4``.
+``SQLA_SHARD_MEMCACHED``
+    Program to use in place of the ``memcached`` on the path, such as
+    ``/opt/memcached-1.6.21/memcached``.
+``SQLA_SHARD_REDIS``
+    Program to use in place of the ``redis-server`` on the path.
 """
 
 from __future__ import annotations
@@ -16,10 +21,24 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["MISSING", "Binaries", "find_binaries"]
+__all__ = [
+    "MISSING",
+    "MISSING_MEMCACHED",
+    "MISSING_REDIS",
+    "Binaries",
+    "find_binaries",
+    "find_memcached",
+    "find_redis",
+]
 
 MISSING = "MariaDB is not installed: apt-get install mariadb-server"
 """What to tell somebody whose machine has no MariaDB."""
+
+MISSING_MEMCACHED = "memcached is not installed: apt-get install memcached"
+"""What to tell somebody whose machine has no memcached."""
+
+MISSING_REDIS = "Redis is not installed: apt-get install redis-server"
+"""What to tell somebody whose machine has no Redis."""
 
 # Debian keeps mariadbd in /usr/sbin, which ordinary users lack in PATH: they
 # would be told to install what they have.
@@ -63,3 +82,28 @@ def find_binaries(environ: Mapping[str, str] = os.environ) -> Binaries | None:
     if server is None or install is None:
         return None
     return Binaries(server=server, install=install, base=base or None)
+
+
+def find_memcached(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Look for memcached; nothing is started.
+
+    :param environ: the environment to read.
+    :return: the program, or None where it is missing.
+    """
+    program = environ.get("SQLA_SHARD_MEMCACHED") or "memcached"
+    return _find(program, environ)
+
+
+def find_redis(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Look for Redis; nothing is started.
+
+    :param environ: the environment to read.
+    :return: the program, or None where it is missing.
+    """
+    program = environ.get("SQLA_SHARD_REDIS") or "redis-server"
+    return _find(program, environ)
+
+
+def _find(program: str, environ: Mapping[str, str]) -> str | None:
+    folders = [environ.get("PATH", os.defpath), *_ALSO, "/usr/bin"]
+    return shutil.which(program, path=os.pathsep.join(folders))

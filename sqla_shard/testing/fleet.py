@@ -15,18 +15,11 @@ one, and they start side by side.  Where ``SQLA_SHARD_TEST_SERVERS`` is set
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqla_shard.testing import datadir
-from sqla_shard.testing._processes import guard
 from sqla_shard.testing._started import at_once
 from sqla_shard.testing._started import Started
 from sqla_shard.testing.accounts import PREFIXES
@@ -40,7 +33,6 @@ from sqla_shard.testing.documents import topology_document
 from sqla_shard.testing.external import external_servers
 from sqla_shard.testing.external import ExternalServer
 from sqla_shard.testing.mariadb import MariaDBServer
-from sqla_shard.testing.options import storage_options
 from sqla_shard.testing.proxy import Proxy
 
 __all__ = ["MariaDBFleet", "sqlite_topology"]
@@ -121,7 +113,7 @@ class MariaDBFleet(Started):
         :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or
             a server does not start; external ones, if one does not answer.
         """
-        with self._or_stopped(), self._template():
+        with self._or_stopped():
             at_once(self.servers, lambda server: server.start())
         return self
 
@@ -239,29 +231,6 @@ class MariaDBFleet(Started):
     def _placeholder(self, number: int) -> str:
         shared = len({server.password for server in self.servers}) == 1
         return _PASSWORD if shared else f"{_PASSWORD}_{number}"
-
-    @contextlib.contextmanager
-    def _template(self) -> Iterator[None]:
-        """Have one data directory for all servers to copy."""
-        local = [s for s in self.servers if isinstance(s, MariaDBServer)]
-        if not local:
-            yield
-            return
-        parent = Path(tempfile.gettempdir()).resolve()
-        account = datadir.Account.for_directory(parent)
-        base = datadir.make_directory(parent, account)
-        guard.add(0, base)
-        try:
-            options = storage_options(self.fast)
-            datadir.install_data(base / "data", account, options)
-            for server in local:
-                server.template = base / "data"
-            yield
-        finally:
-            for server in local:
-                server.template = None
-            shutil.rmtree(base, ignore_errors=True)
-            guard.remove(base)
 
     def _run(self, sql: str, document: Mapping[str, Any] | None) -> None:
         if document is None:

@@ -71,7 +71,8 @@ class MariaDBServer(LocalServer):
     :param options: further arguments of ``mariadbd``; they win.
     :param parent: where to make the server's directory; by default where
         the system wants such things (``TMPDIR``).
-    :param template: a data directory to copy, see :mod:`.datadir`.
+    :param template: a data directory to copy; by default one that all
+        servers of the process share, see :mod:`.datadir`.
     :param start_timeout: seconds to wait for a start.
     :param stop_timeout: seconds to wait for an orderly end before SIGKILL.
     :raises ValueError: if an argument makes no sense.
@@ -229,10 +230,8 @@ class MariaDBServer(LocalServer):
         (directory / "tmp").mkdir()
         account.own(directory / "tmp")
         data = directory / "data"
-        if self.template is not None:
-            datadir.copy_data(self.template, data, account)
-        else:
-            datadir.install_data(data, account, storage_options(self.fast))
+        template = self.template or datadir.made(storage_options(self.fast))
+        datadir.copy_data(template, data, account)
 
     def _command(self, directory: Path) -> list[str]:
         binaries = datadir.require()

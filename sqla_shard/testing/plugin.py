@@ -29,13 +29,18 @@ Registered on installation.  It costs nothing until a test asks for::
 ``zookeeper_installed``
     Nothing, for tests that start a :class:`~.zookeeper.ZooKeeperServer` or
     a :class:`~.ensemble.ZooKeeperEnsemble` of their own.
+``memcached_installed``
+    Nothing, for tests that start a :class:`~.memcached.MemcachedServer` of
+    their own.
+``redis_installed``
+    Nothing, for tests that start a :class:`~.redis.RedisServer` of their own.
 ``shard_lint``
     The linter of the test, see :mod:`.lint_plugin`.
 
-Where MariaDB or PyMySQL is missing, or ZooKeeper or Java, a test that asks
-for it is skipped, and the last lines of the run say how many were.  Where
-servers are promised it fails instead, since a run that tests nothing would
-look like a good one.
+Where MariaDB or PyMySQL is missing, ZooKeeper or Java, memcached or Redis, a
+test that asks for it is skipped, and the last lines of the run say how many
+were.  Where servers are promised it fails instead, since a run that tests
+nothing would look like a good one.
 
 Options: ``--shard-servers N``, the size of the fleet (4).  Under
 pytest-xdist each worker has a fleet of its own.
@@ -48,6 +53,8 @@ Environment variables:
     Use these servers, see :mod:`.external`.
 ``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_TEST_PASSWORD``
     See :mod:`.binaries` and :mod:`.mariadb`.
+``SQLA_SHARD_MEMCACHED``, ``SQLA_SHARD_REDIS``
+    See :mod:`.binaries`.
 ``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
     See :mod:`.jars`.
 """
@@ -64,7 +71,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sqla_shard.testing.binaries import find_binaries
+from sqla_shard.testing.binaries import find_memcached
+from sqla_shard.testing.binaries import find_redis
 from sqla_shard.testing.binaries import MISSING
+from sqla_shard.testing.binaries import MISSING_MEMCACHED
+from sqla_shard.testing.binaries import MISSING_REDIS
 from sqla_shard.testing.jars import find_zookeeper
 from sqla_shard.testing.jars import MISSING_ZOOKEEPER
 from sqla_shard.testing.lint_plugin import add_options
@@ -82,6 +93,8 @@ __all__ = [
     "mariadb_fleet",
     "mariadb_installed",
     "mariadb_proxies",
+    "memcached_installed",
+    "redis_installed",
     "shard_lint",
     "zookeeper_installed",
     "zookeeper_proxy",
@@ -174,6 +187,20 @@ def zookeeper_proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 
     with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def memcached_installed() -> None:
+    """Let a test run only where memcached can be started."""
+    if find_memcached() is None:
+        _do_without(MISSING_MEMCACHED)
+
+
+@pytest.fixture(scope="session")
+def redis_installed() -> None:
+    """Let a test run only where Redis can be started."""
+    if find_redis() is None:
+        _do_without(MISSING_REDIS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

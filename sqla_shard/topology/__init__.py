@@ -15,11 +15,13 @@ from __future__ import annotations
 #   documents, source                        TOML and JSON; files
 #   changes, admission                       what two versions differ in, and
 #                                            what may not be different
+#   generations                              lives of a server's data
 #   describing, locating                     for reading; where something is
 from sqla_shard.topology.admission import refusals
 from sqla_shard.topology.changes import CountChange
 from sqla_shard.topology.changes import DatabaseChange
 from sqla_shard.topology.changes import diff
+from sqla_shard.topology.changes import GenerationChange
 from sqla_shard.topology.changes import KindChange
 from sqla_shard.topology.changes import MovedRange
 from sqla_shard.topology.changes import ServerChange
@@ -52,6 +54,7 @@ __all__ = [
     "CountChange",
     "DatabaseChange",
     "FileSource",
+    "GenerationChange",
     "Keyspace",
     "Kind",
     "KindChange",

@@ -24,10 +24,8 @@ from sqla_shard.topology.changes import TopologyDiff
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.placeholders import Policy
-from sqla_shard.topology.urls import Address
+from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.urls import redact
-from sqla_shard.topology.urls import Url
 
 __all__ = ["exchanges", "refusals"]
 
@@ -114,14 +112,14 @@ def exchanges(old: Topology, new: Topology) -> tuple[Problem, ...]:
 
 def _exchanged(old: Keyspace, new: Keyspace) -> Iterator[Problem]:
     before = {server.name: server for server in old.servers}
-    holders = {_address(server.primary): server for server in old.servers}
+    holders = {address_of(server.primary): server for server in old.servers}
     for index, server in enumerate(new.servers):
         was = before.get(server.name)
-        address = _address(server.primary)
+        address = address_of(server.primary)
         holder = holders.get(address)
         if was is None or holder is None or holder.name == server.name:
             continue
-        if was.standby is not None and _address(was.standby) == address:
+        if was.standby is not None and address_of(was.standby) == address:
             continue
         if _share(server, holder):
             continue
@@ -141,8 +139,3 @@ def _share(one: Server, other: Server) -> bool:
         for a in one.shards
         for b in other.shards
     )
-
-
-def _address(url: str) -> Address | None:
-    # It was checked before: an address is all that is wanted.
-    return Url(url, Policy()).address

@@ -25,6 +25,7 @@ from sqla_shard.topology.urls import redact
 __all__ = [
     "CountChange",
     "DatabaseChange",
+    "GenerationChange",
     "KindChange",
     "MovedRange",
     "ServerChange",
@@ -159,6 +160,22 @@ class WeightChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationChange:
+    """Another generation of a server that stays; None where it has none."""
+
+    keyspace: str
+    server: str
+    old: int | None
+    new: int | None
+
+    def __str__(self) -> str:
+        old, new = (
+            "none" if one is None else one for one in (self.old, self.new)
+        )
+        return f"{self.keyspace}: generation of {self.server!r} {old} -> {new}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyDiff:
     """What changed from one topology to another.
 
@@ -179,6 +196,7 @@ class TopologyDiff:
     :ivar removed_servers: likewise.
     :ivar urls: primaries and standbys, by server.
     :ivar weights: by server.
+    :ivar generations: by server.
     """
 
     old_epoch: int
@@ -194,6 +212,7 @@ class TopologyDiff:
     removed_servers: tuple[ServerChange, ...] = ()
     urls: tuple[UrlChange, ...] = ()
     weights: tuple[WeightChange, ...] = ()
+    generations: tuple[GenerationChange, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -228,7 +247,7 @@ class TopologyDiff:
         yield from map(str, (*self.opened, *self.closed))
         yield from map(str, self.moved)
         yield from map(str, (*self.added_servers, *self.removed_servers))
-        yield from map(str, (*self.urls, *self.weights))
+        yield from map(str, (*self.urls, *self.weights, *self.generations))
 
 
 def diff(old: Topology, new: Topology) -> TopologyDiff:
@@ -276,6 +295,7 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
         ),
         urls=tuple(one for a, b in both for one in _urls(a, b)),
         weights=tuple(one for a, b in both for one in _weights(a, b)),
+        generations=tuple(one for a, b in both for one in _generations(a, b)),
     )
 
 
@@ -347,6 +367,17 @@ def _weights(old: Keyspace, new: Keyspace) -> Iterator[WeightChange]:
                 server=before.name,
                 old=before.weight,
                 new=after.weight,
+            )
+
+
+def _generations(old: Keyspace, new: Keyspace) -> Iterator[GenerationChange]:
+    for before, after in _staying(old, new):
+        if before.generation != after.generation:
+            yield GenerationChange(
+                keyspace=old.name,
+                server=before.name,
+                old=before.generation,
+                new=after.generation,
             )
 
 

@@ -47,4 +47,6 @@ def _placed(server: Server, keyspace: Keyspace) -> str:
         parts += map(str, server.shards)
     if server.weight != 1.0:
         parts.append(f"weight {server.weight:g}")
+    if server.generation is not None:
+        parts.append(f"generation {server.generation}")
     return f"{server.name}: {', '.join(parts)}"

@@ -43,6 +43,9 @@ class Server:
         that two spellings of one placement are equal.
     :param weight: share of new root objects among the servers of an
         ``"objects"`` keyspace; 0 takes none.  No effect on other kinds.
+    :param generation: number of the life of its data, for caches: what they
+        hold of another number is not served.  To be raised whenever the
+        primary becomes another machine.  None where nobody counts.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Server:
     standby: str | None = None
     shards: tuple[ShardRange, ...]
     weight: float = 1.0
+    generation: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", joined(self.shards))
@@ -59,7 +63,7 @@ class Server:
         return (
             f"Server(name={self.name!r}, primary={redact(self.primary)!r}, "
             f"standby={standby!r}, shards={self.shards!r}, "
-            f"weight={self.weight!r})"
+            f"weight={self.weight!r}, generation={self.generation!r})"
         )
 
 

@@ -96,6 +96,7 @@ def _server(draft: ServerDraft, *, is_global: bool) -> Server:
         if is_global
         else tuple(item for _, item in draft.ranges),
         weight=_given(draft.weight),
+        generation=draft.generation,
     )
 
 

@@ -262,4 +262,6 @@ def _server(server: Server, *, is_global: bool) -> dict[str, Any]:
         document["shards"] = pairs[0] if len(pairs) == 1 else pairs
     if server.weight != 1.0:
         document["weight"] = server.weight
+    if server.generation is not None:
+        document["generation"] = server.generation
     return document

@@ -29,8 +29,16 @@ from sqla_shard.topology.urls import Url
 __all__ = ["Draft", "ServerDraft", "parse", "parse_ranges"]
 
 MAX_EPOCH = 2**63 - 1
+MAX_GENERATION = MAX_EPOCH
 _KEYSPACE_KEYS = ("kind", "shards", "database", "servers")
-_SERVER_KEYS = ("name", "primary", "standby", "shards", "weight")
+_SERVER_KEYS = (
+    "name",
+    "primary",
+    "standby",
+    "shards",
+    "weight",
+    "generation",
+)
 _KEYSPACE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 _RANGE_REMEDY = "write [first, last], both included, or a list of such pairs"
@@ -51,6 +59,7 @@ class ServerDraft:
     ranges: list[tuple[str, ShardRange]] = field(default_factory=list)
     is_complete: bool = True
     weight: float | None = 1.0
+    generation: int | None = None
 
     @property
     def label(self) -> str:
@@ -220,6 +229,7 @@ def _server(table: Table, kind: Kind | None, policy: Policy) -> ServerDraft:
     if table.get("standby") is not None:
         draft.standby = _url(table, "standby", "", policy)
     draft.weight = _weight(table)
+    draft.generation = _generation(table)
     if kind != "global":
         parse_ranges(table, "shards", draft, is_required=kind is not None)
     elif table.get("shards") is not MISSING:
@@ -258,6 +268,17 @@ def _weight(table: Table) -> float | None:
         "more, such as 1.0",
     )
     return None
+
+
+def _generation(table: Table) -> int | None:
+    if table.get("generation") is None:
+        return None
+    remedy = "count from 0 upwards, or leave the key out"
+    number = table.integer("generation", remedy="")
+    if number is not None and not 0 <= number <= MAX_GENERATION:
+        fault = "negative" if number < 0 else "more than 63 bits"
+        table.note("generation", f"{shown(number)} is {fault}; {remedy}")
+    return number
 
 
 def parse_ranges(

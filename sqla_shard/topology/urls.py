@@ -24,7 +24,7 @@ from urllib.parse import unquote
 
 from sqla_shard.topology.placeholders import Policy
 
-__all__ = ["Address", "Url", "redact"]
+__all__ = ["Address", "Url", "address_of", "redact"]
 
 _URL = re.compile(
     r"""
@@ -215,6 +215,14 @@ class Url:
         else:
             where = os.path.abspath(match["path"])
             self.address = Address(family="sqlite", where=where)
+
+
+def address_of(url: str) -> Address | None:
+    """Return where the server of a URL is, that was checked before.
+
+    :param url: placeholders unexpanded.
+    """
+    return Url(url, Policy()).address
 
 
 class _Shown:

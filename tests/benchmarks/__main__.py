@@ -11,9 +11,12 @@ import sys
 
 import sqlalchemy
 
+from tests.benchmarks import cached
+from tests.benchmarks import caching
 from tests.benchmarks import ids
 from tests.benchmarks import lists
 from tests.benchmarks import lookups
+from tests.benchmarks import operations
 from tests.benchmarks import reading
 from tests.benchmarks import scatter
 from tests.benchmarks import schema
@@ -28,10 +31,13 @@ PARTS = {
     "scatter": scatter.run,
     "lists": lists.run,
     "lookups": lookups.run,
+    "cache": caching.run,
+    "cached": cached.run,
+    "operations": operations.run,
     "schema": schema.run,
 }
 
-PROFILES = {"scatter": scatter.profile}
+PROFILES = {"operations": operations.profile, "scatter": scatter.profile}
 
 
 def main(names: list[str]) -> int:

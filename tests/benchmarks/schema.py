@@ -101,7 +101,7 @@ class _Run:
 
     def _prepare(self) -> None:
         topology = self.directory / "topology.json"
-        document = self.fleet.topology_mapping(placeholders=True, main=True)
+        document = self.fleet.topology_mapping(placeholders=True, lookup=4)
         topology.write_text(json.dumps(document), "utf-8")
         schema.init(
             self.directory / "migrations",

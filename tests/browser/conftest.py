@@ -85,7 +85,7 @@ def chromium() -> Iterator[Browser]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The pinboard on SQLite: two servers with eight virtual shards."""
     directory = tmp_path_factory.mktemp("pinboard")
-    document = sqlite_topology(directory, 2, 8, main=True)
+    document = sqlite_topology(directory, 2, 8, lookup=4)
     with Cluster.from_topology(document) as cluster, Site(cluster) as site:
         site.create_tables()
         yield site

@@ -14,6 +14,8 @@ from werkzeug.serving import WSGIRequestHandler
 from examples.pinboard.app import create_app
 from examples.pinboard.boards import add_board
 from examples.pinboard.boards import add_pins
+from examples.pinboard.caching import keep
+from examples.pinboard.caching import MEMORY
 from examples.pinboard.database import importer
 from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
@@ -41,6 +43,7 @@ class Site:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        keep(cluster, MEMORY)
         self._app = create_app(cluster, secret_key="of the tests")
         self._server = make_server(
             "127.0.0.1",
@@ -101,7 +104,7 @@ class Site:
 
     def order(self, board_id: int) -> list[str]:
         """Return the ids of the pins of a board, as the database has them."""
-        with self.cluster.session() as session:
+        with self.cluster.session(cache=False) as session:
             rows = BoardHasPins.iterate(session, board_id)
             return [str(row.pin_id) for row in rows]
 

@@ -45,14 +45,15 @@ def last_site(
     fleet = None
     if request.param == "sqlite":
         directory = tmp_path_factory.mktemp("last")
-        document = sqlite_topology(directory, 4, LAST + 1, main=True)
+        document = sqlite_topology(directory, 4, LAST + 1, lookup=4)
         decade = last_decade(document, "db0409{shard}")
     else:
         fleet = request.getfixturevalue("mariadb_fleet")
         document = fleet.topology_mapping(
             shards=LAST + 1,
             database="db_browser{shard:05d}",
-            main="main_browser",
+            lookup=4,
+            lookup_database="lookup_browser{shard:05d}",
         )
         decade = last_decade(document, "db_browser0409{shard}")
         fleet.drop_databases(decade)

@@ -24,19 +24,10 @@ def board(site: Site, visitor: Callable[..., Visitor]) -> Any:
     return one, board_id
 
 
-def enter(one: Visitor, form: str, **values: str) -> None:
-    """Fill in a form and send it."""
-    fields = one.page.locator(f'form[data-form="{form}"]')
-    for name, value in values.items():
-        fields.locator(f'[name="{name}"]').fill(value)
-    fields.locator('[type="submit"]').click()
-
-
 def test_add_edit_remove_restore(site: Site, board: Any) -> None:
     one, board_id = board
     before = one.order()
-    enter(
-        one,
+    one.fill(
         "add-pin",
         link="https://example.com/new?a=1&b=2",
         title="A <b>new</b> & shiny one",
@@ -56,7 +47,7 @@ def test_add_edit_remove_restore(site: Site, board: Any) -> None:
 
     card.locator('[data-action="edit"]').click()
     one.at("pin-edit")
-    enter(one, "edit-pin", title="Edited", details="Another text")
+    one.fill("edit-pin", title="Edited", details="Another text")
     one.at("board")
     assert one.order() == [new, *before]
     assert "Edited" in one.card(new).inner_text()
@@ -121,7 +112,7 @@ def test_a_link_that_is_a_program_is_refused(board: Any, link: str) -> None:
     one, board_id = board
     before = one.order()
     one.expected = {400, 422}
-    enter(one, "add-pin", link=link, title="A trap")
+    one.fill("add-pin", link=link, title="A trap")
     alert = one.page.locator('[role="alert"]:visible')
     alert.first.wait_for()
     assert "http" in alert.first.inner_text() or "link" in (

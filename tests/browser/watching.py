@@ -8,6 +8,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from examples.pinboard.samples import email_of
 from tests.browser.serving import Site
 
 if TYPE_CHECKING:
@@ -81,11 +82,18 @@ class Visitor:
     # -- pages
 
     def enter_as(self, name: str) -> None:
-        """Choose a user and arrive at the boards."""
+        """Sign a user in and arrive at the boards."""
         self.page.goto("/")
         self.at("users")
-        self.page.locator(f'[data-user-name="{name}"]').click()
+        self.fill("sign-in", email=email_of(name))
         self.at("boards")
+
+    def fill(self, form: str, **values: str) -> None:
+        """Fill in a form and send it."""
+        fields = self.page.locator(f'form[data-form="{form}"]')
+        for name, value in values.items():
+            fields.locator(f'[name="{name}"]').fill(value)
+        fields.locator('[type="submit"]').click()
 
     def at(self, name: str) -> Locator:
         """Wait until a page is there, and return its main element."""

@@ -22,5 +22,5 @@ def plain_engine():
 
 
 class TestDifferential(differential.Differential):
-    selects = 300
+    selects = 200
     changes = 60

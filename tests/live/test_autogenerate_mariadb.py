@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 from examples.pinboard import models as pinboard
 from sqla_shard.dialects import backend_for
 from sqla_shard.testing import MariaDBFleet
+from tests.shared import reference_tables
 from tests.shared import revision_models
 from tests.shared.autogenerating import BOTH
 from tests.shared.autogenerating import CHANGES
@@ -129,3 +130,7 @@ def test_a_revision_runs_on_the_other_kind_of_server(
 
 class TestFinding(Finding):
     changes = CHANGES + SERVER_CHANGES
+
+
+class TestReferences(reference_tables.Generating):
+    pass

@@ -95,6 +95,7 @@ def test_push_in_json(location, tmp_path):
         "dry_run": False,
         "published": True,
         "diff": None,
+        "generations": [],
     }
     path = write(tmp_path, document(2, shards=16))
     found = json.loads(push(location, path, "--json", "--dry-run").stdout)
@@ -102,6 +103,49 @@ def test_push_in_json(location, tmp_path):
     assert found["diff"]["opened"] == [
         {"keyspace": "objects", "old": 8, "new": 16}
     ]
+
+
+def test_generations(location, tmp_path, publisher):
+    one = write(tmp_path, document(1, generation=1), "one.json")
+    hosts = ("one", "three")
+    two = write(tmp_path, document(2, hosts=hosts, generation=1), "two.json")
+    assert push(location, one).exit_code == 0
+    note = "\nobjects: generation of 'b' is 2, where 1 was given\n"
+    done = push(location, two, "--dry-run")
+    assert "\nobjects: generation of 'b' 1 -> 2\n" in done.stdout
+    assert note in done.stdout
+    found = json.loads(push(location, two, "--dry-run", "--json").stdout)
+    assert found["generations"] == [
+        {"keyspace": "objects", "server": "b", "given": 1, "published": 2}
+    ]
+    assert found["diff"]["generations"] == [
+        {"keyspace": "objects", "server": "b", "old": 1, "new": 2}
+    ]
+    done = push(location, two)
+    assert note in done.stdout
+    assert "generation" not in done.stderr
+    assert publisher.current() == topology(2, hosts=hosts, generation=2)
+    for options in ((), ("--next-epoch",)):
+        done = push(location, two, *options)
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert note in done.stdout
+        assert done.stdout.endswith("epoch 2 is there already\n")
+    lower = write(tmp_path, document(3, hosts=hosts, generation=1), "l.json")
+    done = push(location, lower)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "generation: 1 is lower than 2, which 'b' has now" in done.stderr
+    done = invoke("-t", location, "topology", "rollback", "--to", 1, "--yes")
+    assert "generation of 'b' is 3, where 1 was given\n" in done.stdout
+    assert publisher.current() == topology(3, generation=3)
+    new = write(tmp_path, document(4, hosts=hosts, generation=3), "new.json")
+    done = push(location, new, "--renamed")
+    assert "is the same machine by another name" in done.stderr
+    assert publisher.current() == topology(4, hosts=hosts, generation=3)
+    new = write(tmp_path, document(5, hosts=hosts, generation=4), "new.json")
+    assert "changes while its primary stays" in push(location, new).stderr
+    shown = invoke("-t", location, "topology", "show").stdout
+    assert "b: mysql://app:${MYSQL_PASSWORD}@three" in shown
+    assert "shards 4 to 7, generation 4\n" in shown
 
 
 def test_the_next_epoch(location, tmp_path, publisher):

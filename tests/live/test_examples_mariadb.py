@@ -12,6 +12,7 @@ import pytest
 from examples import colocation
 from examples import ordering
 from examples import starlette_app
+from examples import transfers
 from sqla_shard import Cluster
 
 pytestmark = pytest.mark.live
@@ -28,7 +29,7 @@ def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
     mariadb_fleet.drop_databases(document)
 
 
-@pytest.mark.parametrize("example", [colocation, ordering])
+@pytest.mark.parametrize("example", [colocation, ordering, transfers])
 def test_example(cluster: Cluster, example: ModuleType) -> None:
     example.show(cluster)
 

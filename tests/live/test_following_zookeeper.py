@@ -6,7 +6,6 @@ Not one request fails, and whatever was before: what is published next is used.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +34,8 @@ from tests.shared.chaos import Scene
 from tests.shared.following import in_child
 from tests.shared.following import Pin
 from tests.shared.following import until
+from tests.shared.threads import begun_since
+from tests.shared.threads import running
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -219,26 +220,26 @@ def test_nothing_in_the_beginning(
 ) -> None:
     with node(scene.hosts) as client:
         client.delete(f"{scene.path}/topology")
-    before = threading.active_count()
+    before = running()
     with pytest.raises(TopologyUnavailableError, match="topology push"):
         scene.open()
     proxy.refuse()
     with pytest.raises(TopologyUnavailableError, match="no server has"):
         scene.open()
     # kazoo's threads are gone.
-    assert until(lambda: threading.active_count() <= before, PATIENCE)
+    assert until(lambda: not begun_since(before), PATIENCE)
 
 
 def test_closing_in_an_outage(
     scene: Scene, proxy: Proxy, ids: list[int]
 ) -> None:
-    before = threading.active_count()
+    before = running()
     with scene.open() as cluster:
         with cluster.session() as session:
             assert session.get(Pin, ids[0]) is not None
         proxy.hang()
     assert cluster.source_report().state == "closed"
-    assert until(lambda: threading.active_count() <= before, PATIENCE)
+    assert until(lambda: not begun_since(before), PATIENCE)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

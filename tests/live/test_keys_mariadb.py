@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy import event
 from sqlalchemy import func
 from sqlalchemy import select
+from sqlalchemy import Table
 
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
@@ -23,6 +24,7 @@ from sqla_shard.exc import KeyUsedError
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ShardMissingError
+from sqla_shard.internal import OF_TRANSACTIONS
 from sqla_shard.schema import internal
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
@@ -469,8 +471,9 @@ def test_old_keys_are_forgotten(cluster: Cluster, fleet: MariaDBFleet) -> None:
     assert asyncio.run(forget()) == 0
 
 
+@pytest.mark.parametrize("table", OF_TRANSACTIONS, ids=str)
 def test_the_table_that_alembic_makes_is_the_same(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: MariaDBFleet, table: Table
 ) -> None:
     server = fleet.servers[0]
     place = next(iter(dict(cluster.places.servers()).values()))
@@ -483,11 +486,11 @@ def test_the_table_that_alembic_makes_is_the_same(
         return server.root_execute(
             "SELECT column_name, column_type, is_nullable, column_key "
             "FROM information_schema.columns WHERE table_schema = %s "
-            "AND table_name = 'sqla_shard_token' ORDER BY column_name",
-            [database],
+            "AND table_name = %s ORDER BY column_name",
+            [database, table.name],
         )
 
-    assert len(shown("db_internal")) == 2
+    assert len(shown("db_internal")) == len(table.columns)
     assert shown("db_internal") == shown("db00001")
 
 

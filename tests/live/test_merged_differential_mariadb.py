@@ -35,7 +35,7 @@ def plain_engine(mariadb_fleet):
 
 
 class TestMergedDifferential(MergedDifferential):
-    statements = 700
+    statements = 350
 
 
 class TestMergedPages(MergedPages):

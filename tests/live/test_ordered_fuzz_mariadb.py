@@ -1,15 +1,11 @@
 """Ordered COMMITs while servers are killed and started again.
 
-After Vitess's stress test of distributed transactions: each transaction
-increments one counter of a set on each of four shards, which are on four
-servers, and adds an element of its own there.  What it was told of each shard
-is compared with what the servers have in the end.  Some transactions write
-one shard alone.
+What each transaction was told of each shard is compared with what the servers
+have in the end (:mod:`tests.shared.sums`).  Some write one shard alone.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections import Counter
@@ -17,55 +13,32 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
-from typing import Any
 
 import pytest
-from sqlalchemy import String
-from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
 
 from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import WrittenShard
 from sqla_shard.testing import MariaDBFleet
+from tests.shared.sums import ACROSS
+from tests.shared.sums import add
+from tests.shared.sums import Base
+from tests.shared.sums import found_on
+from tests.shared.sums import kill_and_start
+from tests.shared.sums import new_sums
+from tests.shared.sums import own_fleet
+from tests.shared.sums import SETS
+from tests.shared.sums import SOAK
 
 pytestmark = pytest.mark.live
 
-SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 KILLS = 60 if SOAK else 5
-SERVERS = 4
-SHARDS = 8
 THREADS = 6
-SETS = 3
-#: One shard of each server.
-ACROSS = range(0, SHARDS, SHARDS // SERVERS)
 PATIENCE = 60
 
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Sum(ObjectMixin, Base, type_id=1):
-    __tablename__ = "sums"
-    n: Mapped[int] = mapped_column(default=0)
-
-
-class Element(ObjectMixin, Base, type_id=2):
-    __tablename__ = "elements"
-    token: Mapped[str] = mapped_column(String(40))
-    of: Mapped[int]
-
-
-@pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet()
 
 
 @pytest.fixture
@@ -159,53 +132,10 @@ class Writers:
         try:
             with self.cluster.begin(cross_shard="ordered") as session:
                 for shard_id in shards:
-                    self._add(session, of, shard_id, token)
+                    add(session, self.sums[of, shard_id], of, token)
         except SQLAlchemyError as error:
             return told_by(error, token, shards)
         return Told(token=token, written=shards, there=frozenset(shards))
-
-    def _add(self, session: Any, of: int, shard_id: int, token: str) -> None:
-        key = self.sums[of, shard_id]
-        more = update(Sum).where(Sum.id == key).values(n=Sum.n + 1)
-        session.execute(more)
-        session.add(Element(token=token, of=of, shard_id=shard_id))
-        session.flush()
-
-
-def new_sums(cluster: Cluster) -> dict[tuple[int, int], int]:
-    made = {}
-    for of in range(SETS):
-        for shard_id in ACROSS:
-            with cluster.begin(shard_id=shard_id) as session:
-                made[of, shard_id] = Sum()
-                session.add(made[of, shard_id])
-                session.flush()
-                made[of, shard_id] = made[of, shard_id].id
-    return made
-
-
-def kill_and_start(fleet: MariaDBFleet, rng: random.Random) -> None:
-    """Kill one or two servers at a time, in the midst of writing."""
-    pause = threading.Event()
-    kills = 0
-    while kills < KILLS:
-        pause.wait(rng.uniform(0.2, 0.6))
-        servers = rng.sample(list(fleet.servers), rng.choice([1, 1, 2]))
-        for server in servers:
-            server.kill()
-            kills += 1
-        pause.wait(rng.uniform(0, 0.1))
-        for server in servers:
-            server.start()
-
-
-def found_on(fleet: MariaDBFleet, shard_id: int) -> Any:
-    """Return sums and elements of a shard, as the server has them."""
-    server = fleet.servers[shard_id // (SHARDS // SERVERS)]
-    name = f"db{shard_id:05d}"
-    sums = [n for (n,) in server.root_execute(f"SELECT n FROM {name}.sums")]
-    elements = server.root_execute(f"SELECT token, `of` FROM {name}.elements")
-    return sums, elements
 
 
 def test_every_divergence_was_told(
@@ -224,7 +154,7 @@ def test_every_divergence_was_told(
     for thread in threads:
         thread.start()
     try:
-        kill_and_start(fleet, rng)
+        kill_and_start(fleet, rng, KILLS)
     finally:
         writers.stop.set()
         for thread in threads:
@@ -234,11 +164,9 @@ def test_every_divergence_was_told(
 
     has: dict[str, set[int]] = {}
     for shard_id in ACROSS:
-        sums, elements = found_on(fleet, shard_id)
-        tokens = Counter(token for token, _ in elements)
+        sums, tokens, by_set = found_on(fleet, shard_id)
         # One shard is atomic, whatever happens.
         assert {*tokens.values()} <= {1}
-        by_set = Counter(of for _, of in elements)
         assert sorted(sums) == sorted(by_set[n] for n in range(SETS))
         for token in tokens:
             has.setdefault(token, set()).add(shard_id)

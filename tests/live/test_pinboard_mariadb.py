@@ -1,4 +1,4 @@
-"""Changes of the pinboard that meet, on MariaDB."""
+"""The pinboard on MariaDB: who signs up, what is related, what meets."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from examples.pinboard.inputs import read_pin
 from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
+from tests.shared.pinboard_relations import Relations
+from tests.shared.pinboard_signing_up import SigningUp
 from tests.shared.pinboard_tables import create_tables
 
 pytestmark = pytest.mark.live
@@ -24,13 +26,27 @@ REMOVER = "remover"
 
 
 @pytest.fixture(scope="module")
-def cluster(mariadb_installed: None) -> Iterator[Cluster]:
-    with MariaDBFleet(servers=1, shards=4, fast=True) as fleet:
-        document = fleet.topology_mapping(main=True)
+def document(mariadb_installed: None) -> Iterator[Any]:
+    with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
+        document = fleet.topology_mapping(lookup=4)
         fleet.create_databases(document)
-        with Cluster.from_topology(document, environ=fleet.environ) as cluster:
-            create_tables(cluster)
-            yield cluster
+        yield document
+
+
+@pytest.fixture(scope="module")
+def cluster(document: Any) -> Iterator[Cluster]:
+    options = {"pool_size": 20, "max_overflow": 0, "pool_timeout": 60}
+    with Cluster.from_topology(document, engine_options=options) as cluster:
+        create_tables(cluster)
+        yield cluster
+
+
+class TestSigningUp(SigningUp):
+    pass
+
+
+class TestRelations(Relations):
+    pass
 
 
 def test_a_pin_removed_while_it_is_restored_can_be_found(

@@ -31,7 +31,8 @@ def make_cluster(fleet: MariaDBFleet) -> Iterator[MakeCluster]:
             number = next(numbers)
             document = fleet.topology_mapping(
                 database=f"db_pb{number}_{{shard:05d}}",
-                main=f"db_pb{number}_main",
+                lookup=2,
+                lookup_database=f"lookup_pb{number}_{{shard:05d}}",
             )
             stack.callback(fleet.drop_databases, document)
             cluster = Cluster.from_topology(document, environ=fleet.environ)

@@ -25,6 +25,7 @@ from sqla_shard.following.publications import MAX_BYTES
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
 from tests.shared.zookeeper import document
 from tests.shared.zookeeper import place
 from tests.shared.zookeeper import SECRET
@@ -386,6 +387,164 @@ def test_an_acl_of_ones_own(location, client):
     ):
         publisher.current()
     assert SECRET not in str(caught.value)
+
+
+# -- generations
+
+
+def number_of(topology):
+    return topology.keyspace("objects").servers[1].generation
+
+
+def test_a_failover_and_back(publisher, client):
+    """A number for each life, although a host comes back."""
+    publisher.publish(topology(1, generation=1))
+    there = topology(2, hosts=("one", "three"), generation=1)
+    for dry_run in (True, False):
+        done = publisher.publish(there, dry_run=dry_run)
+        assert number_of(done.new) == 2
+        (raised,) = done.generations
+        assert str(raised) == (
+            "objects: generation of 'b' is 2, where 1 was given"
+        )
+        assert "objects: generation of 'b' 1 -> 2" in str(done.diff)
+    assert publisher.current() == publisher.at(2) == done.new
+    done = publisher.publish(topology(3, generation=2))
+    assert number_of(publisher.current()) == number_of(done.new) == 3
+    # Nothing is said of who has raised it himself.
+    done = publisher.publish(topology(4, hosts=("one", "three"), generation=7))
+    assert (number_of(done.new), done.generations) == (7, ())
+    # Nor where nobody counts: the first server.
+    assert done.new.keyspace("objects").servers[0].generation is None
+
+
+def test_a_rollback_brings_no_number_back(publisher):
+    three = ("one", "three")
+    publisher.publish(topology(1))
+    publisher.publish(topology(2, generation=1))
+    publisher.publish(topology(3, hosts=three, generation=2))
+    done = publisher.rollback(to=2)
+    assert done.new == topology(4, generation=3)
+    (raised,) = done.generations
+    assert (raised.given, raised.published) == (1, 3)
+    # The primary is what it was then, and so is the number now.
+    done = publisher.rollback(to=2)
+    assert done.new == topology(5, generation=3)
+    # Of a time without numbers.
+    done = publisher.rollback(to=1)
+    assert done.new == topology(6, generation=3)
+    (raised,) = done.generations
+    assert str(raised) == (
+        "objects: generation of 'b' is 3, where none was given"
+    )
+    done = publisher.rollback(to=3)
+    assert done.new == topology(7, hosts=three, generation=4)
+    # To one that had a number, from one that has none any more.
+    publisher.publish(topology(8, hosts=three))
+    done = publisher.rollback(to=2)
+    assert done.new == topology(9, generation=5)
+
+
+def test_a_number_that_is_lower_is_refused(publisher):
+    publisher.publish(topology(1, generation=5))
+    for hosts in (("one", "two"), ("one", "three")):
+        with pytest.raises(exc.TopologyRefusedError) as caught:
+            publisher.publish(topology(2, hosts=hosts, generation=4))
+        (problem,) = caught.value.problems
+        assert problem.place == "keyspaces.objects.servers[1].generation"
+        assert "4 is lower than 5" in problem.message
+        assert "write 5" in problem.message
+    assert publisher.current() == topology(1, generation=5)
+
+
+def test_numbers_of_a_history_that_cannot_be_read(publisher, client):
+    publisher.publish(topology(1, generation=8))
+    data = to_json(topology(1, generation=20)).replace(b'"kind"', b'"sort"')
+    client.create("/history/0000000000", data)
+    client.create("/history/0000000002", b"{")
+    done = publisher.publish(topology(3, hosts=("one", "three"), generation=8))
+    assert number_of(done.new) == 21
+
+
+def test_a_server_that_comes_back_has_another_number(publisher):
+    publisher.publish(topology(1, generation=1))
+    gone = document(2)
+    servers = gone["keyspaces"]["objects"]["servers"]
+    del servers[1]
+    servers[0]["shards"] = [0, 7]
+    publisher.publish(
+        Topology.from_mapping(gone, environ={"MYSQL_PASSWORD": ""})
+    )
+    done = publisher.publish(topology(3, generation=1))
+    assert number_of(done.new) == 2
+
+
+def test_another_name_of_the_same_machine(publisher):
+    publisher.publish(topology(1, generation=4))
+    named = topology(2, hosts=("one", "zwei"), generation=4)
+    done = publisher.publish(named, renamed=True)
+    assert (done.new, done.generations) == (named, ())
+    done = publisher.rollback(to=1, renamed=True)
+    assert done.new == topology(3, generation=4)
+
+
+def test_what_was_raised_can_be_published_again(publisher):
+    """Who has lost the answer repeats it as it is."""
+    publisher.publish(topology(1, generation=1))
+    again = topology(2, hosts=("one", "three"), generation=1)
+    first = publisher.publish(again)
+    second = publisher.publish(again)
+    assert (second.is_published, second.new) == (False, first.new)
+    assert second.generations == first.generations
+    assert publisher.has(again)
+    assert [one.epoch for one in publisher.history()] == [2, 1]
+    # Not what would not have become that.
+    for other in (
+        topology(2, hosts=("one", "three"), generation=0),
+        topology(2, hosts=("one", "three"), generation=5),
+        topology(2, hosts=("one", "three")),
+        topology(2, hosts=("one", "four"), generation=1),
+    ):
+        assert not publisher.has(other)
+        with pytest.raises(exc.StaleTopologyError):
+            publisher.publish(other)
+
+
+def test_an_answer_that_is_lost_of_what_was_raised(location):
+    def lose(write):
+        write()
+        raise exc.TopologyUnavailableError(source="", reason="it is lost")
+
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1, generation=1))
+    with Cut(location, lose=lose) as publisher:
+        done = publisher.publish(
+            topology(2, hosts=("one", "three"), generation=1)
+        )
+        assert (done.is_published, number_of(done.new)) == (True, 2)
+
+
+def test_of_many_who_raise_one_wins(location):
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1, generation=1))
+    start = threading.Barrier(4)
+
+    def fail_over(host):
+        new = topology(2, hosts=("one", host), generation=1)
+        with Publisher(location) as publisher:
+            publisher.current()
+            start.wait(30)
+            try:
+                return publisher.publish(new)
+            except (exc.TopologyConflictError, exc.StaleTopologyError):
+                return None
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(fail_over, ["w", "x", "y", "z"]))
+    (won,) = [one for one in done if one is not None]
+    with Publisher(location) as publisher:
+        assert publisher.current() == won.new
+        assert number_of(won.new) == 2
 
 
 # -- what is lost

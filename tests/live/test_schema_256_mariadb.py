@@ -37,7 +37,10 @@ def counts(report: schema.RunReport) -> dict[State, int]:
 
 def test_from_nothing_to_the_second_revision(mariadb_fleet, tmp_path: Path):
     document = mariadb_fleet.topology_mapping(
-        shards=SHARDS, database="db_many{shard:05d}", main="main_many"
+        shards=SHARDS,
+        database="db_many{shard:05d}",
+        lookup=2,
+        lookup_database="lookup_many{shard:05d}",
     )
     topology, ini = tmp_path / "topology.json", tmp_path / "alembic.ini"
     topology.write_text(json.dumps(document), "utf-8")

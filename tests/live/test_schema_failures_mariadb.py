@@ -16,6 +16,7 @@ from sqla_shard.testing import MariaDBFleet
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import Project
 from tests.shared.schema import runner_fixture
+from tests.shared.schema import until
 from tests.shared.schema_runner import Runner
 
 pytestmark = pytest.mark.live
@@ -292,6 +293,7 @@ def test_a_signal_is_not_lost_in_a_revision_that_catches_errors(
         run = project.start("-x", "lock_wait=60", "upgrade", "head")
         project.until_running(0, "ALTER TABLE pins%")
         run.signal_group(signal.SIGTERM)
+        until(lambda: "stopping:" in run.said(), "an answer")
     done = run.wait()
     assert "1 interrupted, the next run goes on: 0" in done.stdout
     assert project.heads(0) == ["0001"]
@@ -314,6 +316,9 @@ def test_a_signal_lets_statements_end(project, number, to_all):
             run.signal_group(number)
         else:
             run.signal_parent(number)
+        # The worker's statement would end, and the next begin, before the
+        # parent has handed the signal on.
+        until(lambda: "stopping:" in run.said(), "an answer")
     done = run.wait()
     assert done.returncode == 1, done.shown
     assert "Traceback" not in done.stderr

@@ -13,7 +13,9 @@ from tests.shared.schema import runner_fixture
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schport", main="main_schport")
+project = on_mariadb(
+    "schport", lookup=2, lookup_database="lookup_schport{shard:05d}"
+)
 
 ENV = """\
 from alembic import context

@@ -50,5 +50,5 @@ def _drop(server, name):
 
 
 class TestDifferential(Differential):
-    selects = 600
+    selects = 300
     changes = 60

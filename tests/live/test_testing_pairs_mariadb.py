@@ -188,6 +188,9 @@ def test_stop_leaves_nothing_behind():
         assert ("db_new",) in names
 
 
+# The data directory that all are copies of stays until the process ends; it
+# must not be made here.
+@pytest.mark.usefixtures("pair")
 def test_a_start_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

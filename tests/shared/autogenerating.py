@@ -61,9 +61,10 @@ __all__ = [
     "created",
 ]
 
-BOTH = topology_of(objects="objects", main="global")
+BOTH = topology_of(objects="objects", main="global", lookup="mod")
 
-_GLOBAL = {"people", "settings"}
+#: Keyspaces of tables that are no objects.
+_OTHERS = {"settings": "main", "user_email": "lookup", "user_name": "lookup"}
 
 MakeDatabase = Callable[[], Engine]
 
@@ -75,7 +76,7 @@ def created(
     tables = [
         one
         for one in metadata.tables.values()
-        if (one.name in _GLOBAL) == (keyspace == "main")
+        if _OTHERS.get(one.name, "objects") == keyspace
     ]
     metadata.create_all(engine, tables=tables)
     return shown(engine)
@@ -141,7 +142,7 @@ class Generating(Creating):
         revisions = Revisions(tmp_path / "revisions", engine, BOTH)
         revisions.generate(metadata)
         printed = revisions.sql()
-        assert printed.count("CREATE TABLE") == 7
+        assert printed.count("CREATE TABLE") == 11
         on_sqlite = engine.dialect.name == "sqlite"
         assert printed.count("CREATE TRIGGER") == 3 * on_sqlite
 
@@ -164,7 +165,7 @@ class Generating(Creating):
         metadata = pinboard.Base.metadata
         engine = database()
         metadata.create_all(engine)
-        for keyspace in ("objects", "main"):
+        for keyspace in ("objects", "main", "lookup"):
             revisions = Revisions(tmp_path / keyspace, engine, BOTH)
             revisions.check(metadata, keyspace)
 

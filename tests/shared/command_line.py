@@ -19,6 +19,7 @@ __all__ = ["COMMAND", "ROOT", "environment", "invoke", "run", "write"]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-W", "error", "-m", "sqla_shard.cli"]
+_UNWANTED = ("SQLA_SHARD_TOPOLOGY", "SQLA_SHARD_CACHE")
 
 
 def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:
@@ -27,7 +28,7 @@ def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:
         program,
         [str(one) for one in arguments],
         prog_name="sqla-shard",
-        env={"SQLA_SHARD_TOPOLOGY": None, **(env or {})},
+        env={**dict.fromkeys(_UNWANTED), **(env or {})},
     )
     if not isinstance(found.exception, (SystemExit, type(None))):
         raise found.exception
@@ -36,7 +37,7 @@ def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment for a program that finds the package."""
-    unwanted = ("SQLA_SHARD_TOPOLOGY", "COLUMNS")
+    unwanted = {*_UNWANTED, "COLUMNS"}
     found = {k: v for k, v in os.environ.items() if k not in unwanted}
     return {**found, "PYTHONPATH": str(ROOT), **more}
 

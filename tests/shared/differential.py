@@ -9,6 +9,7 @@ would pass.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from typing import Any
@@ -35,6 +36,8 @@ from tests.shared.statements import Maker
 
 __all__ = ["Differential", "comparison"]
 
+#: How many times as many statements in a run of hours.
+_MANY = 50 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
 #: Neighbours and strangers, shard 0, and both servers.
 _SHARDS = (0, 1, 17, 31)
 #: Of a UNION or a comparison of texts, on MariaDB.
@@ -66,8 +69,8 @@ def comparison() -> Any:
 class Differential:
     """Compares answers; ``compared`` comes from the test module."""
 
-    selects = 1200
-    changes = 150
+    selects = 600
+    changes = 100
 
     def test_every_row_is_there(self, compared):
         filled, plain, rows = compared
@@ -76,7 +79,7 @@ class Differential:
 
     def test_answers_are_equal_or_refused(self, compared, rng, say):
         counts = Counter()
-        for _ in range(self.selects):
+        for _ in range(self.selects * _MANY):
             seed = rng.randrange(1 << 48)
             counts[self._compare(*compared, seed)] += 1
         self._report(counts, say)
@@ -109,7 +112,7 @@ class Differential:
 
     def test_changes_are_equal_or_refused(self, compared, rng, say):
         counts = Counter()
-        for _ in range(self.changes):
+        for _ in range(self.changes * _MANY):
             seed = rng.randrange(1 << 48)
             counts[self._change(*compared, seed)] += 1
         self._report(counts, say)

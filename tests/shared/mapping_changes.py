@@ -138,7 +138,8 @@ class Appending(Changes):
         assert log.take() == {5: 3}
 
     def test_the_same_class_twice(self, cluster, session):
-        users = [pack(9, USER, i) for i in range(1, 5)]
+        # Users that others insert here do not follow anybody.
+        users = [pack(9, USER, 900_000 + i) for i in range(4)]
         for one in users[1:]:
             UserFollowsUser.append(session, users[0], one)
         # Somebody may follow himself.

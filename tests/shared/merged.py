@@ -39,7 +39,7 @@ from tests.shared.merged_models import PLAIN
 from tests.shared.merged_models import SHARDED
 
 #: How many times as many statements in a run of hours.
-_MANY = 50 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
+_MANY = 100 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
 
 __all__ = ["MergedDifferential", "compared_rows", "same_rows"]
 
@@ -99,8 +99,8 @@ class Compared:
 class MergedDifferential:
     """Compares answers; ``compared`` comes from the test module."""
 
-    statements = 800
-    free = 600
+    statements = 400
+    free = 400
 
     def test_answers_are_equal(self, compared, rng, say):
         counts: Counter[str] = Counter()

@@ -16,6 +16,7 @@ from werkzeug.test import TestResponse
 from examples.pinboard.app import create_app
 from examples.pinboard.database import importer
 from examples.pinboard.samples import add_user
+from examples.pinboard.samples import email_of
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.shared.pinboard_tables import create_tables
@@ -29,7 +30,7 @@ _PIN = re.compile(r'<li class="card[^>]*data-pin-id="(\d+)"')
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("pinboard")
-    document = sqlite_topology(directory, 2, 8, main=True)
+    document = sqlite_topology(directory, 2, 8, lookup=4)
     with Cluster.from_topology(document) as cluster:
         create_tables(cluster)
         yield cluster
@@ -68,7 +69,7 @@ class Visitor:
 
     def sign_in(self) -> None:
         self.read_token()
-        answer = self.post("/session", name=self.name)
+        answer = self.post("/session", email=email_of(self.name))
         assert answer.status_code == 303, answer.text
         self.read_token()
 

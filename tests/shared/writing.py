@@ -279,7 +279,7 @@ class SecondShard:
 
     def test_no_other_way(self, cluster):
         with pytest.raises(ValueError, match="unordered"):
-            cluster.session(cross_shard="logged")
+            cluster.session(cross_shard="XA")
         session = cluster.session()
         with pytest.raises(ValueError, match="unordered"):
             session.begin(cross_shard=True)

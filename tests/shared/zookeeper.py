@@ -22,10 +22,12 @@ def document(
     shards: int = 8,
     password: str = "${MYSQL_PASSWORD}",  # noqa: S107  # it names one
     hosts: tuple[str, str] = ("one", "two"),
+    generation: int | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Return a topology of two servers as a mapping.
 
+    :param generation: of the second server.
     :param more: for the keyspace.
     """
     first, second = (f"mysql://app:{password}@{host}" for host in hosts)
@@ -42,6 +44,11 @@ def document(
                         "name": "b",
                         "primary": second,
                         "shards": [4, shards - 1],
+                        **(
+                            {}
+                            if generation is None
+                            else {"generation": generation}
+                        ),
                     },
                 ],
                 **more,

@@ -29,6 +29,8 @@ from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.routing import spec_of
 from sqla_shard.schema import comparing
+from tests.shared import reference_tables
+from tests.shared import revision_models
 from tests.shared.autogenerating import BOTH
 from tests.shared.autogenerating import Finding
 from tests.shared.autogenerating import Generating
@@ -82,9 +84,11 @@ def test_a_keyspace_that_is_not_there_is_refused() -> None:
 def test_a_table_of_an_unknown_keyspace_is_refused(
     kinds: dict[str, str], told: str
 ) -> None:
-    metadata = pinboard.Base.metadata
+    metadata = revision_models.Base.metadata
     topology = topology_of(**kinds)
-    with pytest.raises(UnknownKeyspaceError, match="table 'people'") as caught:
+    with pytest.raises(
+        UnknownKeyspaceError, match="table 'settings'"
+    ) as caught:
         comparing(metadata, keyspace="objects", topology=topology)
     assert told in str(caught.value)
 
@@ -163,3 +167,7 @@ def test_what_users_note_of_a_table_stays(
     revisions.generate(metadata)
     assert metadata.tables["things"].info["owner"] == "us"
     assert spec_of(metadata.tables["things"]).type_id == 1
+
+
+class TestReferences(reference_tables.Generating):
+    pass

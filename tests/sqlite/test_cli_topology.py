@@ -266,6 +266,47 @@ def test_diff_tells_of_another_password(tmp_path, topology):
     assert "other@" not in done.stdout
 
 
+def test_diff_warns_of_a_generation(tmp_path):
+    def described(primary, number, name):
+        found = document(2)
+        server = found["keyspaces"]["objects"]["servers"][1]
+        server.update(primary=primary, generation=number)
+        return write(tmp_path, found, name)
+
+    old = described(f"mysql://app:{SECRET}@three", 3, "old.json")
+    for new, message in (
+        (described(f"mysql://app:{SECRET}@four", 4, "good.json"), ""),
+        (
+            described(f"mysql://app:{SECRET}@four", 3, "same.json"),
+            "warning: objects: generation of 'three' stays 3 while its",
+        ),
+        (
+            described(f"mysql://app:{SECRET}@three", 4, "by-hand.json"),
+            "warning: objects: generation of 'three' changes while its",
+        ),
+    ):
+        done = invoke("topology", "diff", old, new)
+        assert done.exit_code == 0
+        assert done.stderr.startswith(message)
+        assert done.stderr.count("\n") == bool(message)
+        assert SECRET not in done.output
+        found = invoke("topology", "diff", old, new, "--json")
+        assert found.stderr == done.stderr
+        assert json.loads(found.stdout)["old_epoch"] == 2
+
+
+def test_a_generation_is_shown(tmp_path):
+    described = document(2)
+    described["keyspaces"]["objects"]["servers"][1]["generation"] = 12
+    path = write(tmp_path, described)
+    shown = on_a_terminal("-t", path, "topology", "show", COLUMNS="160")
+    assert "generation" in shown
+    assert re.search(r"\b12\b", shown)
+    found = json.loads(invoke("-t", path, "topology", "show", "--json").stdout)
+    servers = found["keyspaces"]["objects"]["servers"]
+    assert [one.get("generation") for one in servers[:2]] == [None, 12]
+
+
 def test_the_status_of_diff(tmp_path, topology):
     same = write(tmp_path, document(), "same.json")
     newer = write(tmp_path, document(2), "newer.json")

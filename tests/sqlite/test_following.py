@@ -44,6 +44,8 @@ from tests.shared.following import Pin
 from tests.shared.following import SHARDS
 from tests.shared.following import TIMEOUT
 from tests.shared.following import until
+from tests.shared.threads import begun_since
+from tests.shared.threads import running
 
 
 class Places:
@@ -631,13 +633,13 @@ def test_500_changes_leave_nothing_behind(
 
     change(range(2, 52))
     gc.collect()
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, files = running(), len(os.listdir("/proc/self/fd"))
     objects = len(gc.get_objects())
     change(range(52, 552))
     gc.collect()
     grown = len(gc.get_objects()) - objects
     assert grown < 2_000, grown
-    assert threading.active_count() <= threads
+    assert begun_since(threads) == []
     assert len(os.listdir("/proc/self/fd")) <= files + 2
     assert len(cluster.stats()) <= SHARDS
 
@@ -734,7 +736,7 @@ def test_idle_pools_of_loops_are_drained_without_a_request(
 def test_a_loop_that_ends_at_once_leaves_nothing_open(
     cluster: Cluster, places: Places
 ) -> None:
-    before = threading.active_count()
+    before = running()
 
     async def main() -> None:
         async with cluster.async_session() as session:
@@ -746,7 +748,7 @@ def test_a_loop_that_ends_at_once_leaves_nothing_open(
 
     asyncio.run(main())
     # aiosqlite has a thread for each connection.
-    assert until(lambda: threading.active_count() <= before, 5.0)
+    assert until(lambda: not begun_since(before), 5.0)
 
 
 # -- following, and fork
@@ -778,14 +780,14 @@ def test_a_file_is_followed(places: Places) -> None:
 
 def test_following_begins_with_the_first_use(places: Places) -> None:
     feed = Feed(places.topology(1, 1, 2))
-    threads = threading.active_count()
+    threads = running()
     cluster = Cluster.from_source(feed)
-    assert threading.active_count() == threads
+    assert begun_since(threads) == []
     assert feed.started == 0
     assert cluster.topology.epoch == 1
-    assert threading.active_count() == threads + 1
+    assert len(begun_since(threads)) == 1
     cluster.close()
-    assert threading.active_count() == threads
+    assert begun_since(threads) == []
     assert feed.stopped == 1
     assert cluster.source_report().state == "closed"
 
@@ -827,7 +829,7 @@ def test_a_source_that_hangs_keeps_nobody_waiting(places: Places) -> None:
 
 def test_a_cluster_that_is_collected_ends_its_thread(places: Places) -> None:
     feed = Feed(places.topology(1, 1, 2))
-    threads = threading.active_count()
+    threads = running()
     cluster = Cluster.from_source(feed)
     fill(cluster)
     assert feed.stopped == 0
@@ -836,7 +838,7 @@ def test_a_cluster_that_is_collected_ends_its_thread(places: Places) -> None:
     gc.collect()
     assert gone() is None
     assert until(lambda: feed.stopped == 1)
-    assert until(lambda: threading.active_count() <= threads)
+    assert until(lambda: not begun_since(threads))
 
 
 def test_two_clusters_follow_each_its_own(places: Places) -> None:

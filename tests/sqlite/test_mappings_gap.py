@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tests.shared import mapping_gap
 from tests.shared.mapping_models import lists_on_sqlite
 
@@ -9,4 +11,4 @@ cluster = lists_on_sqlite()
 
 
 class TestGap(mapping_gap.Gap):
-    whole = ("random", "above")
+    wide: ClassVar = {"random": 3000, "above": 2000}

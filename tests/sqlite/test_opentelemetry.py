@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
+from dataclasses import fields
 
 import pytest
 from opentelemetry import trace
@@ -264,6 +267,75 @@ def test_measurements(cluster, pins, telemetry):
         "sqla_shard.keyspace": "objects",
         "sqla_shard.scattered": False,
     }
+
+
+_MEMORY = {"backend": "dogpile.cache.memory"}
+
+
+@pytest.fixture
+def cache(cluster):
+    yield cluster.configure_cache(
+        {"objects": _MEMORY, "idle": _MEMORY},
+        classes={Pin: "objects"},
+        prefix="test",
+    )
+    cluster.cache = None
+
+
+def counted(telemetry, name):
+    return {
+        point.attributes["sqla_shard.cache.region"]: point.value
+        for point in telemetry.points(f"sqla_shard.cache.{name}")
+    }
+
+
+def test_counts_of_the_cache(cluster, cache, pins, telemetry):
+    for _ in range(3):
+        with cluster.session() as session:
+            session.get_many(Pin, pins)
+    with cluster.begin() as session:
+        session.get(Pin, pins[0]).title = "other"
+    for stats in cache.stats():
+        for count in fields(stats):
+            if count.name not in ("name", "classes"):
+                value = getattr(stats, count.name)
+                assert counted(telemetry, count.name)[stats.name] == value
+    assert counted(telemetry, "hits") == {"objects": 7, "idle": 0}
+    assert counted(telemetry, "misses") == {"objects": 3, "idle": 0}
+    # Of the insert of each pin, and of the change.
+    assert counted(telemetry, "invalidations")["objects"] == 4
+
+
+def test_without_a_cache_nothing_is_counted(cluster, pins, telemetry):
+    assert counted(telemetry, "hits") == {}
+
+
+def test_caches_of_all_clusters_are_added_up(cluster, cache, pins):
+    telemetry = Telemetry()
+    running = instrument(meter_provider=telemetry.meters)
+    before = counted(telemetry, "misses")["objects"]
+    with Cluster.from_topology(cluster.topology) as other:
+        other.configure_cache(
+            {"objects": _MEMORY}, classes={Pin: "objects"}, prefix="other"
+        )
+        for one in (cluster, other):
+            with one.session() as session:
+                session.get(Pin, pins[0])
+        assert counted(telemetry, "misses")["objects"] == before + 2
+    running.uninstrument()
+    assert counted(telemetry, "misses") == {}
+
+
+def test_a_meter_keeps_no_cluster(cluster):
+    telemetry = Telemetry()
+    other = Cluster.from_topology(cluster.topology)
+    instrument(other, telemetry.tracers, telemetry.meters)
+    other.close()
+    gone = weakref.ref(other)
+    del other
+    gc.collect()
+    assert gone() is None
+    assert counted(telemetry, "hits") == {}
 
 
 def test_unsampled_spans_cost_none_inside(cluster, pins):

@@ -30,13 +30,14 @@ def test_boards(visitor: Visitor) -> None:
         "details": "",
         "count": 0,
         "removed": 0,
+        "followers": 0,
     }
     path = f"/boards/{made['id']}"
     changed = visitor.api("PATCH", path, {"details": "Wooden"})
     assert changed == {**made, "details": "Wooden"}
     assert visitor.api("GET", path) == changed
     listed = visitor.api("GET", "/boards")
-    del changed["removed"]
+    del changed["removed"], changed["followers"]
     assert listed == {"boards": [changed], "next": None}
 
 

@@ -349,6 +349,8 @@ def test_an_import_for_a_user_that_is_gone(
 # -- samples
 
 
+# Users of an older version are looked for everywhere, once.
+@pytest.mark.sqla_shard_allow("scatter")
 def test_samples_are_made_once(cluster: Cluster) -> None:
     assert add_samples(cluster) == 3
     assert add_samples(cluster) == 0
@@ -361,10 +363,12 @@ def test_users_on_a_shard_of_choice(cluster: Cluster) -> None:
     assert cluster.explain(board_id).shards == (7,)
 
 
+# Users of an older version are looked for everywhere, once.
+@pytest.mark.sqla_shard_allow("scatter")
 def test_the_samples_of_a_user_are_whole_or_absent(
     tmp_path: Path,
 ) -> None:
-    document = sqlite_topology(tmp_path, 2, 4, main=True)
+    document = sqlite_topology(tmp_path, 2, 4, lookup=4)
     with Cluster.from_topology(document) as fresh:
         fresh.create_all(Base.metadata)
 

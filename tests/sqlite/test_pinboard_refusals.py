@@ -33,14 +33,21 @@ PIN = "68719476737"  # shard 0, type 1, local id 1
 BOARD = str(pack(0, 2, 1))
 WRITES = [
     ("POST", "/session"),
+    ("POST", "/sign-up"),
+    ("POST", "/api/users"),
     ("POST", "/session/leave"),
     ("POST", "/boards"),
     ("POST", f"/boards/{BOARD}"),
     ("POST", f"/boards/{BOARD}/pins"),
+    ("POST", f"/boards/{BOARD}/follow"),
+    ("POST", f"/boards/{BOARD}/unfollow"),
+    ("POST", f"/boards/{BOARD}/saved/{PIN}/remove"),
+    ("POST", f"/pins/{PIN}/save"),
     ("POST", f"/pins/{PIN}/edit"),
     ("POST", f"/pins/{PIN}/remove"),
     ("POST", f"/pins/{PIN}/restore"),
     ("POST", "/import"),
+    ("POST", "/cache/<name>"),
     ("POST", "/api/boards"),
     ("PATCH", f"/api/boards/{BOARD}"),
     ("POST", f"/api/boards/{BOARD}/moves"),
@@ -48,6 +55,10 @@ WRITES = [
     ("PATCH", f"/api/pins/{PIN}"),
     ("DELETE", f"/api/pins/{PIN}"),
     ("POST", f"/api/pins/{PIN}/restore"),
+    ("PUT", f"/api/boards/{BOARD}/follow"),
+    ("DELETE", f"/api/boards/{BOARD}/follow"),
+    ("PUT", f"/api/boards/{BOARD}/saved/{PIN}"),
+    ("DELETE", f"/api/boards/{BOARD}/saved/{PIN}"),
     ("POST", "/api/imports"),
 ]
 SCRIPTS = [
@@ -117,7 +128,7 @@ def test_a_token_of_another_session(
     assert visitor.call("POST", "/boards", {"title": "x"}).status_code == 400
 
 
-@pytest.mark.parametrize(("method", "path"), WRITES[2:])
+@pytest.mark.parametrize(("method", "path"), WRITES[4:])
 def test_nobody_writes_nothing(app: Flask, method: str, path: str) -> None:
     nobody = Visitor(app.test_client(), 0, "nobody")
     nobody.read_token()
@@ -244,8 +255,10 @@ def test_ids_of_nothing(visitor: Visitor) -> None:
 
 
 def test_users_that_are_none(visitor: Visitor) -> None:
-    for name in ("", "nobody", "x" * 51, "\u0000"):
-        visitor.refused(404, "/session", name=name)
+    nobody = "nobody@example.com"
+    for email in ("", "nobody", nobody, "x" * 300 + nobody, "\u0000@x"):
+        told = visitor.refused(422, "/session", email=email)
+        assert "address" in told
     # Who was signed in still is.
     assert visitor.name in visitor.get("/boards")
 
@@ -278,8 +291,10 @@ def test_pages_keep_to_their_policy(visitor: Visitor) -> None:
     pin_id = visitor.add_pin(board_id)
     for path in (
         "/",
+        "/sign-up",
         "/boards",
         f"/boards/{board_id}",
+        f"/pins/{pin_id}",
         f"/pins/{pin_id}/edit",
         f"/where/{pin_id}",
         "/import",
@@ -293,7 +308,7 @@ def test_pages_keep_to_their_policy(visitor: Visitor) -> None:
 def test_what_a_page_names_is_there(visitor: Visitor) -> None:
     page = visitor.get("/")
     names = set(re.findall(r'"(/static/[^"]+)"', page))
-    assert len(names) == 7
+    assert len(names) == 8
     for name in list(names):
         with visitor.client.get(name) as answer:
             assert answer.status_code == 200

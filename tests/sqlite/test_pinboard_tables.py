@@ -36,7 +36,7 @@ def make_cluster(tmp_path: Path) -> Iterator[MakeCluster]:
 
         def make() -> Cluster:
             folder = tmp_path / f"cluster{next(numbers)}"
-            document = sqlite_topology(folder, 2, 4, main=True)
+            document = sqlite_topology(folder, 2, 4, lookup=4)
             return stack.enter_context(Cluster.from_topology(document))
 
         yield make
@@ -91,9 +91,9 @@ def test_the_commands_see_the_data_of_the_demo(
     ini = str(PINBOARD / "alembic.ini")
     output = io.StringIO()
     command.current(Config(ini, stdout=output), check_heads=True)
-    assert output.getvalue() == "64 of objects: 0-63\n0001 (head)\n"
-    told = invoke("schema", "-c", ini, "-n", "main", "status", "--exit-code")
-    assert "1 at 0001 (head)" in told.output
+    assert output.getvalue() == "64 of objects: 0-63\n0002 (head)\n"
+    told = invoke("schema", "-c", ini, "-n", "lookup", "status", "--exit-code")
+    assert "16 at 0001 (head)" in told.output
 
     # What alembic.ini names is what the command makes.
     text = (PINBOARD / "topology.toml").read_text("utf-8")

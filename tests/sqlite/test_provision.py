@@ -16,6 +16,7 @@ from sqla_shard import Topology
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
+from sqla_shard.internal import METADATA
 from sqla_shard.schema import internal
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
@@ -446,7 +447,7 @@ def test_another_runner_has_made_the_tables_of_this_package(
             with place.engine.connect() as connection:
                 internal.upgrade(connection, None)
                 names.append(place.backend.ddl.names(connection))
-    tables = {"sqla_shard_ledger", "sqla_shard_token", "sqla_shard_version"}
+    tables = {*METADATA.tables, internal.VERSION_TABLE}
     assert names == [tables] * 3
 
 

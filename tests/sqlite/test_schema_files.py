@@ -43,6 +43,17 @@ name = "two"
 primary = "sqlite:///data"
 shards = [0, 3]
 """
+LOOKUP = """
+[keyspaces.lookup]
+kind = "mod"
+shards = 2
+database = "lookup{shard:05d}"
+
+[[keyspaces.lookup.servers]]
+name = "one"
+primary = "sqlite:///data"
+shards = [0, 1]
+"""
 COPIED = ["README", "env.py", "script.py.mako"]
 
 
@@ -233,13 +244,15 @@ def make_databases() -> None:
 
 
 def test_alembic_works_with_what_was_written(project: Path) -> None:
+    with Path("topology.toml").open("a") as file:
+        file.write(LOOKUP)
     init(
         "migrations",
         topology="topology.toml",
         models="examples.pinboard.models:Base",
     )
     make_databases()
-    for section in ("alembic", "main"):
+    for section in ("alembic", "lookup"):
         config = Config("alembic.ini", ini_section=section)
         command.revision(config, "first", autogenerate=True)
         command.upgrade(config, "head")
@@ -250,13 +263,11 @@ def test_alembic_works_with_what_was_written(project: Path) -> None:
             session.add(user)
             session.flush()
             user_id = user.id
-        with cluster.begin() as session:
-            person = pinboard.Person(name="maker", user_id=user_id, about="")
-            session.add(person)
+        key = "me@example.com"
+        cluster.run(pinboard.UserEmail.claim, key, user_id)
         with cluster.session() as session:
-            found = session.get(pinboard.User, user_id)
-            assert found is not None
-            assert found.name == "maker"
+            assert pinboard.UserEmail.resolve(session, key) == user_id
+            assert session.get_one(pinboard.User, user_id).name == "maker"
 
 
 def test_alembic_works_without_models(project: Path) -> None:

@@ -8,8 +8,10 @@ from contextlib import closing
 
 import pytest
 
+from sqla_shard import internal
 from sqla_shard import schema
 from sqla_shard.schema import Answer
+from sqla_shard.schema.internal import VERSION_TABLE
 from tests.shared.schema import on_sqlite
 from tests.shared.schema import runner_fixture
 
@@ -40,9 +42,8 @@ def names(project, shard_id):
     )
     return {row[0] for row in rows} - {
         "alembic_version",
-        "sqla_shard_ledger",
-        "sqla_shard_token",
-        "sqla_shard_version",
+        *internal.METADATA.tables,
+        VERSION_TABLE,
     }
 
 

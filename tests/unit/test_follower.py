@@ -35,6 +35,8 @@ from tests.shared.following import in_child
 from tests.shared.following import TIMEOUT
 from tests.shared.following import topology
 from tests.shared.following import until
+from tests.shared.threads import begun_since
+from tests.shared.threads import running
 
 DOWN = TopologyUnavailableError(source="feed", reason="it is down")
 INVALID = TopologyError([Problem("epoch", "is none")], source="feed")
@@ -295,7 +297,7 @@ def test_waiting_ends_with_the_time_or_with_the_follower() -> None:
 
 
 def test_closing_ends_the_thread_and_the_source() -> None:
-    before = threading.active_count()
+    before = running()
     feed = Feed(topology(1))
     follower = Follower(feed)
     follower.begin()
@@ -304,14 +306,14 @@ def test_closing_ends_the_thread_and_the_source() -> None:
     follower.start()
     assert follower.is_running
     feed.wait(2)
-    assert threading.active_count() == before + 1
+    assert len(begun_since(before)) == 1
     assert follower.close(TIMEOUT)
     assert follower.close(TIMEOUT)
-    assert threading.active_count() == before
+    assert begun_since(before) == []
     assert (feed.started, feed.stopped) == (1, 1)
     follower.start()
     follower.refresh()
-    assert threading.active_count() == before
+    assert begun_since(before) == []
     assert follower.report().state == "closed"
     assert follower.topology == topology(1)
     assert "closed" in repr(follower)

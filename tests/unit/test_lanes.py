@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from sqla_shard.scattering import Lanes
+from tests.shared.threads import begun_since
+from tests.shared.threads import running
 
 TIMEOUT = 20
 
@@ -42,9 +44,9 @@ def test_all_run_at_the_same_time_and_answer_in_order() -> None:
 
 
 def test_one_job_needs_no_thread() -> None:
-    before = threading.active_count()
+    before = running()
     assert Lanes(1).run([lambda: 5]) == [5]
-    assert threading.active_count() == before
+    assert begun_since(before) == []
 
 
 def test_fewer_threads_than_jobs() -> None:

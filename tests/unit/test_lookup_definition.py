@@ -53,6 +53,21 @@ def created(cls: Any, dialect: Any) -> str:
     return " ".join(text.split())
 
 
+def test_the_field_of_the_key(base, user):
+    cls = make(base, target=user, field="name")
+    assert link(cls).field == "name"
+    assert "name" not in cls.__table__.columns
+
+
+@pytest.mark.parametrize("field", ["nmae", "", 7])
+def test_no_field_of_the_objects(base, user, field):
+    with pytest.raises(ClassDefinitionError, match="is no attribute of User"):
+        make(base, target=user, field=field)
+    by_name = make(base, "UserName", target="User", field=field)
+    with pytest.raises(ClassDefinitionError, match="is no attribute of User"):
+        link(by_name)
+
+
 def test_a_table_of_unique_keys(base, user):
     cls = make(base, target=user)
     assert cls.__tablename__ == "user_email"

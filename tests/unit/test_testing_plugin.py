@@ -27,6 +27,12 @@ TESTS = """
     def test_own_zookeeper(zookeeper_installed):
         raise AssertionError("ran")
 
+    def test_own_memcached(memcached_installed):
+        raise AssertionError("ran")
+
+    def test_own_redis(redis_installed):
+        raise AssertionError("ran")
+
     def test_no_servers_needed():
         pass
 
@@ -40,6 +46,8 @@ TESTS = """
 def _without_mariadb(pytester, monkeypatch):
     monkeypatch.setenv("SQLA_SHARD_MARIADB", str(pytester.path / "none"))
     monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER", str(pytester.path / "none"))
+    monkeypatch.setenv("SQLA_SHARD_MEMCACHED", str(pytester.path / "none"))
+    monkeypatch.setenv("SQLA_SHARD_REDIS", str(pytester.path / "none"))
     for name in (
         "CI",
         "PYTEST_ADDOPTS",
@@ -49,20 +57,26 @@ def _without_mariadb(pytester, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def run(pytester, tests=TESTS):
+def run(pytester, tests=TESTS, *, apart=False):
     pytester.makepyfile(tests)
-    return pytester.runpytest_subprocess("-rs", "-p", "no:cacheprovider")
+    run = pytester.runpytest_inprocess
+    if apart:
+        run = pytester.runpytest_subprocess
+    return run("-rs", "-p", "no:cacheprovider")
 
 
-def test_skips_and_says_so_at_the_end(pytester):
-    result = run(pytester)
-    result.assert_outcomes(passed=1, skipped=6)
+@pytest.mark.parametrize("apart", [True, False])
+def test_skips_and_says_so_at_the_end(pytester, apart):
+    result = run(pytester, apart=apart)
+    result.assert_outcomes(passed=1, skipped=8)
     result.stdout.fnmatch_lines(
         [
             "SKIPPED*MariaDB is not installed: apt-get install *",
             "SKIPPED*ZooKeeper is not installed: apt-get install *",
-            "sqla_shard: 5 live tests skipped for lack of servers. *install*",
-            "*1 passed, 6 skipped*",
+            "SKIPPED*memcached is not installed: apt-get install *",
+            "SKIPPED*Redis is not installed: apt-get install *",
+            "sqla_shard: 7 live tests skipped for lack of servers. *install*",
+            "*1 passed, 8 skipped*",
         ]
     )
 
@@ -73,9 +87,14 @@ def test_skips_and_says_so_at_the_end(pytester):
 def test_fails_where_servers_are_promised(pytester, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     result = run(pytester)
-    result.assert_outcomes(passed=1, skipped=1, errors=5)
+    result.assert_outcomes(passed=1, skipped=1, errors=7)
     result.stdout.fnmatch_lines(
-        ["*MariaDB is not installed*", "*ZooKeeper is not installed*"]
+        [
+            "*MariaDB is not installed*",
+            "*ZooKeeper is not installed*",
+            "*memcached is not installed*",
+            "*Redis is not installed*",
+        ]
     )
     result.stdout.no_fnmatch_line("*for lack of servers*")
 
@@ -86,7 +105,7 @@ def test_a_variable_that_says_no_promises_nothing(
 ):
     monkeypatch.setenv("CI", value)
     monkeypatch.setenv("SQLA_SHARD_REQUIRE_SERVERS", value)
-    run(pytester).assert_outcomes(passed=1, skipped=6)
+    run(pytester).assert_outcomes(passed=1, skipped=8)
 
 
 def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
@@ -94,7 +113,7 @@ def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", "mysql://a:b@127.0.0.1:1")
     pytest.importorskip("pymysql")
     result = run(pytester)
-    result.assert_outcomes(passed=1, skipped=4, errors=2)
+    result.assert_outcomes(passed=1, skipped=6, errors=2)
     result.stdout.fnmatch_lines(["*ServerProcessError*does not answer*"])
 
 

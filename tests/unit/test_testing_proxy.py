@@ -233,7 +233,7 @@ def test_half_of_it_is_on_each_way(proxy, echo):
     there = echo.arrived[-1][0] - start
     assert there >= 0.05
     assert taken - there >= 0.05
-    assert taken < 0.5
+    assert taken < 2
 
 
 def test_connection_reaches_the_server_after_one_and_a_half(echo):
@@ -241,21 +241,22 @@ def test_connection_reaches_the_server_after_one_and_a_half(echo):
         start = monotonic()
         with client(proxy) as connection:
             taken = ask(connection)
-    assert 0.15 <= echo.accepted[0] - start < 0.5
-    assert 0.2 <= taken < 0.7
+    assert 0.15 <= echo.accepted[0] - start < 2
+    assert 0.2 <= taken < 2
 
 
 def test_what_is_sent_without_an_answer_waits_once(proxy):
     with client(proxy) as connection:
         ask(connection)
-        proxy.delay = 0.1
+        proxy.delay = 0.3
         start = monotonic()
         pause = threading.Event()
         for number in range(10):
             connection.sendall(b"%d" % number)
             pause.wait(0.005)
         assert receive(connection, 10) == b"0123456789"
-        assert 0.1 <= monotonic() - start < 0.8
+        # Each on its own would take 3 seconds.
+        assert 0.3 <= monotonic() - start < 2.5
 
 
 def test_shorter_delay_does_not_change_the_order(proxy):
@@ -268,7 +269,7 @@ def test_shorter_delay_does_not_change_the_order(proxy):
         proxy.delay = 0
         connection.sendall(b"b")
         assert receive(connection, 2) == b"ab"
-        assert ask(connection) < 0.5
+        assert ask(connection) < 0.9
 
 
 # -- faults ---------------------------------------------------------------

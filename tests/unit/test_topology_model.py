@@ -398,9 +398,9 @@ class TestSize:
         }
 
     def test_loads_quickly(self, document: dict[str, Any]) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         whole = Topology.from_mapping(document)
-        assert time.perf_counter() - start < 0.5
+        assert time.process_time() - start < 0.5
         assert len(pickle.dumps(whole)) < 64_000
         objects = whole.keyspace("objects")
         for shard_id in (0, 511, 512, 40_000, 65_535):
@@ -410,7 +410,7 @@ class TestSize:
     def test_finds_servers_quickly(self, document: dict[str, Any]) -> None:
         objects = Topology.from_mapping(document).keyspace("objects")
         objects.server_for(0)
-        start = time.perf_counter()
+        start = time.process_time()
         for shard_id in range(65_536):
             objects.server_for(shard_id)
-        assert (time.perf_counter() - start) / 65_536 < 5e-6
+        assert (time.process_time() - start) / 65_536 < 5e-6

@@ -60,6 +60,8 @@ def keyspaces(draw: st.DrawFn, name: str, kind: str) -> dict[str, Any]:
         }
         if draw(st.booleans()):
             server["standby"] = f"{host}-b"
+        if draw(st.booleans()):
+            server["generation"] = draw(st.integers(0, 2**63 - 1))
         if kind != "global":
             single = len(ranges) == 1 and draw(st.booleans())
             server["shards"] = ranges[0] if single else ranges

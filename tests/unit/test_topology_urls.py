@@ -314,7 +314,7 @@ def test_repr_of_a_server_shows_no_password() -> None:
     assert repr(server) == (
         "Server(name='a', primary='mysql://app:***@h', "
         "standby='mysql://app:***@i', "
-        "shards=(ShardRange(first=0, last=1),), weight=1.0)"
+        "shards=(ShardRange(first=0, last=1),), weight=1.0, generation=None)"
     )
 
 

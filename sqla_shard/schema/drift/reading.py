@@ -16,7 +16,7 @@ from sqla_shard.dialects import Backend
 from sqla_shard.engines import Engines
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
-from sqla_shard.internal import TOKENS
+from sqla_shard.internal import OF_TRANSACTIONS
 from sqla_shard.schema.drift.report import end_of
 from sqla_shard.schema.drift.report import Role
 from sqla_shard.topology import Keyspace
@@ -82,7 +82,7 @@ class End:
         for engine, schemas in work.items():
             with engine.connect() as connection:
                 found = backend.catalogue.digests(connection, schemas)
-            for schema, digests in _without_tokens(found).items():
+            for schema, digests in _without_ours(found).items():
                 tables[schemas[schema]] = digests
         return Reading(end=self, databases=databases, tables=tables)
 
@@ -92,14 +92,15 @@ class End:
         )
 
 
-def _without_tokens(
+def _without_ours(
     found: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Mapping[str, str]]:
-    """Leave out the table of keys, which a shard has when it needs it."""
+    """Leave out tables of ours, which a shard has when it needs them."""
     # Equal databases share one mapping, and must go on to do so.
     known = {id(digests): digests for digests in found.values()}
+    ours = {table.name for table in OF_TRANSACTIONS}
     cut = {
-        key: {name: d for name, d in digests.items() if name != TOKENS.name}
+        key: {name: d for name, d in digests.items() if name not in ours}
         for key, digests in known.items()
     }
     return {schema: cut[id(digests)] for schema, digests in found.items()}

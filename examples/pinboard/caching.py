@@ -1,0 +1,65 @@
+"""What is kept of rows beside the database: all that pages show.
+
+Whoever writes has to keep the same: the command, each process of a WSGI
+server, and whatever else changes boards.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from examples.pinboard.models import Board
+from examples.pinboard.models import BoardHasFollowers
+from examples.pinboard.models import BoardHasPins
+from examples.pinboard.models import BoardHasRemovedPins
+from examples.pinboard.models import BoardHasSavedPins
+from examples.pinboard.models import Pin
+from examples.pinboard.models import PinInBoards
+from examples.pinboard.models import User
+from examples.pinboard.models import UserFollowsBoards
+from examples.pinboard.models import UserHasBoards
+from sqla_shard import Cluster
+from sqla_shard.cache import Cached
+
+__all__ = ["MEMORY", "NONE", "keep"]
+
+MEMORY = "memory"
+"""That of the one process."""
+NONE = "none"
+
+_LISTS = Cached(region="lists", rows=200)
+_CLASSES: dict[Any, str | Cached] = {
+    User: "objects",
+    Board: "objects",
+    Pin: "objects",
+    UserHasBoards: _LISTS,
+    BoardHasPins: _LISTS,
+    BoardHasRemovedPins: _LISTS,
+    UserFollowsBoards: _LISTS,
+    BoardHasFollowers: _LISTS,
+    BoardHasSavedPins: _LISTS,
+    PinInBoards: _LISTS,
+}
+
+
+def keep(cluster: Cluster, where: str) -> None:
+    """Keep rows from now on; to be called before anything is written.
+
+    :param where: "memory", the memcached nodes as host:port with commas
+        between them, or "none" to keep nothing.
+    """
+    if where == NONE:
+        return
+    region: dict[str, Any] = {"backend": "dogpile.cache.memory"}
+    if where != MEMORY:
+        servers = re.split(r"[,\s]+", where.strip(", "))
+        region = {
+            "backend": "sqla_shard.memcached",
+            "arguments": {"servers": servers},
+        }
+    cluster.configure_cache(
+        {"objects": region, "lists": region},
+        classes=_CLASSES,
+        prefix="pinboard",
+    )

@@ -1,0 +1,308 @@
+"""Regions: where the rows of a class are kept, and for how long.
+
+A region is one of dogpile.cache, whose users know how to write it down, and
+a :class:`~.store.Store` over the servers of its backend.  What dogpile.cache
+itself does with the region is the application's; it never sees what we keep
+there, nor do we see what is its own.
+
+dogpile.cache is loaded by those who open a region.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqla_shard import exc
+from sqla_shard.cache.protocol import Times
+from sqla_shard.cache.store import check_seconds
+from sqla_shard.cache.store import LONGEST
+from sqla_shard.cache.store import Store
+from sqla_shard.internal import LONGEST_REGION
+
+if TYPE_CHECKING:
+    import dogpile.cache
+    from dogpile.cache import CacheRegion
+
+__all__ = ["BACKEND", "REGION_NAME", "Region", "open_region", "store_of"]
+
+BACKEND = "sqla_shard.memcached"
+"""The name of our own backend."""
+
+REGION_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_REGION}}}")
+"""What names of regions look like."""
+
+_MEMORY, _REDIS = "dogpile.cache.memory", "dogpile.cache.redis"
+_BACKENDS = (BACKEND, _REDIS, _MEMORY)
+_THEIRS = frozenset(
+    ["backend", "expiration_time", "arguments", "wrap", "region_invalidator"]
+)
+_OURS = frozenset(["expire_nothing", "lease", "tombstone", "wait"])
+#: Of their backends.  One that is newer than this can be said to a
+#: ``CacheRegion``, which is left as it is.
+_ARGUMENTS = {
+    _MEMORY: ("cache_dict",),
+    _REDIS: (
+        *("url", "host", "port", "db", "username", "password", "ssl"),
+        *("socket_timeout", "socket_connect_timeout", "socket_keepalive"),
+        *("socket_keepalive_options", "connection_pool", "connection_kwargs"),
+        *("redis_expiration_time", "distributed_lock", "thread_local_lock"),
+        *("lock_timeout", "lock_sleep", "lock_blocking", "lock_prefix"),
+        "lock_blocking_timeout",
+    ),
+}
+_DEFAULTS = Times()
+_STORE = "_sqla_shard_store"
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A region that is open.
+
+    :ivar name: what the application calls it.
+    :ivar store: keeps its items.
+    :ivar times: how long they last.
+    :ivar region: the ``CacheRegion`` of dogpile.cache.
+    """
+
+    name: str
+    store: Store
+    times: Times
+    region: Any
+
+
+def open_region(
+    name: str, config: Mapping[str, Any] | dogpile.cache.CacheRegion
+) -> Region:
+    """Open a region.
+
+    The ``expiration_time`` of dogpile.cache is how long a value lasts, in
+    full seconds or as a ``timedelta``.  Where it is not given or says "for
+    ever" (None, 0 or -1) that is an hour: were there ever a value that is
+    wrong, it must end.
+
+    :param name: what the application calls it.
+    :param config: the arguments of ``CacheRegion.configure()``, of which
+        ``backend`` must be there, and ``expire_nothing``, ``lease``,
+        ``tombstone`` and ``wait``, see :class:`~.protocol.Times`; or a
+        region that is configured.
+    :raises sqla_shard.exc.CacheOptionError: if that makes no sense, or the
+        backend cannot do what is needed.
+    :raises sqla_shard.exc.MissingExtraError: if a package is missing.
+    """
+    region_class = _load_dogpile()
+    if isinstance(config, region_class):
+        given: dict[str, Any] = {}
+        region = config
+        times = _times(given, _configured(name, region).expiration_time)
+    elif isinstance(config, Mapping):
+        given = dict(config)
+        _check_names(name, given)
+        times = _times(given, given.get("expiration_time"))
+        region = _configure(name, given, times)
+    else:
+        raise exc.CacheOptionError(
+            "is neither the configuration of a region nor a CacheRegion",
+            option=f"regions[{name!r}]",
+            value=config,
+        )
+    store = _store_of(name, region, max(times.tombstone, _DEFAULTS.tombstone))
+    longest = store.longest
+    if times.tombstone > longest:
+        raise exc.CacheOptionError(
+            f"is longer than {longest}, the argument 'longest' of the "
+            f"backend of region {name!r}: say longest={times.tombstone}",
+            option="tombstone",
+            value=times.tombstone,
+        )
+    return Region(name=name, store=store, times=times, region=region)
+
+
+def store_of(region: dogpile.cache.CacheRegion) -> Store:
+    """Return the store over the servers of a region.
+
+    It is the same for all who ask: two in the memory of one process would
+    not hear of each other.  It reads and writes below the proxies of the
+    region (``wrap``), which see what the application does with the region,
+    and no rows.
+
+    :raises sqla_shard.exc.CacheOptionError: if the backend cannot do what is
+        needed.
+    :raises sqla_shard.exc.MissingExtraError: if a package is missing.
+    """
+    _load_dogpile()
+    return _store_of(region.name or "", region, _DEFAULTS.tombstone)
+
+
+def _store_of(name: str, region: CacheRegion, longest: int) -> Store:
+    from dogpile.cache.proxy import ProxyBackend
+
+    backend: Any = _configured(name, region).backend
+    while isinstance(backend, ProxyBackend):
+        _log.warning(
+            "region %r: rows are kept below %s, which does not see them",
+            name,
+            type(backend).__name__,
+            extra={"action": "cache"},
+        )
+        backend = backend.proxied
+    with _lock:
+        store: Store | None = vars(backend).get(_STORE)
+        if store is None:
+            store = _make_store(backend, region, longest)
+            setattr(backend, _STORE, store)
+    return store
+
+
+def _make_store(backend: Any, region: CacheRegion, longest: int) -> Store:
+    from dogpile.cache.backends.memory import MemoryBackend
+    from dogpile.cache.backends.redis import RedisBackend
+
+    from sqla_shard.cache.dogpile_backend import MemcachedBackend
+    from sqla_shard.cache.dogpile_memory import DogpileMemoryStore
+    from sqla_shard.cache.redis import RedisStore
+
+    if isinstance(backend, MemcachedBackend):
+        return backend.store
+    if isinstance(backend, RedisBackend):
+        options = {"longest": longest}
+        if backend.socket_timeout is not None:
+            options["timeout"] = backend.socket_timeout
+        return RedisStore(backend.writer_client, **options)
+    # What a serializer makes of a value is not what the region would read.
+    if isinstance(backend, MemoryBackend) and region.serializer is None:
+        return DogpileMemoryStore(backend)
+    raise _unfit(type(backend).__name__)
+
+
+def _unfit(backend: object) -> exc.CacheOptionError:
+    names = ", ".join(_BACKENDS)
+    return exc.CacheOptionError(
+        "cannot keep rows: that takes leases, which are given to one of many "
+        "(compare and set), on servers that tell when they have forgotten "
+        f"something. These can: {names} without a serializer",
+        option="backend",
+        value=backend,
+    )
+
+
+def _load_dogpile() -> type[CacheRegion]:
+    try:
+        from dogpile.cache import CacheRegion
+        from dogpile.cache import register_backend
+    except ImportError as error:
+        raise exc.MissingExtraError(
+            package="dogpile.cache", extra="cache", reason=str(error)
+        ) from None
+    # Found without the entry point, too, which an installation of an earlier
+    # version does not have.
+    register: Callable[[str, str, str], None] = register_backend
+    register(BACKEND, "sqla_shard.cache.dogpile_backend", "MemcachedBackend")
+    return CacheRegion
+
+
+def _configured(name: str, region: CacheRegion) -> CacheRegion:
+    if not region.is_configured:
+        raise exc.CacheOptionError(
+            "is not configured: call its configure() first",
+            option=f"regions[{name!r}]",
+            value=region,
+        )
+    return region
+
+
+def _configure(
+    name: str, given: Mapping[str, Any], times: Times
+) -> CacheRegion:
+    from dogpile.cache import CacheRegion
+
+    backend = given["backend"]
+    options = {key: given[key] for key in _THEIRS & given.keys()}
+    arguments = _checked_arguments(backend, options.pop("arguments", None))
+    if backend == BACKEND and times.tombstone > _DEFAULTS.tombstone:
+        arguments.setdefault("longest", times.tombstone)
+    options.update(expiration_time=times.expire, arguments=arguments)
+    try:
+        return CacheRegion(name=name).configure(**options)
+    except ImportError as error:
+        if backend != _REDIS:
+            raise
+        raise exc.MissingExtraError(
+            package="redis", extra="redis", reason=str(error)
+        ) from None
+    except exc.CacheOptionError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise exc.CacheOptionError(
+            f"refuses its arguments: {error}", option="backend", value=backend
+        ) from error
+
+
+def _checked_arguments(backend: str, given: Any) -> dict[str, Any]:
+    """Return a copy without what dogpile.cache would leave alone: typos."""
+    from sqla_shard.cache.dogpile_backend import MemcachedBackend
+
+    if not isinstance(given, (Mapping, type(None))):
+        raise exc.CacheOptionError(
+            f"is no mapping of arguments of {backend}",
+            option="arguments",
+            value=given,
+        )
+    arguments = dict(given or {})
+    known = _ARGUMENTS.get(backend, MemcachedBackend.arguments)
+    for argument in arguments.keys() - known:
+        raise exc.CacheOptionError(
+            f"is no argument of {backend}; there are {', '.join(known)}",
+            option=f"arguments[{argument!r}]",
+            value=arguments[argument],
+        )
+    port = arguments.get("port", 1)
+    if backend == _REDIS and type(port) is not int:
+        # The client would tell in the first transaction, and end it.
+        raise exc.CacheOptionError(
+            "is no number of a port", option="arguments['port']", value=port
+        )
+    return arguments
+
+
+def _check_names(name: str, given: Mapping[str, Any]) -> None:
+    for option in given:
+        if option not in _THEIRS | _OURS:
+            known = ", ".join(sorted(_THEIRS | _OURS))
+            raise exc.CacheOptionError(
+                f"is no setting of region {name!r}; there are {known}",
+                option=str(option),
+                value=given[option],
+            )
+    # Before it is made, which for some means files.
+    if given.get("backend") not in _BACKENDS:
+        raise _unfit(given.get("backend"))
+
+
+def _times(given: Mapping[str, Any], expire: Any) -> Times:
+    times = {name: given[name] for name in _OURS & given.keys()}
+    for option in times.keys() - {"wait"}:
+        check_seconds(option, times[option])
+    wait = times.get("wait", 0.0)
+    if type(wait) not in (int, float) or not 0 <= wait <= LONGEST:
+        raise exc.CacheOptionError(
+            "is no time to wait, in seconds", option="wait", value=wait
+        )
+    if isinstance(expire, timedelta):
+        expire = expire.total_seconds()
+    if isinstance(expire, float) and expire.is_integer():
+        expire = int(expire)
+    if expire is None or (expire in (0, -1) and type(expire) is int):
+        expire = _DEFAULTS.expire
+    times["expire"] = check_seconds("expiration_time", expire)
+    return Times(**times)

@@ -1,0 +1,197 @@
+"""``sqla-shard repair``: operations that transactions have left to be done."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+from functools import partial
+from typing import Any
+
+import click
+
+from sqla_shard.cli.ending import End
+from sqla_shard.cli.ending import log_to_stderr
+from sqla_shard.cli.expressions import models_option
+from sqla_shard.cli.expressions import names
+from sqla_shard.cli.passes import interval_option
+from sqla_shard.cli.passes import lines_option
+from sqla_shard.cli.passes import make_passes
+from sqla_shard.cli.passes import once_option
+from sqla_shard.cli.passes import Passes
+from sqla_shard.cli.printing import examples
+from sqla_shard.cli.printing import one_line
+from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import pass_settings
+from sqla_shard.cli.settings import Settings
+from sqla_shard.cli.told import cache_option
+from sqla_shard.cli.told import told_cache
+from sqla_shard.cluster import Cluster
+from sqla_shard.intents import discard
+from sqla_shard.intents import Pending
+from sqla_shard.intents import RepairReport
+from sqla_shard.intents.pending import everything
+from sqla_shard.intents.repairing import KEEP
+
+__all__ = ["repair_command"]
+
+_HOUR = timedelta(hours=1)
+
+
+@click.command(
+    "repair",
+    epilog=examples(
+        "sqla-shard repair --models shop.models",
+        "sqla-shard repair --models shop.models --once",
+        "sqla-shard repair --models shop.models --cache cache.toml",
+        "sqla-shard repair --models shop.models --dry-run --json",
+        "sqla-shard repair --discard 5f0c2b7e9a314d1e8c6f7a0b1d2e3f40",
+    ),
+)
+@models_option
+@cache_option
+@interval_option
+@once_option
+@click.option(
+    "--now",
+    is_flag=True,
+    help="With --once: also what is not due yet.",
+)
+@click.option(
+    "--keep",
+    metavar="HOURS",
+    default=KEEP / _HOUR,
+    show_default=True,
+    type=click.FloatRange(min=0, max=24 * 3650),
+    help="Hours for which it is remembered what was done.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List what was left to be done; write nothing.",
+)
+@click.option(
+    "--discard",
+    "tokens",
+    metavar="TOKEN",
+    multiple=True,
+    help="Never do this one, and end; repeatable.  Prints its arguments.",
+)
+@lines_option
+@pass_settings
+def repair_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    cache: str | None,
+    interval: float,
+    once: bool,
+    now: bool,
+    keep: float,
+    dry_run: bool,
+    tokens: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Do the operations that transactions have left and not done.
+
+    Transactions do them right after COMMIT; this is for what a crash has
+    left, or a server that was down.  It goes on until SIGTERM or Ctrl-C, and
+    finishes the pass that it is in.  Several may run at the same time.  A
+    pass that has done something is told in a line, what has failed below it.
+
+    The modules in --models are those that define the operations, and the
+    mappings that have an inverse.  Where rows are kept in a cache, name its
+    file with --cache, or readers get what was there before.
+
+    With --once and --dry-run the status is 1 when something has failed, is
+    not defined in these modules, or could not be asked for.
+    """
+    if sum((once, dry_run, bool(tokens))) > 1:
+        raise click.UsageError(
+            "--once, --dry-run and --discard are three things; say one"
+        )
+    if now and not once:
+        raise click.UsageError("--now goes with --once")
+    names(models)
+    told = told_cache(cache)
+    with (
+        # What the intents have to say is told here.
+        log_to_stderr(logging.WARNING, without="sqla_shard.intents"),
+        End() as end,
+        Cluster.from_location(
+            settings.location, placeholders=settings.placeholders
+        ) as cluster,
+    ):
+        told.give(cluster)
+        if tokens:
+            is_clean = _discard(cluster, tokens, as_json)
+        elif dry_run:
+            is_clean = _list(cluster, as_json)
+        else:
+            passes = Passes(
+                make=partial(cluster.repair, keep=keep * _HOUR, now=now),
+                goes_on=lambda report: bool(report.applied),
+                has_done=_has_done,
+                wrong=_wrong,
+                trouble=_wrong,
+            )
+            is_clean = make_passes(
+                passes, end, None if once else interval, as_json
+            )
+    if not is_clean:
+        sys.exit(1)
+
+
+def _has_done(report: RepairReport) -> bool:
+    return bool(report.applied or report.failed or report.forgotten)
+
+
+def _wrong(report: RepairReport) -> list[str]:
+    return [*report.failed, *map(str, report.unknown), *report.troubles]
+
+
+def _list(cluster: Cluster, as_json: bool) -> bool:
+    found, troubles = everything(cluster)
+    wrong = [f"{server}: {one_line(error)}" for server, error in troubles]
+    if as_json:
+        print_json({"pending": _documents(found), "troubles": wrong})
+    else:
+        now = datetime.now(timezone.utc)
+        for one in found:
+            age = int((now - one.created_at).total_seconds())
+            click.echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
+        for line in wrong:
+            click.echo(line)
+        click.echo(f"{len(found)} left to be done")
+    failed = [one for one in found if one.error or not one.is_known]
+    return not (failed or wrong)
+
+
+def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> bool:
+    try:
+        found = discard(cluster, tokens)
+    except ValueError as error:
+        raise click.BadParameter(
+            "a token is 32 hexadecimal digits, as --dry-run prints it",
+            param_hint="--discard",
+        ) from error
+    if as_json:
+        print_json({"discarded": _documents(found)})
+    else:
+        for one in found:
+            click.echo(f"discarded {' '.join(str(one).split())}")
+            # Nobody can read them later, and somebody has to mend the rest.
+            click.echo(f"  arguments: {json.dumps(one.arguments)}")
+    # As they are told, whatever way they were spelled.
+    wanted = {bytes.fromhex(token).hex() for token in tokens}
+    missing = wanted - {one.token for one in found}
+    for token in sorted(missing):
+        click.echo(f"there is no {token}", err=True)
+    return not missing
+
+
+def _documents(found: Sequence[Pending]) -> list[dict[str, Any]]:
+    return [{**one.as_dict(), "is_known": one.is_known} for one in found]

@@ -1,0 +1,71 @@
+"""What is done for a cluster beside its sessions, from time to time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqla_shard.intents import Pending
+from sqla_shard.intents import pending
+from sqla_shard.intents import repair
+from sqla_shard.intents import RepairReport
+from sqla_shard.intents.repairing import KEEP
+from sqla_shard.tokens import forget
+
+__all__ = ["Upkeep"]
+
+
+class Upkeep:
+    """The part of :class:`~sqla_shard.Cluster` for its operators."""
+
+    def pending(self: Any) -> list[Pending]:
+        """Return the operations that transactions have left, oldest first.
+
+        A healthy cluster has those of the last moments; see :meth:`repair`.
+
+        :returns: of each shard at most 200.
+        """
+        return pending(self)
+
+    def repair(
+        self: Any, *, keep: timedelta = KEEP, now: bool = False
+    ) -> RepairReport:
+        """Apply the operations that transactions have left and not done.
+
+        That is what ``sqla-shard repair`` calls again and again.  The
+        modules that define the operations must have been imported.
+
+        :param keep: how long an operation that was applied is remembered: a
+            process that stands still for longer in the middle of applying
+            one would do it a second time.
+        :param now: also apply what is not due yet: what the process that has
+            left it, or another worker, is given time for; and what has
+            failed a short time ago.
+        :raises ValueError: when that makes no sense.
+        """
+        return repair(self, keep=keep, now=now)
+
+    def forget_keys(
+        self: Any, older_than: timedelta, *, batch: int = 1000
+    ) -> int:
+        """Delete old keys of :meth:`run` on every shard.
+
+        A transaction that is repeated with a key that was forgotten is done
+        a second time: let them be older than anything that may still be
+        repeated, such as a message in a queue.
+
+        :param older_than: by the clocks of the servers.
+        :param batch: how many a transaction deletes at most.
+        :returns: how many were deleted.
+        :raises ValueError: when an argument makes no sense.
+        """
+        return forget(self.places, older_than, batch)
+
+    async def async_forget_keys(
+        self: Any, older_than: timedelta, *, batch: int = 1000
+    ) -> int:
+        """Delete old keys on every shard; see :meth:`forget_keys`."""
+        count: int = await self._loops.run(
+            forget, older_than=older_than, batch=batch
+        )
+        return count

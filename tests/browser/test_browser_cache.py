@@ -1,0 +1,63 @@
+"""The page about the cache: counts, and a switch for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from examples.pinboard.models import Pin
+from tests.browser.serving import pins
+from tests.browser.serving import Site
+from tests.browser.watching import PHONE
+from tests.browser.watching import Visitor
+
+
+def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:
+    cache = site.cluster.cache
+    assert cache is not None
+    name, user_id = site.add_user()
+    board_id = site.add_board(user_id, "Warm", pins(3))
+    one = visitor(site)
+    page = one.page
+    one.enter_as(name)
+    # What was read in a transaction before is not put into the cache: each
+    # look fills some more.
+    for _ in range(8):
+        page.goto(f"/boards/{board_id}")
+        one.at("board")
+    page.get_by_role("link", name="The cache").click()
+    main = one.at("cache")
+    row = main.locator('[data-class="Pin"]')
+    hits = row.locator("[data-hits]")
+    seen = int(hits.inner_text())
+    assert seen >= 3
+    assert row.locator("[data-ratio]").inner_text().endswith("%")
+    assert main.locator("[data-outbox]").all_inner_texts() == ["0", "0"]
+    one.picture("cache")
+
+    try:
+        row.get_by_role("button", name="Switch off Pin").click()
+        row.get_by_role("button", name="Switch on Pin").wait_for()
+        assert not cache.is_enabled(Pin)
+        page.goto(f"/boards/{board_id}")
+        one.at("board")
+        assert len(one.order()) == 3
+        page.goto("/cache")
+        one.at("cache")
+        assert int(hits.inner_text()) == seen
+        row.get_by_role("button", name="Switch on Pin").click()
+        row.get_by_role("button", name="Switch off Pin").wait_for()
+        assert cache.is_enabled(Pin)
+    finally:
+        cache.enable(Pin)
+
+
+def test_on_a_phone(site: Site, visitor: Callable[..., Visitor]) -> None:
+    name, _ = site.add_user()
+    one = visitor(site, **PHONE)
+    one.enter_as(name)
+    one.page.goto("/cache")
+    one.at("cache")
+    # The table scrolls, and the page does not.
+    width = one.page.evaluate("document.documentElement.scrollWidth")
+    assert width <= one.page.evaluate("innerWidth")
+    one.picture("cache-phone")

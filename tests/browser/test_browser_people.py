@@ -1,0 +1,69 @@
+"""Somebody signs up, follows a board and saves a pin of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sqla_shard import unpack
+from tests.browser.serving import pins
+from tests.browser.serving import Site
+from tests.browser.watching import Visitor
+
+
+def test_sign_up_follow_and_save(
+    site: Site, visitor: Callable[..., Visitor]
+) -> None:
+    name, user_id = site.add_user(shard_id=0)
+    board_id = site.add_board(user_id, "Worth following", pins(2))
+    one = visitor(site)
+    page = one.page
+    page.goto("/")
+    one.at("users")
+    page.get_by_role("link", name="Sign up").first.click()
+    one.at("sign-up")
+    # Somebody has the name; what was entered is still there.
+    one.expected = {409}
+    one.fill("sign-up", email="newcomer@example.com", name=name)
+    alert = page.locator('[role="alert"]:visible')
+    alert.wait_for()
+    assert "name" in alert.inner_text()
+    assert page.locator('[name="name"][aria-invalid]').count() == 1
+    assert page.locator('[name="email"]').input_value() == (
+        "newcomer@example.com"
+    )
+    one.fill("sign-up", name="Newcomer")
+    assert "newcomer@example.com" in one.at("boards").inner_text()
+    one.fill("add-board", title="Kept")
+    one.at("board")
+
+    page.goto(f"/boards/{board_id}")
+    one.at("board")
+    one.fill("follow")
+    page.locator('[data-followers]:text-is("1")').wait_for()
+    pin = one.order()[0]
+    one.card(pin).locator('[data-action="holders"]').click()
+    one.at("pin")
+    one.fill("save-pin")
+    page.locator("[data-holder-id] >> nth=1").wait_for()
+    holders = page.locator("[data-holder-id]").all_inner_texts()
+    assert [re.split(r"\n+", text.strip())[1] for text in holders] == [
+        "Worth following",
+        "Kept",
+    ]
+
+    # Another browser: the address is enough.
+    two = visitor(site)
+    two.page.goto("/")
+    two.at("users")
+    two.fill("sign-in", email="NEWCOMER@example.com")
+    two.at("boards")
+    followed = two.page.locator("[data-followed] [data-holder-id]")
+    assert followed.get_attribute("data-holder-id") == str(board_id)
+    two.page.locator("[data-board-id]").first.click()
+    two.at("board")
+    row = two.page.locator(f'[data-saved-pin-id="{pin}"]')
+    row.locator('[data-action="take-off"]').click()
+    row.wait_for(state="detached")
+    assert unpack(int(pin)).shard_id == 0
+    assert site.order(board_id)[0] == pin

@@ -1,0 +1,319 @@
+"""Keys that wait, while nodes of the cache and servers fail.
+
+The writer has lost its way to a node that keeps what it has: what is there
+stays old until the key was taken out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.cache.memcached import MemcachedStore
+from sqla_shard.cache.memory import MemoryStore
+from sqla_shard.cache.outbox import drain
+from sqla_shard.cache.outbox import outbox_size
+from sqla_shard.cache.store import State
+from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import ShardMissingError
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import MemcachedServer
+from sqla_shard.testing import Proxy
+from sqla_shard.testing._processes import wait_until
+from tests.shared.cache_store import leased
+from tests.shared.cache_store import put
+from tests.shared.cache_store import state
+from tests.shared.cache_store import token
+from tests.shared.memcached import grow_old
+from tests.shared.memcached import nodes
+from tests.shared.operation_models import Account
+from tests.shared.operation_models import Base
+from tests.shared.operation_models import points
+from tests.shared.operation_models import SHARDS
+from tests.shared.operations import FAR
+from tests.shared.operations import NEAR
+from tests.shared.operations import Suite
+from tests.shared.outbox import at_commit
+from tests.shared.outbox import forget_all
+from tests.shared.outbox import leave
+from tests.shared.outbox import rows
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
+
+HOME, OTHER = 0, 1  # the servers of NEAR and FAR
+RETRY = 0.2
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Proxy(server.host, server.port))
+            for server in fleet.servers
+        ]
+
+
+@pytest.fixture(scope="module")
+def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(main=True, lookup=8)
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@pytest.fixture
+def proxied(
+    fleet: MariaDBFleet, cluster: Cluster, lines: list[Proxy]
+) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(main=True, lookup=8, proxies=lines)
+    with Cluster.from_topology(document, environ=fleet.environ) as proxied:
+        yield proxied
+        for line in lines:
+            line.restore()
+        assert sum(stats.busy for stats in proxied.stats()) == 0
+
+
+@pytest.fixture
+def servers() -> Iterator[list[MemcachedServer]]:
+    with nodes(2) as servers:
+        yield servers
+
+
+def connected(addresses: list[str]) -> Any:
+    store = MemcachedStore(addresses, timeout=0.2, retry=RETRY, longest=5)
+    return contextlib.closing(store)
+
+
+class TestNodes(Suite):
+    @pytest.fixture(autouse=True)
+    def _nothing_waits(self, cluster: Cluster) -> Iterator[None]:
+        yield
+        forget_all(cluster)
+
+    @pytest.mark.parametrize("fault", ["refuse", "hang"])
+    def test_an_old_value_is_taken_out_when_the_node_is_back(
+        self, cluster, ids, servers, fault
+    ):
+        """The node has not forgotten it meanwhile."""
+        node, healthy = servers
+        with (
+            Proxy(node.host, node.port) as proxy,
+            connected([f"{proxy.host}:{proxy.port}", healthy.address]) as ours,
+        ):
+            keys = [f"key:{n}" for n in range(20)]
+            for key in keys:
+                put(ours, key, b"old")
+            getattr(proxy, fault)()
+            proxy.cut()
+            failed = ours.block(keys, token(), 1)
+            assert 0 < len(failed) < len(keys)
+            entries = [("r", key) for key in keys if key in failed]
+            leave(cluster, ids[NEAR], entries)
+            report = drain(cluster, {"r": ours})
+            assert report.removed == 0
+            (left,) = report.left
+            assert (left.region, left.rows) == ("r", len(failed))
+            assert len(rows(cluster)) == len(failed)
+            proxy.restore()
+            for key in failed:
+                # That is the lie that ends now.
+                assert wait_until(
+                    lambda key=key: state(ours, key) is State.VALUE, seconds=5
+                )
+            report = drain(cluster, {"r": ours})
+            assert (report.removed, report.is_clean) == (len(failed), True)
+            for key in failed:
+                assert state(ours, key) is State.LEASED
+        assert rows(cluster) == []
+
+    def test_a_node_that_was_killed(self, cluster, ids, servers):
+        with connected([one.address for one in servers]) as store:
+            keys = [f"key:{n}" for n in range(20)]
+            its = [
+                key for key in keys if store.node_of(key) == servers[0].address
+            ]
+            servers[0].kill()
+            assert store.block(keys, token(), 5) == set(its)
+            leave(cluster, ids[NEAR], [("r", key) for key in its])
+            leave(cluster, ids[FAR], [("r", key) for key in keys])
+            report = drain(cluster, {"r": store})
+            assert report.removed == len(keys) - len(its)
+            assert [w.rows for w in report.left] == [2 * len(its)]
+            first, second = store.stats()
+            assert (first.answers, second.answers) == (False, True)
+            servers[0].start()
+            grow_old(servers[0])
+            # It was left alone for a moment.
+            assert wait_until(
+                lambda: drain(cluster, {"r": store}).is_clean, seconds=5
+            )
+        assert rows(cluster) == []
+
+    def test_what_nodes_say(self, servers):
+        with connected([one.address for one in servers]) as store:
+            put(store, "a", b"1")
+            assert state(store, "a") is State.VALUE
+            leased(store, ["b", "c", "d"])
+            found = store.stats()
+            assert [one.node for one in found] == [
+                one.address for one in servers
+            ]
+            assert all(one.answers for one in found)
+            # Both have their guard.
+            assert sum(one.items for one in found) == 6
+            assert sum(one.hits for one in found) > 0
+            for one in found:
+                assert one.limit == 64 * 1024 * 1024
+                assert 0 < one.bytes < one.limit
+                assert one.evictions == 0
+                assert one.misses >= 0
+                assert 0 <= one.uptime < 600
+
+
+class TestServers(Suite):
+    @pytest.fixture(autouse=True)
+    def _nothing_waits(self, cluster: Cluster) -> Iterator[None]:
+        yield
+        cluster.create_all(Base.metadata)
+        forget_all(cluster)
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_commit_that_is_cut(
+        self, cluster, proxied, lines, ids, mark, when
+    ):
+        """The key waits if, and only if, the rest was committed."""
+        lines[HOME].cut_at_commit(when=when)
+        with (
+            at_commit([("r", mark)]),
+            pytest.raises(CommitUnknownError),
+            proxied.begin() as session,
+        ):
+            session.get_one(Account, ids[NEAR]).points += 1
+        there = when == "after"
+        # The server may hear of the end of the connection later.
+        assert wait_until(
+            lambda: points(cluster, [ids[NEAR]]) == [int(there)], seconds=5
+        )
+        assert rows(cluster) == ([(NEAR, "r", mark)] if there else [])
+
+    def test_a_server_that_is_down(self, cluster, proxied, lines, ids, mark):
+        leave(cluster, ids[NEAR], [("r", "a"), ("r", "b")])
+        leave(cluster, ids[FAR], [("r", "c")])
+        lines[HOME].refuse()
+        lines[HOME].cut()
+        report = drain(proxied, {"r": MemoryStore()})
+        assert report.removed == 1
+        assert not report.is_clean
+        (trouble,) = report.troubles
+        assert trouble.startswith(f"{cluster_server(cluster, NEAR)}: ")
+        sizes, troubles = outbox_size(proxied)
+        assert sizes == []
+        assert {name for name, _ in troubles} == {trouble.partition(":")[0]}
+        lines[HOME].restore()
+        assert wait_until(
+            lambda: drain(proxied, {"r": MemoryStore()}).is_clean, seconds=10
+        )
+        assert rows(cluster) == []
+
+    def test_it_is_lost_between_reading_and_deleting(
+        self, cluster, proxied, lines, ids
+    ):
+        class Cutting(MemoryStore):
+            def unblock(self, keys: Any, token: bytes) -> set[str]:
+                lines[HOME].refuse()
+                lines[HOME].cut()
+                return super().unblock(keys, token)
+
+        leave(cluster, ids[NEAR], [("r", "a")])
+        report = drain(proxied, {"r": Cutting()})
+        assert (report.removed, len(report.troubles)) == (0, 1)
+        assert rows(cluster) == [(NEAR, "r", "a")]
+
+    def test_no_table_on_one_shard(self, cluster, fleet, ids):
+        """The others of its server are drained."""
+        leave(cluster, ids[FAR + 1], [("r", "a")])
+        fleet.servers[OTHER].root_execute(
+            f"DROP TABLE db{FAR:05d}.sqla_shard_outbox"
+        )
+        with pytest.raises(ShardMissingError):
+            leave(cluster, ids[FAR], [("r", "b")])
+        # Nothing is committed of which the cache would not hear.
+        assert points(cluster, [ids[FAR]]) == [0]
+        report = drain(cluster, {"r": MemoryStore()})
+        assert (report.removed, report.is_clean) == (1, True)
+
+    def test_a_statement_at_commit_that_fails(self, cluster, fleet, ids):
+        server = fleet.servers[HOME]
+        table = f"db{NEAR:05d}.sqla_shard_outbox"
+        server.root_execute(f"ALTER TABLE {table} MODIFY region VARCHAR(3)")
+        with pytest.raises(Exception, match="Data too long"):
+            leave(cluster, ids[NEAR], [("long", "b")])
+        assert points(cluster, [ids[NEAR]]) == [0]
+        leave(cluster, ids[NEAR], [("r", "b")])
+        assert points(cluster, [ids[NEAR]]) == [1]
+        server.root_execute(f"DROP TABLE {table}")
+
+    def test_asynchronous_sessions(self, cluster, fleet, ids):
+        document = fleet.topology_mapping(main=True, lookup=8)
+
+        # It is closed in the loop that has used it.
+        other = Cluster.from_topology(document, environ=fleet.environ)
+
+        async def main() -> None:
+            async with (
+                contextlib.aclosing(other),
+                other.async_begin() as session,
+            ):
+                found = await session.get_one(Account, ids[NEAR])
+                found.points += 1
+
+        with at_commit([("r", "a"), ("r", "b")]):
+            asyncio.run(main())
+        assert rows(cluster) == [(NEAR, "r", "a"), (NEAR, "r", "b")]
+        assert points(cluster, [ids[NEAR]]) == [1]
+
+    def test_a_lock_that_somebody_has(self, cluster, fleet, ids):
+        """It is told, and done the next time."""
+        leave(cluster, ids[NEAR], [("r", "a")])
+        leave(cluster, ids[FAR], [("r", "b")])
+        place = cluster.places.place(
+            cluster.places.keyspace(None, "objects"), NEAR
+        )
+        document = fleet.topology_mapping(main=True, lookup=8)
+        with (
+            Cluster.from_topology(
+                document,
+                environ=fleet.environ,
+                engine_options={
+                    "connect_args": {
+                        "init_command": "SET innodb_lock_wait_timeout = 1"
+                    }
+                },
+            ) as hasty,
+            place.engine.connect() as holder,
+        ):
+            holder.exec_driver_sql(
+                f"SELECT * FROM db{NEAR:05d}.sqla_shard_outbox FOR UPDATE"
+            )
+            report = drain(hasty, {"r": MemoryStore()})
+            assert report.removed == 1
+            (trouble,) = report.troubles
+            assert "Lock wait timeout" in trouble
+            holder.rollback()
+            assert drain(hasty, {"r": MemoryStore()}).removed == 1
+
+
+def cluster_server(cluster: Cluster, shard_id: int) -> str:
+    places = cluster.places
+    return places.place(places.keyspace(None, "objects"), shard_id).server

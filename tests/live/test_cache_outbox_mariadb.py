@@ -1,0 +1,62 @@
+"""Keys that could not be taken out of a cache, on MariaDB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from sqla_shard import Cluster
+from sqla_shard.schema import internal
+from sqla_shard.testing import MariaDBFleet
+from tests.shared import outbox
+from tests.shared.operation_models import operations_on_mariadb
+
+pytestmark = pytest.mark.live
+
+DATABASE = "db_outbox_internal"
+
+cluster = operations_on_mariadb("outbox")
+
+
+class TestOutbox(outbox.Outbox):
+    pass
+
+
+def test_shards_of_earlier_releases_get_the_table(
+    cluster: Cluster, mariadb_fleet: MariaDBFleet
+) -> None:
+    """It is the one that create_all() makes."""
+    server = mariadb_fleet.servers[0]
+    place = next(iter(dict(cluster.places.servers()).values()))
+
+    def made(database: str) -> Any:
+        ((_, found),) = server.root_execute(
+            f"SHOW CREATE TABLE {database}.sqla_shard_outbox"
+        )
+        return found
+
+    server.root_execute(f"DROP DATABASE IF EXISTS {DATABASE}")
+    server.root_execute(f"CREATE DATABASE {DATABASE}")
+    try:
+        with cluster.places.engines.visit(place.engine) as connection:
+            place.backend.ddl.enter(connection, DATABASE)
+            internal.upgrade(connection, None)
+            connection.execute(text("DROP TABLE sqla_shard_outbox"))
+            connection.execute(
+                text(
+                    f"UPDATE {internal.VERSION_TABLE} SET version_num = '0004'"
+                )
+            )
+            connection.commit()
+            # Twice: one that was killed in between begins again.
+            for version in ("0004", "0005"):
+                internal.upgrade(connection, version)
+        assert made(DATABASE) == made(place.schema)
+        versions = server.root_execute(
+            f"SELECT version_num FROM {DATABASE}.{internal.VERSION_TABLE}"
+        )
+        assert [row[0] for row in versions] == [internal.head()] == ["0005"]
+    finally:
+        server.root_execute(f"DROP DATABASE {DATABASE}")

@@ -1,0 +1,44 @@
+"""What cached reads and writes cost, on MariaDB with memcached."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqla_shard.cache.wire import Connection
+from tests.shared import cached_costs
+from tests.shared.cached_models import cached_on_mariadb
+from tests.shared.cached_models import stored
+from tests.shared.cached_models import User
+
+pytestmark = pytest.mark.live
+
+cluster = cached_on_mariadb("cachedcosts")
+
+
+class TestCosts(cached_costs.Costs):
+    pass
+
+
+@pytest.fixture
+def packets(monkeypatch):
+    """Collect what is sent to nodes, each time that something is."""
+    sent: list[bytes] = []
+    send = Connection.send
+
+    def listen(self, commands):
+        sent.append(commands)
+        send(self, commands)
+
+    monkeypatch.setattr(Connection, "send", listen)
+    return sent
+
+
+def test_requests_to_nodes(cluster, packets):
+    """One to each of two nodes, however many are asked for."""
+    users = [stored(cluster, User(name=str(i)), i % 8) for i in range(50)]
+    for _ in range(2):
+        packets.clear()
+        with cluster.session() as session:
+            assert all(session.get_many(User, users))
+    assert [one[:4] for one in packets] == [b"get ", b"get "]
+    assert sum(one.count(b" ") for one in packets) == 50

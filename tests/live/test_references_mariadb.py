@@ -1,0 +1,76 @@
+"""Reference tables, on MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.exc import ReferenceRowsError
+from tests.shared import reference_reading
+from tests.shared import reference_tables
+from tests.shared import reference_verifying
+from tests.shared import reference_writing
+from tests.shared.reference_models import contents
+from tests.shared.reference_models import Country
+from tests.shared.reference_models import references_on_mariadb
+from tests.shared.reference_models import SHARDS
+from tests.shared.reference_models import spoil
+
+pytestmark = pytest.mark.live
+
+DATABASE = "db_references_"
+cluster = references_on_mariadb("references")
+
+
+class TestAlone(reference_reading.Alone):
+    connections = 1
+
+
+class TestWithObjects(reference_reading.WithObjects):
+    pass
+
+
+class TestWritten(reference_writing.Written):
+    pass
+
+
+class TestRefused(reference_writing.Refused):
+    def test_two_keys_that_are_one_to_the_server(
+        self, cluster: Cluster
+    ) -> None:
+        # Whose collations ignore spaces at the end.
+        before = contents(cluster, Country)
+        rows = [{"code": "a", "name": "A"}, {"code": "a ", "name": "B"}]
+        with pytest.raises(ReferenceRowsError, match="one to the server") as e:
+            Country.replace(cluster, rows)
+        assert e.value.row == ("a",)
+        assert contents(cluster, Country) == before
+        Country.upsert(cluster, rows[:1])
+        with pytest.raises(ReferenceRowsError):
+            Country.upsert(cluster, rows[1:])
+        assert {r[1] for s in contents(cluster, Country) for r in s} == {
+            "A",
+            *(row[1] for row in before[0]),
+        }
+
+
+class TestRacing(reference_writing.Racing):
+    pass
+
+
+class TestVerified(reference_verifying.Verified):
+    pass
+
+
+class TestDrifting(reference_tables.Drifting):
+    pass
+
+
+class TestGrown(reference_verifying.Grown):
+    @pytest.fixture(autouse=True)
+    def dropped(self, opened: Cluster) -> Iterator[None]:
+        yield
+        for shard_id in range(SHARDS, 2 * SHARDS):
+            spoil(opened, shard_id, f"DROP DATABASE {DATABASE}{shard_id:05d}")

@@ -1,0 +1,143 @@
+"""Counters and elements on four servers, which are killed meanwhile.
+
+After Vitess's stress test of distributed transactions: each transaction
+increments one counter of a set on each of four shards, which are on four
+servers, and adds an element of its own there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import String
+from sqlalchemy import update
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard import operation
+from sqla_shard import ShardSession
+from sqla_shard import unpack
+from sqla_shard.testing import MariaDBFleet
+
+__all__ = [
+    "ACROSS",
+    "SERVERS",
+    "SETS",
+    "SHARDS",
+    "SOAK",
+    "Base",
+    "Element",
+    "Sum",
+    "add",
+    "found_on",
+    "kill_and_start",
+    "new_sums",
+    "own_fleet",
+]
+
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+SERVERS = 4
+SHARDS = 8
+SETS = 3
+#: One shard of each server.
+ACROSS = range(0, SHARDS, SHARDS // SERVERS)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Sum(ObjectMixin, Base, type_id=1):
+    __tablename__ = "sums"
+    n: Mapped[int] = mapped_column(default=0)
+
+
+class Element(ObjectMixin, Base, type_id=2):
+    __tablename__ = "elements"
+    token: Mapped[str] = mapped_column(String(40))
+    of: Mapped[int]
+
+
+def own_fleet() -> Any:
+    """Return a fixture: servers that no other module uses."""
+
+    @pytest.fixture(scope="module")
+    def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+        with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+            yield fleet
+
+    return fleet
+
+
+@operation("tests.sums.add")
+def add(session: ShardSession, sum_id: int, of: int, token: str) -> None:
+    """Increment a counter, and add an element beside it."""
+    more = update(Sum).where(Sum.id == sum_id).values(n=Sum.n + 1)
+    session.execute(more)
+    shard_id = unpack(sum_id).shard_id
+    session.add(Element(token=token, of=of, shard_id=shard_id))
+    session.flush()
+
+
+def new_sums(cluster: Cluster) -> dict[tuple[int, int], int]:
+    """Return the ids of new counters, by set and shard."""
+    made = {}
+    for of in range(SETS):
+        for shard_id in ACROSS:
+            with cluster.begin(shard_id=shard_id) as session:
+                found = Sum()
+                session.add(found)
+                session.flush()
+                made[of, shard_id] = found.id
+    return made
+
+
+def kill_and_start(
+    fleet: MariaDBFleet,
+    rng: random.Random,
+    kills: int,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Kill one or two servers at a time, in the midst of writing.
+
+    :param meanwhile: is called while they are down.
+    """
+    pause = threading.Event()
+    while kills > 0:
+        pause.wait(rng.uniform(0.2, 0.6))
+        servers = rng.sample(list(fleet.servers), rng.choice([1, 1, 2]))
+        for server in servers:
+            server.kill()
+            kills -= 1
+        meanwhile()
+        pause.wait(rng.uniform(0, 0.1))
+        for server in servers:
+            server.start()
+
+
+def found_on(
+    fleet: MariaDBFleet, shard_id: int
+) -> tuple[list[int], Counter[str], Counter[int]]:
+    """Return what a server has of a shard.
+
+    :returns: its counters, the tokens of its elements, and their sets.
+    """
+    server = fleet.servers[shard_id // (SHARDS // SERVERS)]
+    name = f"db{shard_id:05d}"
+    sums = server.root_execute(f"SELECT n FROM {name}.sums ORDER BY local_id")
+    elements = server.root_execute(f"SELECT token, `of` FROM {name}.elements")
+    return (
+        [n for (n,) in sums],
+        Counter(token for token, _ in elements),
+        Counter(of for _, of in elements),
+    )

@@ -1,0 +1,48 @@
+"""Keys that could not be taken out of a cache, on SQLite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import create_engine
+from sqlalchemy import inspect
+
+from sqla_shard.internal import METADATA
+from sqla_shard.internal import OUTBOX
+from sqla_shard.schema import internal
+from tests.shared import outbox
+from tests.shared.operation_models import operations_on_sqlite
+
+cluster = operations_on_sqlite()
+
+
+class TestOutbox(outbox.Outbox):
+    pass
+
+
+def test_the_table_that_alembic_makes_is_the_same(tmp_path: Path) -> None:
+    made = []
+    for name in ("alembic", "create_all"):
+        engine = create_engine(f"sqlite:///{tmp_path}/{name}.sqlite")
+        with engine.connect() as connection:
+            if name == "alembic":
+                internal.upgrade(connection, None)
+            else:
+                METADATA.create_all(connection, tables=[OUTBOX])
+            found = inspect(connection)
+            columns = found.get_columns(OUTBOX.name)
+            made.append(
+                (
+                    [
+                        (c["name"], str(c["type"]), c["nullable"])
+                        for c in columns
+                    ],
+                    found.get_pk_constraint(OUTBOX.name)[
+                        "constrained_columns"
+                    ],
+                    found.get_unique_constraints(OUTBOX.name),
+                )
+            )
+        engine.dispose()
+    assert made[0] == made[1]
+    assert len(made[0][0]) == len(OUTBOX.columns)

@@ -1,0 +1,255 @@
+"""sqla-shard repair, on SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.intents import registry
+from sqla_shard.testing import sqlite_topology
+from tests.shared.command_line import COMMAND
+from tests.shared.command_line import environment
+from tests.shared.command_line import invoke
+from tests.shared.command_line import ROOT
+from tests.shared.command_line import run
+from tests.shared.command_line import write
+from tests.shared.operation_models import account
+from tests.shared.operation_models import after_crash
+from tests.shared.operation_models import Base
+from tests.shared.operation_models import entries
+from tests.shared.operation_models import first_of_each
+from tests.shared.operation_models import intend
+from tests.shared.operation_models import make_due
+from tests.shared.operation_models import SHARDS
+
+SECONDS = 60
+MODELS = ("--models", "tests.shared.operation_models")
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Path:
+    return write(
+        tmp_path, sqlite_topology(tmp_path, 2, SHARDS, main=True, lookup=4)
+    )
+
+
+@pytest.fixture
+def cluster(topology: Path) -> Iterator[Cluster]:
+    with Cluster.from_file(topology, watch=False) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@pytest.fixture
+def ids(cluster: Cluster) -> list[int]:
+    return first_of_each(cluster)
+
+
+def leave(cluster: Cluster, ids: list[int], text: str = "it") -> str:
+    """Leave an operation as by a crash; return its token."""
+    before = {one.token for one in cluster.pending()}
+    with after_crash(), cluster.begin(cross_shard="logged") as session:
+        intend(session, ids[1], ids[6], text)
+    make_due(cluster)
+    (token,) = {one.token for one in cluster.pending()} - before
+    return token
+
+
+def repair(topology: Path, *arguments: object) -> Any:
+    return invoke("-t", topology, "repair", *arguments)
+
+
+def test_once(cluster, topology, ids):
+    leave(cluster, ids)
+    found = repair(topology, *MODELS, "--once")
+    assert found.exit_code == 0, found.output
+    (line,) = found.stdout.splitlines()
+    assert line.endswith(
+        "1 applied, 0 failed, 0 not defined here, 0 old tokens forgotten"
+    )
+    assert entries(cluster) == {(ids[6], "it"): 1}
+    found = repair(topology, *MODELS, "--once")
+    assert (found.exit_code, found.output) == (0, "")
+
+
+def test_once_in_json(cluster, topology, ids):
+    for number in range(3):
+        leave(cluster, ids, str(number))
+    found = repair(topology, *MODELS, "--once", "--json")
+    (line,) = found.stdout.splitlines()
+    document = json.loads(line)
+    assert (document["applied"], document["failed"]) == (3, [])
+    assert set(document) == {
+        "time",
+        "applied",
+        "failed",
+        "unknown",
+        "forgotten",
+        "troubles",
+    }
+
+
+def test_tokens_are_kept_as_long_as_it_says(cluster, topology, ids):
+    leave(cluster, ids)
+    assert repair(topology, *MODELS, "--once").exit_code == 0
+    assert repair(topology, *MODELS, "--once", "--keep", 1).stdout == ""
+    found = repair(topology, *MODELS, "--once", "--keep", 0)
+    assert "1 old tokens forgotten" in found.stdout
+
+
+def test_now(cluster, topology, ids):
+    with after_crash(), cluster.begin(cross_shard="logged") as session:
+        intend(session, ids[1], ids[6], "it")
+    assert repair(topology, *MODELS, "--once").stdout == ""
+    found = repair(topology, *MODELS, "--once", "--now")
+    assert "1 applied" in found.stdout
+
+
+def test_what_is_not_defined_is_told(cluster, topology, ids, tmp_path):
+    token = leave(cluster, ids)
+    # A process of its own, which has loaded nothing else.
+    for option in ("--once", "--dry-run"):
+        done = run(tmp_path, "-t", topology, "repair", option)
+        assert done.returncode == 1
+        assert token in done.stdout
+        assert "tests.note, not defined here" in done.stdout
+    done = run(
+        tmp_path, "-t", topology, "repair", "--dry-run", "--json", stdin=""
+    )
+    (one,) = json.loads(done.stdout)["pending"]
+    assert (one["token"], one["is_known"]) == (token, False)
+    assert one["arguments"] == {"account_id": ids[6], "text": "it"}
+    assert entries(cluster) == {}
+
+
+def test_what_has_failed_is_told(cluster, topology, ids, monkeypatch):
+    leave(cluster, ids)
+    monkeypatch.setitem(registry._functions, "tests.note", fails)
+    found = repair(topology, *MODELS, "--once")
+    assert found.exit_code == 1
+    first, second = found.stdout.splitlines()
+    assert "0 applied, 1 failed" in first
+    assert "ZeroDivisionError: not today" in second
+    found = repair(topology, *MODELS, "--dry-run")
+    assert found.exit_code == 1
+    assert "1 attempts: ZeroDivisionError: not today (" in found.stdout
+
+
+def fails(session: Any, **given: Any) -> None:
+    raise ZeroDivisionError("not\ntoday")
+
+
+def test_dry_run_writes_nothing(cluster, topology, ids):
+    token = leave(cluster, ids)
+    found = repair(topology, *MODELS, "--dry-run")
+    assert found.exit_code == 0
+    first, second = found.stdout.splitlines()
+    assert first.startswith(f"{token} tests.note, from shard 1 of objects")
+    assert first.endswith(" s old)")
+    assert second == "1 left to be done"
+    (one,) = cluster.pending()
+    assert one.attempts == 0
+    assert entries(cluster) == {}
+
+
+def test_discard(cluster, topology, ids):
+    token = leave(cluster, ids)
+    found = repair(topology, "--discard", token, "--discard", "00" * 16)
+    assert found.exit_code == 1
+    assert found.stdout.startswith(f"discarded {token} tests.note")
+    last = found.stdout.splitlines()[-1]
+    # With them somebody can do by hand what nobody does now.
+    assert last.startswith('  arguments: {"')
+    assert str(ids[6]) in last
+    assert f"there is no {'00' * 16}" in found.stderr
+    assert cluster.pending() == []
+    token = leave(cluster, ids)
+    found = repair(topology, "--discard", token.upper(), "--json")
+    assert found.exit_code == 0
+    assert [d["token"] for d in json.loads(found.stdout)["discarded"]] == [
+        token
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--discard", "none"], "32 hexadecimal digits"),
+        (["--once", "--dry-run"], "say one"),
+        (["--once", "--discard", "00"], "say one"),
+        (["--interval", "0"], "--interval"),
+        (["--now"], "--now goes with --once"),
+        (["--keep", "-1"], "--keep"),
+        (["--models", "no.such.module"], "cannot be imported"),
+    ],
+)
+def test_asked_wrongly(topology, cluster, arguments, said):
+    found = repair(topology, *arguments)
+    assert found.exit_code == 2
+    assert said in found.stderr
+
+
+@contextlib.contextmanager
+def started(topology: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [
+            *(*COMMAND, "-t", str(topology), "repair", *MODELS),
+            *("--interval", "0.1"),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_until_it_is_ended(cluster, topology, ids, number):
+    with started(topology) as process:
+        for count in range(1, 3):
+            leave(cluster, ids, str(count))
+            line = process.stdout.readline()
+            assert "1 applied, 0 failed" in line
+            assert len(entries(cluster)) == count
+        process.send_signal(number)
+        assert process.wait(SECONDS) == 0
+        assert (process.stdout.read(), process.stderr.read()) == ("", "")
+
+
+def test_it_follows_the_topology(cluster, topology, ids, tmp_path):
+    """Shards that are opened while it runs are repaired, too."""
+    with started(topology) as process:
+        leave(cluster, ids, "before")
+        assert "1 applied" in process.stdout.readline()
+        document = json.loads(topology.read_text("utf-8"))
+        document["epoch"] = 2
+        space = document["keyspaces"]["objects"]
+        space["shards"] = 2 * SHARDS
+        (tmp_path / "server3").mkdir()
+        third = {
+            "name": "server3",
+            "primary": f"sqlite:///{tmp_path}/server3",
+            "shards": [SHARDS, 2 * SHARDS - 1],
+        }
+        space["servers"].append(third)
+        write(tmp_path, document, "newer.json").replace(topology)
+        with Cluster.from_file(topology, watch=False) as larger:
+            larger.create_all(Base.metadata)
+            new = account(larger, SHARDS + 1)
+            leave(larger, [0, new, 0, 0, 0, 0, ids[6]], "after")
+            line = process.stdout.readline()
+            assert "1 applied" in line
+            assert entries(larger)[ids[6], "after"] == 1

@@ -1,0 +1,43 @@
+"""Reference tables, on SQLite."""
+
+from __future__ import annotations
+
+from tests.shared import reference_reading
+from tests.shared import reference_tables
+from tests.shared import reference_verifying
+from tests.shared import reference_writing
+from tests.shared.reference_models import references_on_sqlite
+
+cluster = references_on_sqlite()
+
+
+class TestAlone(reference_reading.Alone):
+    pass
+
+
+class TestWithObjects(reference_reading.WithObjects):
+    pass
+
+
+class TestWritten(reference_writing.Written):
+    pass
+
+
+class TestRefused(reference_writing.Refused):
+    pass
+
+
+class TestRacing(reference_writing.Racing):
+    pass
+
+
+class TestVerified(reference_verifying.Verified):
+    pass
+
+
+class TestDrifting(reference_tables.Drifting):
+    pass
+
+
+class TestGrown(reference_verifying.Grown):
+    pass
