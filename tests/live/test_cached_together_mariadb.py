@@ -194,8 +194,11 @@ def test_a_node_that_hangs_holds_up_no_other_task(
     # A busy machine keeps everybody from running; a node that is waited for
     # does so for all of its time.
     assert worst < HUNG
-    # What could not be announced is written down, and taken out now.
-    cluster.repair_cache()
+    # What could not be announced is written down, and taken out as soon as
+    # the node is asked again.
+    assert wait_until(
+        lambda: cluster.repair_cache().is_clean, seconds=PATIENCE
+    )
     assert seen(cluster, User, user).name == "changed"
 
 
