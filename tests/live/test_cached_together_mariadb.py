@@ -36,8 +36,11 @@ pytestmark = pytest.mark.live
 
 THREADS = 8
 PATIENCE = 60
-#: Seconds that a node is waited for which does not answer.
-HUNG = 1.0
+#: Seconds that a node is waited for, which may take its time on a machine
+#: that is busy: one that is given up misses writes, or is not asked.
+PATIENT = 10.0
+#: The same, of one that does not answer.
+HUNG = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +59,15 @@ def cluster(
     mariadb_fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
-        arguments = {"servers": [node.address], "timeout": HUNG, "retry": 0.05}
-        region = {"backend": "sqla_shard.memcached", "arguments": arguments}
-        configure(cluster, region)
+        cache_on(cluster, node, PATIENT)
         yield cluster
     mariadb_fleet.drop_databases(document)
+
+
+def cache_on(cluster: Cluster, node: MemcachedServer, timeout: float) -> None:
+    arguments = {"servers": [node.address], "timeout": timeout, "retry": 0.05}
+    region = {"backend": "sqla_shard.memcached", "arguments": arguments}
+    configure(cluster, region)
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +163,8 @@ def test_a_node_that_hangs_holds_up_no_other_task(
     cluster: Cluster, node: MemcachedServer
 ) -> None:
     user = stored(cluster, User(name="u"), warm=True)
+    impatient = Cluster(cluster.topology)
+    cache_on(impatient, node, HUNG)
 
     async def beat(done: asyncio.Event) -> float:
         """Return how long another task was kept from running, at most."""
@@ -167,7 +176,7 @@ def test_a_node_that_hangs_holds_up_no_other_task(
         return worst
 
     async def work() -> tuple[float, float]:
-        async with cluster.async_session() as session:
+        async with impatient.async_session() as session:
             found = await session.get(User, user)
             assert found is not None
         done = asyncio.Event()
@@ -175,11 +184,11 @@ def test_a_node_that_hangs_holds_up_no_other_task(
         node.pause()
         try:
             begun = monotonic()
-            async with cluster.async_session() as session:
+            async with impatient.async_session() as session:
                 found = await session.get(User, user)
                 assert found is not None
                 assert found.name == "u"
-            async with cluster.async_begin() as session:
+            async with impatient.async_begin() as session:
                 (found,) = await session.get_many(User, [user])
                 assert found is not None
                 found.name = "changed"
@@ -189,16 +198,17 @@ def test_a_node_that_hangs_holds_up_no_other_task(
             done.set()
         return took, await beating
 
-    took, worst = asyncio.run(work())
-    assert took >= HUNG
-    # A busy machine keeps everybody from running; a node that is waited for
-    # does so for all of its time.
-    assert worst < HUNG
-    # What could not be announced is written down, and taken out as soon as
-    # the node is asked again.
-    assert wait_until(
-        lambda: cluster.repair_cache().is_clean, seconds=PATIENCE
-    )
+    with impatient:
+        took, worst = asyncio.run(work())
+        assert took >= HUNG
+        # A busy machine keeps everybody from running; a node that is waited
+        # for does so for all of its time.
+        assert worst < HUNG
+        # What could not be announced is written down, and taken out as soon
+        # as the node is asked again.
+        assert wait_until(
+            lambda: impatient.repair_cache().is_clean, seconds=PATIENCE
+        )
     assert seen(cluster, User, user).name == "changed"
 
 
@@ -213,10 +223,7 @@ def test_a_cluster_that_is_closed_leaves_no_connections(cluster, node):
     # The node learns of it a moment later.
     assert wait_until(lambda: connections(node) == 0, seconds=10)
     other = Cluster(cluster.topology)
-    arguments = {"servers": [node.address]}
-    configure(
-        other, {"backend": "sqla_shard.memcached", "arguments": arguments}
-    )
+    cache_on(other, node, PATIENT)
     with other.session() as session:
         assert session.get(User, user).name == "u"
     assert connections(node) > 0
