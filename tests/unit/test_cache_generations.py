@@ -9,7 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from typing import Any
 from weakref import ref
 
@@ -261,10 +261,10 @@ def test_it_costs_next_to_nothing(cluster):
     generation_of(places, place)
 
     def turn():
-        start = perf_counter()
+        start = thread_time()
         for _ in range(10_000):
             generation_of(places, place)
-        return (perf_counter() - start) / 10_000
+        return (thread_time() - start) / 10_000
 
     best = min(turn() for _ in range(10))
     assert best < 2e-6

@@ -143,7 +143,8 @@ def test_nobody_waits_for_ever(store):
     assert store.fetch(["a"], 30)["a"].state is State.LEASED
     start = monotonic()
     assert read_through(store, ["a"], rows.load, TIMES) == {"a": b"1"}
-    assert TIMES.wait <= monotonic() - start < TIMES.wait + 1
+    # The lease would never end; a busy machine may take its time.
+    assert TIMES.wait <= monotonic() - start < TIMES.wait + 10
     # It has no lease: nothing may be put there.
     assert store.fetch(["a"], 30)["a"].state is State.BUSY
 
