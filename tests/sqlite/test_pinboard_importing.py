@@ -206,6 +206,9 @@ def test_uploads_are_bounded(visitor: Visitor) -> None:
         padding = " " * (size - len(NESTED))
         answer = upload(visitor, NESTED + padding, "/import")
         assert answer.status_code == status
+        if status == 303:
+            # Or it would meet the gates of later tests.
+            finished(visitor, answer.location.rsplit("/", 1)[1])
     error = upload(visitor, padding + padding, "/api/imports")
     assert error.status_code == 413
     assert "4 MB" in error.get_json()["error"]["message"]
@@ -273,11 +276,14 @@ TWO = Upload(
 
 
 def wait(importer: Importer, progress: Progress) -> Progress:
-    end = monotonic() + 30
+    end = monotonic() + 60
+    tick = threading.Event()
     while monotonic() < end:
         found = importer.progress(progress.key, progress.user_id)
         if found.state != "running":
             return found
+        # As above: it would be hindered by who asks.
+        tick.wait(0.02)
     raise AssertionError(found)
 
 
