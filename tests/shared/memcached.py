@@ -10,7 +10,7 @@ from typing import IO
 from sqla_shard.cache.store import LONGEST
 from sqla_shard.testing import MemcachedServer
 
-__all__ = ["command", "grow_old", "nodes", "stats"]
+__all__ = ["command", "grow_old", "no_node", "nodes", "stats"]
 
 
 @contextlib.contextmanager
@@ -43,6 +43,14 @@ def grow_old(server: MemcachedServer) -> None:
     left = LONGEST - 10_000
     sent = f"ms sqla_shard:guard 0 T{left}\r\n\r\n".encode()
     assert command(server, sent) == b"HD\r\n"
+
+
+@contextlib.contextmanager
+def no_node() -> Iterator[str]:
+    """Keep a port where no node answers, and none can be started meanwhile."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{kept.getsockname()[1]}"
 
 
 @contextlib.contextmanager

@@ -14,13 +14,13 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing._processes import free_port
 from tests.shared.cache_files import write_regions
 from tests.shared.command_line import COMMAND
 from tests.shared.command_line import environment
 from tests.shared.command_line import invoke
 from tests.shared.command_line import ROOT
 from tests.shared.command_line import write
+from tests.shared.memcached import no_node
 from tests.shared.operation_models import Base
 from tests.shared.operation_models import first_of_each
 from tests.shared.operation_models import SHARDS
@@ -51,9 +51,10 @@ def ids(cluster: Cluster) -> list[int]:
 
 
 @pytest.fixture
-def node() -> str:
+def node() -> Iterator[str]:
     """A node that does not answer."""
-    return f"127.0.0.1:{free_port()}"
+    with no_node() as address:
+        yield address
 
 
 @pytest.fixture

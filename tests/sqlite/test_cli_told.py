@@ -12,9 +12,9 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing._processes import free_port
 from tests.shared import command_line
 from tests.shared.command_line import invoke
+from tests.shared.memcached import no_node
 from tests.shared.outbox import rows
 from tests.shared.told import each_write
 from tests.shared.told import MODELS
@@ -57,9 +57,9 @@ def plain(topology: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    node = f"127.0.0.1:{free_port()}"
-    return write_settings(tmp_path / "cache.toml", [node])
+def file(tmp_path: Path) -> Iterator[Path]:
+    with no_node() as node:
+        yield write_settings(tmp_path / "cache.toml", [node])
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])

@@ -15,8 +15,8 @@ from sqla_shard.cache.protocol import read_through as through
 from sqla_shard.cache.protocol import Times
 from sqla_shard.cache.protocol import Tombstones
 from sqla_shard.cache.store import State
-from sqla_shard.testing._processes import free_port
 from tests.shared.cache_source import Plain
+from tests.shared.memcached import no_node
 
 TIMES = Times(wait=0.05)
 
@@ -175,14 +175,15 @@ def test_an_error_of_the_database_is_told(store):
 
 
 def test_without_a_node_the_database_is_asked():
-    store = MemcachedStore([f"127.0.0.1:{free_port()}"])
     rows = Rows(a=b"1")
-    for _ in range(3):
-        assert read_through(store, ["a"], rows.load, TIMES) == {"a": b"1"}
-    assert len(rows.asked) == 3
-    tombstones = Tombstones(store, TIMES)
-    assert tombstones.put(["a"]) == {"a"}
-    tombstones.remove()
+    with no_node() as address:
+        store = MemcachedStore([address])
+        for _ in range(3):
+            assert read_through(store, ["a"], rows.load, TIMES) == {"a": b"1"}
+        assert len(rows.asked) == 3
+        tombstones = Tombstones(store, TIMES)
+        assert tombstones.put(["a"]) == {"a"}
+        tombstones.remove()
 
 
 def test_tombstones_are_removed_once(store):
