@@ -102,10 +102,13 @@ class Node:
             connection.close()
             raise
         self._dead_until = 0.0
-        if len(self._idle) < self._connections:
-            self._idle.append(connection)
-        else:
-            connection.close()
+        self._idle.append(connection)
+        # Counted after that: several may give theirs back at the same time,
+        # and each would find that there is room for one more.
+        if len(self._idle) > self._connections:
+            more = self._pop()
+            if more is not None:
+                more.close()
         return result
 
     def run(

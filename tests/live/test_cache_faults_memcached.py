@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from itertools import count
 from time import monotonic
 
 import pytest
@@ -28,9 +29,14 @@ from tests.shared.memcached import stats
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
-TIMEOUT, RETRY = 0.25, 0.4
+#: A node that is well must answer within the timeout on a busy machine, too.
+TIMEOUT, RETRY = 1.0, 0.4
 #: Beside the timeouts themselves, on a busy machine.
-SLACK = 1.5
+SLACK = 3.0
+#: For a test in which no node fails to answer.
+PATIENT = 5.0
+#: A machine that is busy may take so long.
+SECONDS = 30
 
 
 @contextlib.contextmanager
@@ -105,14 +111,16 @@ def test_a_node_that_fails_costs_a_timeout_and_no_error(
                 for _ in range(50):
                     assert state(store, "a") is State.LOST
                     assert store.fill({"b": (lease, b"1")}, 60) == set()
-                    assert store.block(["a"], token(), 5) == {"a"}
-                    assert store.unblock(["a"], token()) == {"a"}
+                    # Of another key: should one of them come to be the try
+                    # after a while, the node does it when it goes on.
+                    assert store.block(["c"], token(), 5) == {"c"}
+                    assert store.unblock(["c"], token()) == {"c"}
             assert "is left alone for 0.4 s" in caplog.text
         expected = State.VALUE
         if fault == "killed":
             expected = State.LEASED
         assert wait_until(
-            lambda: state(store, "a") is expected, seconds=RETRY + 5
+            lambda: state(store, "a") is expected, seconds=SECONDS
         )
 
 
@@ -154,23 +162,26 @@ def test_all_nodes_hung_cost_little_more_than_one():
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(nodes(3))
         # One after the other they would take longer than the slack.
-        store = stack.enter_context(connected(servers, timeout=1.0))
+        store = stack.enter_context(connected(servers, timeout=2.0))
         keys = [f"key:{i}" for i in range(60)]
         leased(store, keys)
         for server in servers:
             server.pause()
-        with within(1.0):
+        with within(2.0):
             found = store.fetch(keys, 30)
         assert set(states(found).values()) == {State.LOST}
 
 
 def test_one_caller_tries_a_node_again(server):
-    with connected([server], timeout=0.5) as store:
+    # So long that a caller which is late is still one of those who leave it
+    # alone, and that nobody is taken for one who has waited.
+    retry, timeout = 1.0, 2.0
+    with connected([server], timeout=timeout, retry=retry) as store:
         assert state(store, "a") is State.LEASED
         server.pause()
         assert state(store, "a") is State.LOST
         waited = threading.Event()
-        assert not waited.wait(RETRY + 0.05)
+        assert not waited.wait(retry + 0.05)
         times = []
         barrier = threading.Barrier(6)
 
@@ -186,13 +197,15 @@ def test_one_caller_tries_a_node_again(server):
         for thread in threads:
             thread.join(10)
         # Races are possible: two may find at once that it is time.
-        assert sum(taken > 0.3 for taken in times) <= 2, times
-        assert sum(taken < 0.3 for taken in times) >= 4, times
+        assert sum(taken >= timeout / 2 for taken in times) <= 2, times
+        assert sum(taken < timeout / 2 for taken in times) >= 4, times
 
 
 @pytest.mark.parametrize("how", ["restart", "flush"])
 def test_one_that_has_forgotten_gives_no_leases_for_a_while(server, how):
-    with connected([server], longest=1) as store:
+    # So long that it is young until everybody has asked.
+    longest = 4
+    with connected([server], longest=longest, timeout=PATIENT) as store:
         put(store, "a", b"1")
         stale = leased(store, ["b"])["b"]
         getattr(server, how)()
@@ -201,17 +214,24 @@ def test_one_that_has_forgotten_gives_no_leases_for_a_while(server, how):
         assert state(store, "b") is State.BLOCKED
         assert store.fill({"b": (stale, b"old")}, 60) == set()
         # Another process hears of it, too.
-        with connected([server], longest=1) as other:
+        with connected([server], longest=longest, timeout=PATIENT) as other:
             assert state(other, "c") is State.BLOCKED
-        free = wait_until(lambda: state(store, "d") is State.LEASED, seconds=9)
-        assert free
-        assert monotonic() - start >= 1
+        # Another key each time: one that it is asked for too early, since its
+        # seconds are longer than ours, is busy as long as a lease lasts.
+        keys = map("d{}".format, count())
+        assert wait_until(
+            lambda: state(store, next(keys)) is State.LEASED, seconds=SECONDS
+        )
+        assert monotonic() - start >= longest
         # What had idle connections to it has not failed.
         assert [node.failures for node in store._nodes] == [0]
 
 
 def test_a_lease_of_an_earlier_life_is_of_no_use(server):
-    with connected([server]) as store, connected([server]) as other:
+    with (
+        connected([server], timeout=PATIENT) as store,
+        connected([server], timeout=PATIENT) as other,
+    ):
         server.restart()
         grow_old(server)
         old = leased(store, ["a"])["a"]
@@ -251,7 +271,9 @@ def test_a_node_without_numbers_of_items_gives_no_leases():
 def test_a_lease_that_was_paused_for_too_long(server):
     with connected([server], timeout=5.0) as store:
         old = leased(store, ["a"], lease=1)["a"]
-        assert wait_until(lambda: state(store, "a") is State.LEASED, seconds=5)
+        assert wait_until(
+            lambda: state(store, "a") is State.LEASED, seconds=SECONDS
+        )
         assert store.fill({"a": (old, b"old")}, 60) == set()
 
 

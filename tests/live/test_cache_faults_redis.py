@@ -28,9 +28,14 @@ from tests.shared.redis import old_server
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("redis_installed")]
 
-TIMEOUT, RETRY = 0.25, 0.4
+#: A server that is well must answer within the timeout on a busy machine, too.
+TIMEOUT, RETRY = 1.0, 0.4
 #: Beside the timeouts themselves, on a busy machine.
-SLACK = 1.5
+SLACK = 3.0
+#: For a test in which no server fails to answer.
+PATIENT = 5.0
+#: A machine that is busy may take so long.
+SECONDS = 30
 
 
 @contextlib.contextmanager
@@ -82,8 +87,10 @@ def test_a_server_that_fails_costs_a_timeout_and_no_error(
             for _ in range(50):
                 assert state(store, "a") is State.LOST
                 assert store.fill({"b": (lease, b"1")}, 60) == set()
-                assert store.block(["a"], token(), 5) == {"a"}
-                assert store.unblock(["a"], token()) == {"a"}
+                # Of another key: should one of them come to be the try after a
+                # while, the server does it when it goes on.
+                assert store.block(["c"], token(), 5) == {"c"}
+                assert store.unblock(["c"], token()) == {"c"}
         assert "is left alone for 0.4 s" in caplog.text
         expected = State.VALUE
         if fault == "killed":
@@ -95,7 +102,7 @@ def test_a_server_that_fails_costs_a_timeout_and_no_error(
         else:
             proxy.restore()
         assert wait_until(
-            lambda: state(store, "a") is expected, seconds=RETRY + 5
+            lambda: state(store, "a") is expected, seconds=SECONDS
         )
 
 
@@ -114,12 +121,15 @@ def test_calls_that_write_are_bounded_too(server, call):
 
 
 def test_one_caller_tries_a_server_again(server):
-    with connected(server, timeout=0.5) as store:
+    # So long that a caller which is late is still one of those who leave it
+    # alone, and that nobody is taken for one who has waited.
+    retry, timeout = 1.0, 2.0
+    with connected(server, timeout=timeout, retry=retry) as store:
         assert state(store, "a") is State.LEASED
         server.pause()
         assert state(store, "a") is State.LOST
         waited = threading.Event()
-        assert not waited.wait(RETRY + 0.05)
+        assert not waited.wait(retry + 0.05)
         times = []
         barrier = threading.Barrier(6)
 
@@ -135,13 +145,15 @@ def test_one_caller_tries_a_server_again(server):
         for thread in threads:
             thread.join(10)
         # Races are possible: two may find at once that it is time.
-        assert sum(taken > 0.3 for taken in times) <= 2, times
-        assert sum(taken < 0.3 for taken in times) >= 4, times
+        assert sum(taken >= timeout / 2 for taken in times) <= 2, times
+        assert sum(taken < timeout / 2 for taken in times) >= 4, times
 
 
 @pytest.mark.parametrize("how", ["restart", "kill", "flush"])
 def test_one_that_has_forgotten_gives_no_leases_for_a_while(server, how):
-    with connected(server, longest=1) as store:
+    # So long that it is young until everybody has asked.
+    longest = 4
+    with connected(server, longest=longest, timeout=PATIENT) as store:
         put(store, "a", b"1")
         stale = leased(store, ["b"])["b"]
         getattr(server, how)()
@@ -151,11 +163,12 @@ def test_one_that_has_forgotten_gives_no_leases_for_a_while(server, how):
         assert state(store, "b") is State.BLOCKED
         assert store.fill({"b": (stale, b"old")}, 60) == set()
         # Another process hears of it, too.
-        with connected(server, longest=1) as other:
+        with connected(server, longest=longest, timeout=PATIENT) as other:
             assert state(other, "c") is State.BLOCKED
-        free = wait_until(lambda: state(store, "d") is State.LEASED, seconds=9)
-        assert free
-        assert monotonic() - start >= 1
+        assert wait_until(
+            lambda: state(store, "d") is State.LEASED, seconds=SECONDS
+        )
+        assert monotonic() - start >= longest
         # What had idle connections to it has not failed.
         assert store.failures == 0
 
@@ -166,17 +179,18 @@ def test_old_values_that_are_back_are_not_served(how):
     append = ["--appendonly", "yes", "--appendfsync", "always"]
     with (
         old_server(append if how == "appended" else []) as server,
-        connected(server, timeout=5.0) as store,
+        # Its tombstones must outlast a start, which may take its time.
+        connected(server, timeout=PATIENT, longest=60) as store,
         client_of(server) as client,
     ):
         put(store, "a", b"old")
         stale = leased(store, ["b"])["b"]
         ours = token()
-        assert store.block(["c"], ours, 5) == set()
+        assert store.block(["c"], ours, 60) == set()
         if how == "saved":
             server.save()
             # What comes after it is forgotten.
-            assert store.block(["a"], token(), 5) == set()
+            assert store.block(["a"], token(), 60) == set()
         server.kill()
         server.start()
         assert client.get("sqla_shard:a").endswith(b"old")
@@ -203,7 +217,7 @@ def test_a_replica_serves_nothing_and_promises_nothing(server):
         ):
             client.replicaof(server.host, server.port)
             assert wait_until(
-                lambda: client.get("sqla_shard:a") is not None, seconds=20
+                lambda: client.get("sqla_shard:a") is not None, seconds=SECONDS
             )
             assert state(behind, "a") is State.BLOCKED
             assert behind.block(["a"], token(), 5) == {"a"}
@@ -212,7 +226,7 @@ def test_a_replica_serves_nothing_and_promises_nothing(server):
             # Once promoted it has to wait as one that was started.
             client.replicaof("no", "one")
             assert wait_until(
-                lambda: client.role()[0] == b"master", seconds=20
+                lambda: client.role()[0] == b"master", seconds=SECONDS
             )
             assert state(behind, "a") is State.BLOCKED
             grow_old(other)
@@ -222,7 +236,7 @@ def test_a_replica_serves_nothing_and_promises_nothing(server):
 def test_no_memory_is_no_error():
     with (
         old_server(megabytes=8) as server,
-        connected(server, timeout=5.0) as store,
+        connected(server, timeout=5.0, longest=60) as store,
         client_of(server) as client,
     ):
         for number in range(3):
@@ -230,7 +244,7 @@ def test_no_memory_is_no_error():
         lease = leased(store, ["lease"])["lease"]
         ours, theirs = token(), token()
         for one in (ours, theirs):
-            assert store.block(["both"], one, 5) == set()
+            assert store.block(["both"], one, 60) == set()
         # Of the application, which shares the server.
         client.set("other", b"x" * 3_000_000)
         client.config_set("maxmemory", "2mb")
@@ -257,6 +271,8 @@ def test_a_server_that_forgets_its_guard_gives_no_leases(policy):
         assert state(store, "before") is State.LEASED
         for number in range(3000):
             client.set(f"other:{number}", b"x" * 10_000, ex=60)
+        # Or the next question may make it forget the guard after all.
+        client.config_set("maxmemory", "64mb")
         kept = client.get("sqla_shard: guard") is not None
         expected = State.LEASED if kept else State.BLOCKED
         assert state(store, "after") is expected
