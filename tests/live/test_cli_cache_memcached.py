@@ -66,7 +66,8 @@ def servers() -> Iterator[list[MemcachedServer]]:
 @pytest.fixture
 def store(servers: list[MemcachedServer]) -> Iterator[MemcachedStore]:
     addresses = [one.address for one in servers]
-    store = MemcachedStore(addresses, timeout=0.5, retry=0.1)
+    # A busy machine may take its time.
+    store = MemcachedStore(addresses, timeout=5.0, retry=0.1)
     with contextlib.closing(store):
         yield store
 

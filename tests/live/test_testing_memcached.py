@@ -29,8 +29,8 @@ def server():
 def client_of():
     clients = []
 
-    def client_of(server):
-        client = Client(server.address, connect_timeout=1, timeout=0.2)
+    def client_of(server, timeout=5.0):
+        client = Client(server.address, connect_timeout=5, timeout=timeout)
         clients.append(client)
         return client
 
@@ -76,7 +76,7 @@ def test_paused_it_answers_nothing_and_forgets_nothing(server, client_of):
     assert not server.alive
     assert server.running
     with pytest.raises(TimeoutError):
-        client_of(server).get("a")
+        client_of(server, timeout=0.2).get("a")
     server.resume()
     assert server.alive
     assert client_of(server).get("a") == b"1"

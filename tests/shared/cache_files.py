@@ -22,7 +22,7 @@ def write_regions(path: Path, regions: Mapping[str, Sequence[str]]) -> Path:
             f"[regions.{name}.arguments]\n"
             f"servers = {json.dumps(list(servers))}\n"
             # A busy machine may take its time.
-            "timeout = 0.5\n"
+            "timeout = 5.0\n"
             "retry = 0.1\n"
             for name, servers in regions.items()
         ),

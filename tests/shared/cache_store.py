@@ -36,7 +36,7 @@ class Harness:
 
     def until(self, condition: Callable[[], bool]) -> bool:
         """Let time pass until something is so."""
-        return wait_until(condition, seconds=10)
+        return wait_until(condition, seconds=30)
 
     def flush(self) -> None:
         """Make the store forget leases and values."""
@@ -200,7 +200,8 @@ class Leases(Suite):
         assert store.fetch([mark], 30)[mark].value == b"1"
 
     def test_ends_by_time(self, harness, store, mark):
-        old = leased(store, [mark], lease=1)[mark]
+        # Memcached counts full seconds: one may be over at once.
+        old = leased(store, [mark], lease=3)[mark]
         assert state(store, mark) is State.BUSY
         new = []
 
@@ -305,15 +306,18 @@ class Tombstones(Suite):
     def test_is_there_as_long_as_anybody_has_it(self, store, mark):
         wrong: list[object] = []
 
+        def done(change: Callable[..., set[str]], *more: Any) -> None:
+            # A store may give up where others change the key all the time.
+            if not wait_until(lambda: not change([mark], *more), seconds=20):
+                wrong.append(change)
+
         def write() -> None:
             ours = token()
             for _ in range(40):
-                failed = store.block([mark], ours, 10)
-                if not failed and state(store, mark) is not State.BLOCKED:
+                done(store.block, ours, 60)
+                if state(store, mark) is not State.BLOCKED:
                     wrong.append("another has taken it away")
-                failed |= store.unblock([mark], ours)
-                if failed:
-                    wrong.append(failed)
+                done(store.unblock, ours)
 
         threads = [threading.Thread(target=write) for _ in range(6)]
         for thread in threads:

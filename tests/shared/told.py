@@ -153,7 +153,7 @@ def write_settings(path: Path, nodes: Sequence[str]) -> Path:
         "[regions.lists.arguments]\n"
         f"servers = {json.dumps(list(nodes))}\n"
         # A busy machine may take its time.
-        "timeout = 0.5\n"
+        "timeout = 5.0\n"
         "retry = 0.1\n"
         "[classes]\n"
         + "".join(f'"{MODELS}:{cls.__name__}" = "lists"\n' for cls in lists),
