@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import asdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ class Scene:
             "database": "db_cache",
         }
         # Patient, unless nodes are to fail: the machine may be busy.
-        some = {"delay": 0.002, "life": 0.0, "timeout": 2.0, "strict": False}
+        some = {"delay": 0.002, "life": 0.0, "timeout": 10.0, "strict": False}
         one = Settings(
             policy=policy,
             role=role,
@@ -201,30 +202,37 @@ def scene_on_redis(database, redis_installed, tmp_path, rng):
 
 
 def nothing_stale(scene, say, *kinds, **settings):
-    """Run until so much was done that it says something; return a report."""
+    """Run until so much was done that it says something.
+
+    :returns: the keys of which nothing was promised in the end.
+    """
+    counts = Counter()
+    exempt = set()
     for _ in range(5):
         report = scene.run("protocol", **settings)
         say(f"cache: {dict(report.counts)}")
         assert report.stale == []
-        if all(report.counts[kind] > 20 for kind in kinds):
-            return report
+        # Of all runs: a machine that is busy does little in each of them.
+        counts += report.counts
+        exempt |= report.exempt
+        if all(counts[kind] > 20 for kind in kinds):
+            return exempt
         scene.seconds *= 2
-    pytest.fail(f"the machine is too slow: {dict(report.counts)}")
+    pytest.fail(f"the machine is too slow: {dict(counts)}")
 
 
 def test_nothing_is_stale(scene, say):
-    report = nothing_stale(scene, say, "cached", "write", "add")
-    assert report.exempt == set()
+    assert nothing_stale(scene, say, "cached", "write", "add") == set()
 
 
 def test_nothing_is_stale_when_processes_are_killed(scene, say):
-    report = nothing_stale(scene, say, "read", "write", "add", life=0.4)
-    assert report.exempt == set()
+    kinds = ("read", "write", "add")
+    assert nothing_stale(scene, say, *kinds, life=0.4) == set()
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_nothing_is_stale_when_nodes_fail(scene, say, strict):
-    report = nothing_stale(
+    exempt = nothing_stale(
         *(scene, say, "read", "write", "add"),
         life=1.0,
         timeout=0.05,
@@ -232,14 +240,12 @@ def test_nothing_is_stale_when_nodes_fail(scene, say, strict):
         faults=scene.faults,
     )
     if strict:
-        assert report.exempt == set()
+        assert exempt == set()
 
 
 def test_nothing_is_stale_on_redis(scene_on_redis, say):
-    report = nothing_stale(
-        scene_on_redis, say, "cached", "read", "write", "add", life=0.4
-    )
-    assert report.exempt == set()
+    kinds = ("cached", "read", "write", "add")
+    assert nothing_stale(scene_on_redis, say, *kinds, life=0.4) == set()
 
 
 def test_nothing_is_stale_when_redis_fails(scene_on_redis, say):

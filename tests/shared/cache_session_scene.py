@@ -273,7 +273,7 @@ class Scene:
         ]
         life = 1 if self.lossy is None else 2
         with self.cached() as cluster:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while not self.drained(cluster):
                 assert time.monotonic() < end, "the outboxes are never empty"
                 threading.Event().wait(0.05)

@@ -266,7 +266,7 @@ def _unlogged(admin: Any) -> Iterator[None]:
 # -- what both do ---------------------------------------------------------
 
 
-def kill_application(server: MariaDBServer, timeout: float = 5.0) -> None:
+def kill_application(server: MariaDBServer, timeout: float = 30.0) -> None:
     """End the connections that the application has now; wait until they are.
 
     :raises CutoverError: if one is still there when time is up.
