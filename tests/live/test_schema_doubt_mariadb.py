@@ -57,16 +57,26 @@ def arranged(project, statement, downgrade="pass"):
 
 def interrupted(project):
     """Kill a run while shard 2 is in its slow statement."""
-    project.query(2, "INSERT INTO {db}slow VALUES (600)")
-    run = project.start("-x", "shards=2", "upgrade", "head")
-    connection = project.until_running(2, "%SLEEP%")
-    run.kill()
-    held = project.states(
-        "-x", "shards=2", "-x", "runner_wait=0", "upgrade", "head", status=1
-    )
-    assert held == {2: "another runner is at work"}
-    assert status(project)[2].condition == "a runner is at work"
-    project.end(2, connection)
+    project.query(2, "INSERT INTO {db}slow VALUES (0)")
+    server, database = project.place(2)
+    holder = project.servers[server].root_connect(ssl_disabled=True)
+    with holder, holder.cursor() as cursor:
+        # It waits for a row: one that sleeps is ended by the server, which
+        # looks each five seconds whether its client is still there.
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT * FROM {database}.slow FOR UPDATE")
+        run = project.start(
+            "-x", "shards=2", "-x", "lock_wait=200", "upgrade", "head"
+        )
+        connection = project.until_running(2, "%SLEEP%")
+        run.kill()
+        held = project.states(
+            *("-x", "shards=2", "-x", "runner_wait=0", "upgrade", "head"),
+            status=1,
+        )
+        assert held == {2: "another runner is at work"}
+        assert status(project)[2].condition == "a runner is at work"
+        project.end(2, connection)
     project.query(2, "DELETE FROM {db}slow")
 
 
@@ -254,11 +264,15 @@ def killed_in_alter(project, *, ends):
             "-x", "shards=2", "-x", "lock_wait=60", "upgrade", "head"
         )
         connection = project.until_running(2, "ALTER TABLE log%")
-        run.kill()
+        # Killed once the statement has ended, of which it does not hear: the
+        # server looks each second whether the client of one that waits for a
+        # table is still there.
+        run.stop_group()
         assert project.running(2, "ALTER TABLE log%")
         if ends:
             project.end(2, connection)
     until(lambda: not project.running(2, "ALTER TABLE log%"), "its end")
+    run.kill()
 
 
 @pytest.mark.parametrize("ends", [True, False])

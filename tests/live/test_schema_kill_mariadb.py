@@ -140,7 +140,8 @@ def until_at(project, run, rng):
 
     :returns: whether it runs.
     """
-    shard_id = rng.choice(project.shards)
+    # Of those at the end of a server a run is done before it is looked at.
+    shard_id = rng.choice([i for i in project.shards if i % 8 < 5])
     least = entries(project, shard_id) + rng.randint(1, 6)
     until(
         lambda: run.has_ended() or entries(project, shard_id) >= least,
@@ -167,7 +168,10 @@ def test_kill_of_the_parent_alone(project, rng):
     arranged(project)
     for _ in range(2):
         run = project.start("-x", "jobs=2", "upgrade", "head")
-        running = until_at(project, run, rng)
+        until_at(project, run, rng)
+        # Or it may end between a look at it and the signal.
+        run.stop_parent()
+        running = not run.has_ended()
         workers = run.workers()
         run.signal_parent(signal.SIGKILL)
         done = run.wait()

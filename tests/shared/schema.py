@@ -18,8 +18,10 @@ from textwrap import indent
 from time import monotonic
 from typing import Any
 
+import pymysql
 import pytest
 from alembic.config import Config
+from pymysql.constants import ER
 
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
@@ -287,7 +289,12 @@ class Project:
 
     def end(self, shard_id: int, connection: int) -> None:
         """Let the server end a connection."""
-        self.query(shard_id, f"KILL {connection}")
+        try:
+            self.query(shard_id, f"KILL {connection}")
+        except pymysql.err.OperationalError as error:
+            # The server has seen for itself that its client is gone.
+            if error.args[0] != ER.NO_SUCH_THREAD:
+                raise
         until(
             lambda: (
                 not self.query(

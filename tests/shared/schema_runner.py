@@ -27,6 +27,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from sqla_shard.testing._processes import wait_until
+
 __all__ = ["Finished", "Run", "Runner", "RunnerError"]
 
 _ROOT = Path(__file__).parents[2]
@@ -49,6 +51,15 @@ class Finished:
     @property
     def shown(self) -> str:
         return f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
+
+
+def _state(pid: int) -> str:
+    """Return what a process does, in a letter; Z when it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return "Z"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def _children(pid: int) -> list[int]:
@@ -79,10 +90,25 @@ class Run:
     def signal_parent(self, how: int) -> None:
         os.kill(self.pid, how)
 
+    def stop_group(self) -> None:
+        """Let nobody do anything more, but live and be connected."""
+        self.signal_group(signal.SIGSTOP)
+        self._until_stopped([self.pid, *self.workers()])
+
+    def stop_parent(self) -> None:
+        """Let the parent do nothing more, unless it has ended."""
+        self.signal_parent(signal.SIGSTOP)
+        self._until_stopped([self.pid])
+
+    def _until_stopped(self, pids: list[int]) -> None:
+        # On a busy machine they may go on for a while.
+        assert wait_until(
+            lambda: all(_state(pid) in "TZ" for pid in pids), seconds=30
+        )
+
     def has_ended(self) -> bool:
         """Tell whether the parent has ended."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "Z"
+        return _state(self.pid) == "Z"
 
     def workers(self) -> list[int]:
         """Return the processes that it has forked."""
