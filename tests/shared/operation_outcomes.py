@@ -6,6 +6,7 @@ Each class is a suite; a test module has a fixture ``cluster``.
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import pytest
 from sqlalchemy import event
@@ -110,11 +111,9 @@ class Outcomes(Suite):
         assert cluster.pending() == []
 
     def test_a_chain_is_no_recursion(
-        self, cluster, ids, defined, mark, caplog, monkeypatch
+        self, cluster, ids, defined, mark, caplog
     ):
         depths = []
-        # All of it at once, however busy the machine is.
-        monkeypatch.setattr(applying, "_PATIENCE", 120)
 
         def step(session, account_id, n):
             depths.append(len(inspect.stack(0)))
@@ -145,10 +144,15 @@ class Outcomes(Suite):
             again.intend(session, other)
 
         again = defined(again)
-        monkeypatch.setattr(applying, "_PATIENCE", 0.1)
+        # By a clock of its own: on a slow machine the time would be over
+        # before the first one, on a fast one after too many.
+        clock = itertools.count()
+        monkeypatch.setattr(applying, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(applying, "_PATIENCE", 10)
         with cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             again.intend(session, ids[FAR])
+        assert len(calls) == 9
         (left,) = cluster.pending()
         assert (left.attempts, left.error) == (0, None)
         # It is none of what the transaction has left itself.

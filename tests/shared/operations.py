@@ -61,6 +61,12 @@ NEAR, FAR = 1, 6  # shards on two servers
 class Suite:
     """Accounts of its own for each test, and nothing left by others."""
 
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # On a busy machine a COMMIT would leave the last of several to
+        # workers.
+        monkeypatch.setattr(applying, "_PATIENCE", 120.0)
+
     @pytest.fixture
     def ids(self, cluster: Cluster) -> list[int]:
         forget_all(cluster)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from sqla_shard import Cluster
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.exc import ShardError
 from sqla_shard.internal import INTENTS
+from sqla_shard.testing._processes import wait_until
 from tests.shared.command_line import environment
 from tests.shared.operation_models import account
 from tests.shared.operation_models import add
@@ -45,6 +47,8 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 60
 ALWAYS = timedelta(days=1)
 NEVER = timedelta(0)
+#: Seconds for which a worker that is killed keeps what it has taken.
+LEASE = 2.0
 
 _WORKER = """
 import sys
@@ -281,7 +285,8 @@ class Repairing(Suite):
     ):
         expected = leave_many(cluster, ids, 20, mark)
         make_due(cluster)
-        with started(topology, stop, 2) as worker:
+        begun = monotonic()
+        with started(topology, stop, LEASE) as worker:
             begin([worker])
             # Eight shards of intents; each is in the hands of a thread.
             for _ in range(SHARDS):
@@ -290,15 +295,16 @@ class Repairing(Suite):
         assert done == (0 if stop == "taken" else 20)
         assert len(cluster.pending()) == 20
         # It has kept them for as long as it said.
-        pause = threading.Event()
         applied = cluster.repair().applied
-        assert applied == 0
-        for _ in range(100):
+        if monotonic() - begun < LEASE:
+            assert applied == 0
+
+        def all_applied() -> bool:
+            nonlocal applied
             applied += cluster.repair().applied
-            if applied == 20:
-                break
-            pause.wait(0.1)
-        assert applied == 20
+            return applied == 20
+
+        assert wait_until(all_applied, seconds=SECONDS, every=0.1)
         assert self.only(cluster, mark) == expected
         assert cluster.pending() == []
 
