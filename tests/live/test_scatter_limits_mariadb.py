@@ -37,6 +37,8 @@ from tests.shared.faults import SERVERS
 from tests.shared.faults import SHARDS
 from tests.shared.faults import TIMEOUT
 from tests.shared.faults import until_waiting
+from tests.shared.threads import begun_since
+from tests.shared.threads import running
 
 pytestmark = pytest.mark.live
 
@@ -87,12 +89,12 @@ def opened(fleet: MariaDBFleet, **options: Any) -> Cluster:
 
 @pytest.fixture
 def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
-    before = set(threading.enumerate())
+    before = running()
     with opened(fleet) as cluster:
         yield cluster
         assert busy(cluster) == 0
         assert cluster.close()
-    assert set(threading.enumerate()) <= before
+    assert begun_since(before) == []
 
 
 @contextmanager
@@ -242,13 +244,13 @@ def test_a_server_takes_too_long(
     start = time.monotonic()
     with locked(fleet.servers[number]), cluster.session() as session:
         with pytest.raises(ScatterTimeoutError) as caught:
-            session.scalars(PINS.options(scatter(timeout=0.5)))
+            session.scalars(PINS.options(scatter(timeout=1.0)))
         assert caught.value.servers == (f"server{number + 1}",)
-        partial = PINS.options(scatter(timeout=0.5, on_error="partial"))
+        partial = PINS.options(scatter(timeout=1.0, on_error="partial"))
         result = session.scalars(partial)
         errors = scatter_errors(result)
         there = {pin.n for pin in result}
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
     missing = shards_of(cluster, number)
     assert set(errors) == missing
     assert all(isinstance(e, ScatterTimeoutError) for e in errors.values())
@@ -266,18 +268,18 @@ def test_a_server_hangs(
     with paused(fleet.servers[number]):
         session = cluster.session()
         with pytest.raises(ScatterTimeoutError) as caught:
-            session.scalars(PINS.options(scatter(timeout=0.5)))
+            session.scalars(PINS.options(scatter(timeout=1.0)))
         assert caught.value.servers == (f"server{number + 1}",)
         session.close()
         # The pool has no connection to it any more: a new one hangs too.
         with cluster.session() as session:
-            partial = PINS.options(scatter(timeout=0.5, on_error="partial"))
+            partial = PINS.options(scatter(timeout=1.0, on_error="partial"))
             result = session.scalars(partial)
             assert set(scatter_errors(result)) == shards_of(cluster, number)
             assert len(result.all()) == SHARDS - len(
                 shards_of(cluster, number)
             )
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
     all_work(cluster)
 
 
@@ -402,7 +404,7 @@ def test_a_transaction_goes_on_after_a_partial_answer(
         session.flush()
         with locked(fleet.servers[1]):
             result = session.scalars(
-                PINS.options(scatter(timeout=0.4, on_error="partial"))
+                PINS.options(scatter(timeout=1.0, on_error="partial"))
             )
             assert scatter_errors(result)
             assert result.first().n == 100
@@ -428,6 +430,7 @@ def test_errors_of_other_results(cluster: Cluster) -> None:
 
 def test_many_threads_with_timeouts(cluster: Cluster) -> None:
     """The thread that watches the clock is one for all."""
+    before = running()
     all_work(cluster)
     wrong: list[BaseException] = []
 
@@ -446,8 +449,8 @@ def test_many_threads_with_timeouts(cluster: Cluster) -> None:
     for reader in readers:
         reader.join(TIMEOUT * 2)
     assert wrong == []
-    names = [t.name for t in threading.enumerate()]
-    assert names.count("sqla-shard-deadlines") == 1
+    # Another cluster may have one of its own.
+    assert begun_since(before).count("sqla-shard-deadlines") == 1
 
 
 def test_closing_with_savepoints(cluster: Cluster, ids: list[int]) -> None:
