@@ -338,10 +338,11 @@ class Damage:
                     cluster.run(AccountEmail.claim, f"{i}@x.org", user)
 
         began = monotonic()
+        # Time to find all three before the first is looked at again.
         report = verify(
-            cluster, grace=0.3, repair=True, on_progress=claim_them
+            cluster, grace=1.5, repair=True, on_progress=claim_them
         )
-        assert monotonic() - began >= 0.3
+        assert monotonic() - began >= 1.5
         assert max(seen) == 3
         assert counts(report) == {}
 
