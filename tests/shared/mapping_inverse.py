@@ -25,6 +25,7 @@ from sqla_shard import pack
 from sqla_shard.intents import writing
 from sqla_shard.mappings.inverse import settle
 from sqla_shard.testing import StatementLog
+from sqla_shard.testing._processes import wait_until
 
 __all__ = ["SHARDS", "Base", "Deferred", "Following", "Racing", "Refused"]
 
@@ -269,14 +270,13 @@ class Racing:
             jobs = [threads.submit(work, rng.random()) for _ in range(THREADS)]
         for job in jobs:
             job.result()
-        # What has lost against others too often is tried again.
-        deadline = threading.Event()
-        for _ in range(100):
-            if not cluster.pending():
-                break
-            cluster.repair()
-            deadline.wait(0.1)
-        assert cluster.pending() == []
+
+        # What has lost against others too often is tried again, and at once:
+        # it may be left for half a minute to those who wrote it.
+        def is_repaired() -> bool:
+            return cluster.repair(now=True).is_clean and not cluster.pending()
+
+        assert wait_until(is_repaired, seconds=60, every=0.1)
         assert agree(cluster, some, others)
 
 
