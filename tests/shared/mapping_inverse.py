@@ -22,6 +22,7 @@ from sqla_shard import exc
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
+from sqla_shard.intents import applying
 from sqla_shard.intents import writing
 from sqla_shard.mappings.inverse import settle
 from sqla_shard.testing import StatementLog
@@ -94,6 +95,12 @@ def agree(cluster: Cluster, some: list[int], others: list[int]) -> bool:
 
 class Following:
     """What is changed on one side is changed on the other."""
+
+    @pytest.fixture(autouse=True)
+    def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # On a busy machine a COMMIT would leave the last of several sides to
+        # workers.
+        monkeypatch.setattr(applying, "_PATIENCE", 120.0)
 
     def test_a_pin_on_the_shard_of_its_board(self, cluster: Cluster) -> None:
         (board,), (pin,) = boards(3), pins(3)
