@@ -252,25 +252,15 @@ class ZooKeeperSource:
             was published.
         :raises TopologyError: when what is there is not a topology.
         """
-        try:
-            data, _ = self._connection.ask(
-                lambda client: client.get_async(
-                    TOPOLOGY_NODE, watch=self._changed
+        data = self._read()
+        while data is None:
+            if not self._await_node():
+                raise self._connection.unavailable(
+                    "nothing was published there; publish one with: "
+                    "sqla-shard topology push"
                 )
-            )
-        except NoNodeError:
-            self._await_node()
-            raise self._connection.unavailable(
-                "nothing was published there; publish one with: sqla-shard "
-                "topology push"
-            ) from None
-        except KazooException as error:
-            raise self._connection.unavailable(
-                "NoAuthError: these credentials may not read it, or none are "
-                "given"
-                if isinstance(error, NoAuthError)
-                else f"it cannot be read ({type(error).__name__}: {error})"
-            ) from error
+            # Made between the two questions: nobody will tell of it.
+            data = self._read()
         return read_document(
             data,
             "json",
@@ -279,10 +269,30 @@ class ZooKeeperSource:
             environ=self._environ,
         )
 
-    def _await_node(self) -> None:
-        """Be told when it is there."""
+    def _read(self) -> bytes | None:
+        """Return what is there, and watch it; None where nothing is."""
         try:
-            self._connection.ask(
+            data: bytes
+            data, _ = self._connection.ask(
+                lambda client: client.get_async(
+                    TOPOLOGY_NODE, watch=self._changed
+                )
+            )
+        except NoNodeError:
+            return None
+        except KazooException as error:
+            raise self._connection.unavailable(
+                "NoAuthError: these credentials may not read it, or none are "
+                "given"
+                if isinstance(error, NoAuthError)
+                else f"it cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        return data
+
+    def _await_node(self) -> bool:
+        """Be told when it is there; tell whether it is."""
+        try:
+            found = self._connection.ask(
                 lambda client: client.exists_async(
                     TOPOLOGY_NODE, watch=self._changed
                 )
@@ -291,6 +301,7 @@ class ZooKeeperSource:
             raise self._connection.unavailable(
                 f"it cannot be watched ({type(error).__name__}: {error})"
             ) from error
+        return found is not None
 
     def look(self) -> bool:
         """Return False: it tells by itself."""
