@@ -12,6 +12,8 @@ import struct
 __all__ = ["ask", "end_session"]
 
 _PATIENCE = 2.0
+#: Of who has no other way to find out than to wait for the answer.
+_LONG_PATIENCE = 20.0
 _CLOSE_SESSION = -11
 # Answers without an end to wait for: a server that has yet to load its data
 # gives one and then fails to close the connection.
@@ -19,9 +21,9 @@ _WHOLE = (b"imok", b"This ZooKeeper instance is not")
 
 
 def _connect(
-    host: str, port: int, context: ssl.SSLContext | None
+    host: str, port: int, context: ssl.SSLContext | None, patience: float
 ) -> socket.socket:
-    plain = socket.create_connection((host, port), timeout=_PATIENCE)
+    plain = socket.create_connection((host, port), timeout=patience)
     if context is None:
         return plain
     try:
@@ -40,7 +42,7 @@ def ask(
     :raises OSError: if there is none within two seconds.
     """
     answer = b""
-    with _connect(host, port, context) as connection:
+    with _connect(host, port, context, _PATIENCE) as connection:
         connection.sendall(word.encode())
         while not answer.startswith(_WHOLE):
             part = connection.recv(4096)
@@ -60,9 +62,9 @@ def end_session(
     """Take over a session and close it, as its own client would.
 
     :return: whether there was such a session.
-    :raises OSError: if the server does not answer.
+    :raises OSError: if the server does not answer within twenty seconds.
     """
-    with _connect(host, port, context) as connection:
+    with _connect(host, port, context, _LONG_PATIENCE) as connection:
         # The version, the last transaction seen, the timeout, the session
         # and its password, and whether a read-only server will do.
         head = struct.pack(">iqiqi", 0, 0, 10_000, session, len(password))
