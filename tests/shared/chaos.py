@@ -12,6 +12,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from kazoo.retry import KazooRetry
 from sqlalchemy import insert
 
 from sqla_shard import Cluster
@@ -190,22 +191,35 @@ class Scene:
         self._seen = seen or hosts
         self._options = options or {}
 
-    def open(self, **more: Any) -> Cluster:
-        """Return the cluster of one more application."""
-        return Cluster.from_zookeeper(
+    def open(
+        self, *, patience: float = PATIENCE, session: float = 1.0
+    ) -> Cluster:
+        """Return the cluster of one more application.
+
+        :param patience: seconds in which ZooKeeper has to answer at first;
+            later it is one second, so that an outage is soon known.
+        :param session: seconds after which its session ends.
+        """
+        cluster = Cluster.from_zookeeper(
             self._seen + self.path,
-            timeout=1.0,
+            # A machine that is busy may take a second over the first answer;
+            # there would be no topology then, or only the snapshot.
+            timeout=patience,
             snapshot=self.snapshot,
-            kazoo_options={**KAZOO, **self._options},
-            **more,
+            kazoo_options={**KAZOO, "timeout": session, **self._options},
         )
+        feed: Any = cluster._current.feed
+        feed._source._connection._timeout = 1.0
+        return cluster
 
     def put(self, data: bytes) -> None:
         """Have some data where the topology is."""
         with node(self.hosts, **self._options) as client:
             where = f"{self.path}/topology"
+            # Servers that choose a leader drop their clients.
+            patiently = KazooRetry(max_tries=-1, deadline=PATIENCE)
             try:
-                client.set(where, data)
+                patiently(client.set, where, data)
             except NoNodeError:
                 client.create(where, data, makepath=True)
 
@@ -231,7 +245,9 @@ class Scene:
     @contextmanager
     def application(self, state: str) -> Iterator[Cluster]:
         """Start one more application in the middle of things."""
-        with self.open() as cluster:
+        # In an outage the snapshot is used when the patience ends.
+        patience = 1.0 if state == "stale" else PATIENCE
+        with self.open(patience=patience) as cluster:
             report = cluster.source_report()
             assert report.state == state
             assert report.from_snapshot == (state == "stale")
