@@ -88,6 +88,24 @@ def test_the_first_and_the_next(publisher, location, client):
     assert publisher.at(1) == topology(1)
 
 
+def test_what_is_published_while_it_is_looked_for(
+    publisher, location, monkeypatch
+):
+    """Between the question for it and the one to be told of it."""
+    source = source_at(location, environ={"MYSQL_PASSWORD": ""})
+    await_node = source._await_node
+
+    def late():
+        publisher.publish(topology(1))
+        return await_node()
+
+    monkeypatch.setattr(source, "_await_node", late)
+    try:
+        assert source.load() == topology(1)
+    finally:
+        source.stop()
+
+
 def test_a_dry_run_writes_nothing(publisher, client):
     done = publisher.publish(topology(1), dry_run=True)
     assert (done.new, done.version, done.is_published) == (
@@ -563,19 +581,34 @@ class Cut(Publisher):
         return self.lose(lambda: self.store_write(*arguments, **more))
 
 
+def answers_within(publisher, seconds):
+    """Have a publisher wait so long for each answer from now on."""
+    publisher._store._connection._timeout = seconds
+
+
 def test_an_answer_that_is_lost(zookeeper_server, location, client):
     """It was written, and the publisher finds that out."""
     with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
         path = location.partition(zookeeper_server.hosts)[2]
         url = f"zookeeper://127.0.0.1:{proxy.port}{path}"
         written = threading.Event()
+        lost: list[exc.TopologyUnavailableError] = []
+
+        def lose(write):
+            # Half of it is left for us to notice that it was written.
+            proxy.delay = 4
+            try:
+                return write()
+            except exc.TopologyUnavailableError as error:
+                lost.append(error)
+                raise
+
         with (
-            Publisher(url) as publisher,
+            Cut(url, lose=lose, timeout=30) as publisher,
             ThreadPoolExecutor(1) as pool,
         ):
             assert publisher.current() is None
             client.exists("/topology", watch=lambda event: written.set())
-            proxy.delay = 0.4
             publishing = pool.submit(publisher.publish, topology(1))
             assert written.wait(30)
             # The answer is under way.
@@ -583,6 +616,7 @@ def test_an_answer_that_is_lost(zookeeper_server, location, client):
             proxy.cut()
             proxy.delay = 0
             done = publishing.result(30)
+        assert len(lost) == 1
         assert (done.is_published, done.version) == (True, 0)
 
 
@@ -616,6 +650,8 @@ def test_a_server_that_stops_answering():
 
         def lose(write):
             server.pause()
+            # Not before: what comes first has to be answered.
+            answers_within(publisher, 0.5)
             try:
                 return write()
             finally:
@@ -624,13 +660,14 @@ def test_a_server_that_stops_answering():
         stopped = threading.Event()
         with Publisher(location) as publisher:
             publisher.publish(topology(1))
-        with Cut(location, lose=lose, timeout=0.5) as publisher:
+        with Cut(location, lose=lose) as publisher:
             with pytest.raises(
                 exc.TopologyUnavailableError, match="is not known"
             ):
                 publisher.publish(topology(2))
             assert stopped.is_set()
             server.resume()
+            answers_within(publisher, 5.0)
             publisher.lose = lambda write: write()
             deadline = time.monotonic() + 30
             while True:
