@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -47,7 +48,9 @@ def listening(pid):
     """Return the addresses on which a process listens for TCP."""
     inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
+        # One that is closed meanwhile does not listen.
+        with contextlib.suppress(FileNotFoundError):
+            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines():
