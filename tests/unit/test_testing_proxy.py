@@ -20,6 +20,7 @@ import pytest
 from sqla_shard import exc
 from sqla_shard.testing import Proxy
 from sqla_shard.testing._processes import wait_until
+from tests.shared.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 10
@@ -115,15 +116,6 @@ def silent(connection, data=b"ping"):
     return True
 
 
-def gone(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    # Its parent is gone as well and nobody has asked for its status yet.
-    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-
-
 def refused(port):
     try:
         socket.create_connection(("127.0.0.1", port)).close()
@@ -199,7 +191,12 @@ def test_listens_on_loopback_only(proxy):
 
 def test_without_delay_answers_come_at_once(proxy):
     with client(proxy) as connection:
-        assert statistics.median(ask(connection) for _ in range(20)) < 0.05
+
+        def median():
+            return statistics.median(ask(connection) for _ in range(20))
+
+        # Nor do they where the machine is busy, but for some moments.
+        assert wait_until(lambda: median() < 0.05, seconds=PATIENCE)
 
 
 def test_round_trip_takes_the_delay_longer(echo):
@@ -219,8 +216,12 @@ def test_small_delays_are_not_rounded_to_milliseconds(echo):
         client(proxy) as connection,
     ):
         times = [ask(connection) for _ in range(200)]
+        # Rounded, each half of it would be a whole millisecond; so much is
+        # added by a machine that is busy, but not for ever.
+        deadline = monotonic() + PATIENCE
+        while min(times) >= 0.0019 and monotonic() < deadline:
+            times.append(ask(connection))
     assert min(times) >= 0.0004
-    # Rounded, each half of it would be a whole millisecond.
     assert min(times) < 0.0019
 
 
@@ -283,7 +284,7 @@ def test_hanging_swallows_and_keeps_open(proxy, echo):
         assert silent(used, b"lost")
         with client(proxy) as new:
             assert silent(new)
-            assert proxy.counts.open == 3
+            assert wait_until(lambda: proxy.counts.open == 3, seconds=PATIENCE)
             proxy.restore()
             # Its next answer would pass for the one that got lost.
             assert silent(used)
@@ -298,11 +299,15 @@ def test_hanging_swallows_and_keeps_open(proxy, echo):
 def test_hanging_swallows_answers_that_are_under_way(proxy, echo):
     with client(proxy) as connection:
         ask(connection)
-        proxy.delay = 0.2
+        # Half of it is left for us to notice that the answer is under way.
+        proxy.delay = 3
         connection.sendall(b"asked")
         assert wait_until(lambda: len(echo.arrived) == 2, seconds=PATIENCE)
         proxy.hang()
-        connection.settimeout(0.4)
+        assert wait_until(
+            lambda: proxy.counts.swallowed == 5, seconds=PATIENCE
+        )
+        connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
 
@@ -377,7 +382,7 @@ def test_stop_ends_it_and_it_can_start_again(echo):
             proxy.stop()
             with pytest.raises(ConnectionResetError):
                 connection.recv(1)
-        assert gone(pid)
+        assert not is_running(pid)
         assert refused(port)
         assert proxy.pid is None
     with proxy, client(proxy) as connection:
@@ -409,7 +414,7 @@ def test_ends_with_a_process_that_is_killed(echo, how):
         line = process.stdout.readline()
     pid, port, child = map(int, line.split())
     try:
-        assert wait_until(lambda: gone(pid), seconds=PATIENCE)
+        assert wait_until(lambda: not is_running(pid), seconds=PATIENCE)
         assert refused(port)
     finally:
         if child > 0:
