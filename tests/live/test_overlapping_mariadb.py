@@ -32,6 +32,7 @@ from tests.shared.clusters import at
 from tests.shared.dropin import Board
 from tests.shared.dropin import Choosers
 from tests.shared.dropin import fill
+from tests.shared.dropin import LANE
 from tests.shared.dropin import lane_threads
 from tests.shared.dropin import TIMEOUT
 
@@ -67,7 +68,7 @@ def shards(fleet: MariaDBFleet) -> Iterator[dict[Any, Engine]]:
 
 @pytest.fixture
 def opened(shards: Any) -> Iterator[Callable[[], ShardedSession]]:
-    lanes = Lanes(4)
+    lanes = Lanes(4, LANE)
     arguments = Choosers(shards).arguments()
     yield lambda: ShardedSession(lanes=lanes, **arguments)
     lanes.close()

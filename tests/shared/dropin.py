@@ -21,6 +21,7 @@ from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import relationship
 
 __all__ = [
+    "LANE",
     "TIMEOUT",
     "Base",
     "Board",
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 TIMEOUT = 20
+#: For the threads of lanes that a test opens itself; those of a cluster that
+#: an earlier test has left have another name.
+LANE = "lane-of-this-test"
 
 
 class Base(DeclarativeBase):
@@ -119,9 +123,7 @@ def fill(shards: dict[Any, Any], boards: int = 1, pins: int = 2) -> None:
 
 
 def lane_threads() -> int:
-    return sum(
-        t.name.startswith("sqla-shard-lane") for t in threading.enumerate()
-    )
+    return sum(t.name.startswith(LANE) for t in threading.enumerate())
 
 
 @contextmanager

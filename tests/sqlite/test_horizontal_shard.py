@@ -42,6 +42,7 @@ from tests.shared.dropin import Board
 from tests.shared.dropin import Choosers
 from tests.shared.dropin import engines_in
 from tests.shared.dropin import fill
+from tests.shared.dropin import LANE
 from tests.shared.dropin import lane_threads
 from tests.shared.dropin import meeting
 from tests.shared.dropin import Pin
@@ -62,12 +63,12 @@ def shards(tmp_path: Any) -> Iterator[dict[Any, Any]]:
 @pytest.fixture
 def lanes() -> Iterator[Lanes]:
     before = lane_threads()
-    lanes = Lanes(8)
+    lanes = Lanes(8, LANE)
     yield lanes
     lanes.close()
     # Ctrl-C may fall into the start of one, which nobody waits for then.
     for thread in threading.enumerate():
-        if thread.name.startswith("sqla-shard-lane") and not before:
+        if thread.name.startswith(LANE) and not before:
             thread.join(TIMEOUT)
     assert lane_threads() <= before
 
@@ -256,7 +257,7 @@ def test_nothing_but_calls_of_the_driver_leaves_the_thread(
         event.remove(Board, "load", load)
     assert orm == {here}
     assert calls
-    assert all(name.startswith("sqla-shard-lane") for name in calls)
+    assert all(name.startswith(LANE) for name in calls)
 
 
 def test_context_variables_are_seen(maker: Any) -> None:
@@ -483,7 +484,7 @@ def test_ctrl_c_at_any_time(
 
 
 def test_many_sessions_in_many_threads(shards: Any) -> None:
-    lanes = Lanes(3)
+    lanes = Lanes(3, LANE)
     factory = sessionmaker(
         class_=ShardedSession, lanes=lanes, **Choosers(shards).arguments()
     )
