@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -329,15 +330,18 @@ def test_one_that_never_began_closes_its_source_as_well() -> None:
 
 
 def test_many_who_ask_are_answered_by_few_questions(
-    begun: Callable[..., Follower],
+    begun: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gap = 0.05
+    monkeypatch.setattr("sqla_shard.following.follower._GAP", gap)
     feed = Feed(topology(1))
     follower = begun(feed)
-    asked = feed.asked
+    start, asked = monotonic(), feed.asked
     for _ in range(1000):
         follower.refresh()
     feed.wait(asked + 1)
-    assert feed.asked - asked < 20
+    # As many as there is time for: a machine that is busy may need some.
+    assert feed.asked - asked <= (monotonic() - start) / gap + 2
 
 
 def test_it_is_asked_again_though_it_has_told_of_nothing(
