@@ -19,6 +19,7 @@ from sqla_shard.testing.documents import topology_document
 from tests.shared.cutovers import CutoverError
 from tests.shared.cutovers import fail_over
 from tests.shared.cutovers import move_range
+from tests.shared.cutovers import patiently
 from tests.shared.load_checks import check
 from tests.shared.load_checks import only_old
 from tests.shared.load_checks import pauses
@@ -103,7 +104,7 @@ def under_load(
     writer = RawWriter(path=path)
     with Load(writer, shards=range(SHARDS), folder=folder, seed=seed) as load:
         load.wait_for_acks(acks)
-        timings = cut_over(lambda: publish_to(path, after))
+        timings = patiently(cut_over, lambda: publish_to(path, after))
         load.wait_for_acks(acks // 2, shards=shards)
         attempts = load.stop()
     last = json.loads(path.read_text())

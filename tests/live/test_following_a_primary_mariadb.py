@@ -21,6 +21,7 @@ from sqla_shard.testing.documents import topology_document
 from sqla_shard.topology import Topology
 from tests.shared.cutovers import fail_over
 from tests.shared.cutovers import move_range
+from tests.shared.cutovers import patiently
 from tests.shared.load_checks import check
 from tests.shared.load_checks import only_old
 from tests.shared.load_checks import pauses
@@ -97,7 +98,7 @@ def under_load(zookeeper, path, document, steps, folder, seed, pairs):
         load.wait_for_acks(ACKS)
         for after, cut_over in steps:
             publish = partial(publisher.publish, hidden(after, *pairs))
-            done.append(cut_over(publish))
+            done.append(patiently(cut_over, publish))
             load.wait_for_acks(ACKS // 2, shards=MOVING)
         return load.stop(), done
 

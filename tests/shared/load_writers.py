@@ -195,10 +195,13 @@ class ClusterWriter:
         ``functools.partial(Cluster.from_file, path)``.  Its tables are those
         of :data:`tests.shared.load_models.Base`.
     :ivar timeout: seconds for each call of ``run``.
+    :ivar patience: seconds that a shard may be missing.  A move on a machine
+        that is busy takes longer than an application should wait.
     """
 
     opening: Callable[[], Any]
     timeout: float = 30.0
+    patience: float = 20.0
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Write]:
@@ -206,10 +209,12 @@ class ClusterWriter:
         from sqlalchemy.exc import SQLAlchemyError
 
         from sqla_shard import exc
+        from sqla_shard import retrying
         from tests.shared.load_models import write_pin
 
         # So that this module works where there are no keys yet.
         used = getattr(exc, "KeyUsedError", ())
+        retrying._PATIENCE = self.patience
 
         with self.opening() as cluster:
 
