@@ -208,8 +208,8 @@ def test_the_end_of_time(cluster: Cluster, fleet: MariaDBFleet) -> None:
         read_only(fleet.servers[0]),
         pytest.raises(RetriesExhaustedError) as caught,
     ):
-        cluster.run(add, EDGE, timeout=0.5)
-    assert monotonic() - start < 5
+        cluster.run(add, EDGE, timeout=2)
+    assert monotonic() - start < 15
     error = caught.value
     assert error.attempts == len(error.failures) > 2
     assert error.counts == {"ServerFencedError": error.attempts}
@@ -301,7 +301,7 @@ def test_no_repetition_where_topologies_stay(
 def test_patience_has_an_end(
     cluster: Cluster, fleet: MariaDBFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "_PATIENCE", 0.3)
+    monkeypatch.setattr(retrying, "_PATIENCE", 1.0)
     swaps = Swaps(cluster)
     attempts = []
 
@@ -312,7 +312,8 @@ def test_patience_has_an_end(
     with without(fleet, "db00003"), pytest.raises(ShardMissingError):
         cluster.run(read)
     assert len(attempts) > 2
-    assert attempts[-1] - attempts[0] < 3
+    # The last pause begins in time, and is one second and a half at most.
+    assert attempts[-1] - attempts[0] < 10
     assert swaps.asked
 
 

@@ -48,11 +48,11 @@ def test_other_servers_are_asked_all_the_same(
                 ):
                     session.execute(soon)
             with cluster.session() as session:
-                limits = scatter(timeout=5)
+                limits = scatter(timeout=TIMEOUT)
                 found = session.execute(rest.options(limits)).all()
                 assert len(found) == len(there)
             with cluster.session() as session:
-                limits = scatter(timeout=2, on_error="partial")
+                limits = scatter(timeout=5, on_error="partial")
                 result = session.execute(both.options(limits))
                 assert set(scatter_errors(result)) == set(range(EACH))
                 assert len(result.all()) == len(there)
