@@ -32,7 +32,7 @@ from tests.shared.zookeeper import topology
 
 pytestmark = pytest.mark.live
 
-SECONDS = 30
+SECONDS = 60
 
 
 class Program:
