@@ -28,6 +28,7 @@ from sqla_shard.topology import to_json
 from tests.shared.chaos import data_on_both
 from tests.shared.chaos import is_stale
 from tests.shared.chaos import Load
+from tests.shared.chaos import LONG_SESSION
 from tests.shared.chaos import node
 from tests.shared.chaos import PATIENCE
 from tests.shared.chaos import Scene
@@ -227,7 +228,7 @@ def test_nothing_in_the_beginning(
         client.delete(f"{scene.path}/topology")
     before = running()
     with pytest.raises(TopologyUnavailableError, match="topology push"):
-        scene.open()
+        scene.open(session=LONG_SESSION)
     proxy.refuse()
     with pytest.raises(TopologyUnavailableError, match="no server has"):
         scene.open(patience=1.0)
@@ -253,8 +254,7 @@ def test_a_child_process(
     scene: Scene, ids: list[int], tmp_path: Path, used: bool
 ) -> None:
     """It opens a session of its own, and leaves its parent's alone."""
-    # Long enough to outlive a machine that stands still for a second.
-    with scene.open(session=30.0) as cluster:
+    with scene.open(session=LONG_SESSION) as cluster:
         if used:
             scene.is_followed(cluster)
         session = client_of(cluster).client_id

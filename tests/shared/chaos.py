@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -17,6 +18,7 @@ from sqlalchemy import insert
 
 from sqla_shard import Cluster
 from sqla_shard import pack
+from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.testing import MariaDBFleet
 from tests.shared.clusters import at
 from tests.shared.following import Base
@@ -25,13 +27,23 @@ from tests.shared.following import Pin
 from tests.shared.following import SHARDS
 from tests.shared.following import until
 
-__all__ = ["PATIENCE", "Load", "Scene", "both_ways", "data_on_both", "node"]
+__all__ = [
+    "LONG_SESSION",
+    "PATIENCE",
+    "Load",
+    "Scene",
+    "both_ways",
+    "data_on_both",
+    "node",
+]
 
 #: Seconds in which a topology comes to a cluster, whatever was before.
 PATIENCE = 30.0
 DATABASE = "db_chaos_{shard:05d}"
 #: Short, so that tests need not wait for what takes ten seconds otherwise.
-KAZOO = {"timeout": 1.0}
+SESSION = 2.0
+#: For who outlives a machine that stands still for a second.
+LONG_SESSION = 30.0
 
 
 class Load:
@@ -192,7 +204,7 @@ class Scene:
         self._options = options or {}
 
     def open(
-        self, *, patience: float = PATIENCE, session: float = 1.0
+        self, *, patience: float = PATIENCE, session: float = SESSION
     ) -> Cluster:
         """Return the cluster of one more application.
 
@@ -200,14 +212,24 @@ class Scene:
             later it is one second, so that an outage is soon known.
         :param session: seconds after which its session ends.
         """
-        cluster = Cluster.from_zookeeper(
-            self._seen + self.path,
-            # A machine that is busy may take a second over the first answer;
-            # there would be no topology then, or only the snapshot.
-            timeout=patience,
-            snapshot=self.snapshot,
-            kazoo_options={**KAZOO, "timeout": session, **self._options},
-        )
+        end = monotonic() + patience
+        while True:
+            try:
+                cluster = Cluster.from_zookeeper(
+                    self._seen + self.path,
+                    # A machine that is busy may take a second over the first
+                    # answer; there would be no topology then, or only the
+                    # snapshot.
+                    timeout=patience,
+                    snapshot=self.snapshot,
+                    kazoo_options={"timeout": session, **self._options},
+                )
+                break
+            except TopologyUnavailableError as error:
+                # A client with a short session leaves a server that takes a
+                # fifth of a second over an answer.
+                if "was lost" not in str(error) or monotonic() > end:
+                    raise
         feed: Any = cluster._current.feed
         feed._source._connection._timeout = 1.0
         return cluster
@@ -246,8 +268,11 @@ class Scene:
     def application(self, state: str) -> Iterator[Cluster]:
         """Start one more application in the middle of things."""
         # In an outage the snapshot is used when the patience ends.
-        patience = 1.0 if state == "stale" else PATIENCE
-        with self.open(patience=patience) as cluster:
+        with (
+            self.open(patience=1.0)
+            if state == "stale"
+            else self.open(session=LONG_SESSION)
+        ) as cluster:
             report = cluster.source_report()
             assert report.state == state
             assert report.from_snapshot == (state == "stale")
