@@ -35,6 +35,7 @@ from greenlet import getcurrent
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.pool import SingletonThreadPool
 from sqlalchemy.pool import StaticPool
@@ -143,12 +144,30 @@ def _called(
         connection = context.root_connection
         streams = context.execution_options.get("stream_results", False)
         leaves = not streams and _leaves(connection)
+        if leaves and context.dialect.name == "sqlite":
+            work = partial(_with_rows, work, context)
         lane.hub.call(lane, connection, work, leaves=leaves)
     elif turn is not None:
         turn.check()
         work()
         turn.take()
     return True
+
+
+def _with_rows(work: Callable[[], object], context: Any) -> None:
+    """Do what SQLite does, and fetch its rows in the same thread.
+
+    It has none before they are fetched.  If that were done in the session's
+    thread, meanwhile another thread might execute the same text on the same
+    connection: since Python 3.12 both would use one prepared statement, and
+    rows be lost.
+    """
+    work()
+    # SQLAlchemy itself fetches what an INSERT returns, from the cursor.
+    if context.cursor.description is not None and not context.isinsert:
+        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
+            context.cursor
+        )
 
 
 def _leaves(connection: Connection) -> bool:
