@@ -117,22 +117,13 @@ def _class_options(command: F) -> F:
 )
 @_run_options
 @pass_settings
-def lookups_command(
-    settings: Settings,
-    /,
-    models: tuple[str, ...],
-    wanted: tuple[str, ...],
-    cache: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def lookups_command(settings: Settings, /, **options: Any) -> None:
     """Look whether keys lead to objects, and objects are found by keys.
 
     The status is 1 when something is wrong, and was not repaired.
     """
-    classes = _classes(LookupMixin, names(models), wanted)
-    verify = partial(verify_lookups, on_progress=_Lines(), **options)
-    _run(settings, verify, classes, cache, as_json=as_json)
+    verify = partial(verify_lookups, on_progress=_Lines())
+    _run(settings, verify, LookupMixin, **options)
 
 
 @verify_group.command(
@@ -153,24 +144,15 @@ def lookups_command(
 )
 @_run_options
 @pass_settings
-def relations_command(
-    settings: Settings,
-    /,
-    models: tuple[str, ...],
-    wanted: tuple[str, ...],
-    cache: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def relations_command(settings: Settings, /, **options: Any) -> None:
     """Look whether the objects of mappings are there, and both directions.
 
     The status is 1 when something is wrong, and was not repaired.  Where
     lists are kept in a cache, --repair needs --cache, or readers get what
     was there before.
     """
-    classes = _classes(MappingMixin, names(models), wanted)
-    verify = partial(verify_relations, on_progress=_Lines(), **options)
-    _run(settings, verify, classes, cache, as_json=as_json)
+    verify = partial(verify_relations, on_progress=_Lines())
+    _run(settings, verify, MappingMixin, **options)
 
 
 @verify_group.command(
@@ -189,37 +171,34 @@ def relations_command(
 )
 @json_option
 @pass_settings
-def references_command(
-    settings: Settings,
-    /,
-    models: tuple[str, ...],
-    wanted: tuple[str, ...],
-    cache: str | None,
-    repair: bool,
-    as_json: bool,
-) -> None:
+def references_command(settings: Settings, /, **options: Any) -> None:
     """Look whether reference tables have the same rows on every shard.
 
     The status is 1 when they have not, and that was not repaired.
     """
-    classes = _classes(ReferenceMixin, names(models), wanted)
-    verify = partial(verify_references, repair=repair)
-    _run(settings, verify, classes, cache, as_json=as_json)
+    _run(settings, verify_references, ReferenceMixin, **options)
 
 
 def _run(
     settings: Settings,
     verify: Callable[..., VerifyReport | ReferencesReport],
-    classes: Sequence[type[Any]],
-    cache: str | None,
+    mixin: type[Any],
     *,
+    models: tuple[str, ...],
+    wanted: tuple[str, ...],
+    cache: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Verify classes, print the report, and end as it says."""
+    """Verify the classes of a mixin, print the report, end as it says.
+
+    :param options: of the command; those that are not ours are ``verify``'s.
+    """
+    classes = _classes(mixin, names(models), wanted)
     told = told_cache(cache)
     with settings.cluster() as cluster:
         told.give(cluster)
-        report = verify(cluster, classes)
+        report = verify(cluster, classes, **options)
     if as_json:
         print_json(report.as_dict())
     else:
