@@ -21,7 +21,6 @@ from sqla_shard.cache.outbox import outbox_size
 from sqla_shard.cache.store import State
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ShardMissingError
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing._processes import wait_until
@@ -34,7 +33,10 @@ from tests.shared.memcached import nodes
 from tests.shared.operation_models import Account
 from tests.shared.operation_models import Base
 from tests.shared.operation_models import points
-from tests.shared.operation_models import SHARDS
+from tests.shared.operation_servers import own_cluster
+from tests.shared.operation_servers import own_fleet
+from tests.shared.operation_servers import own_lines
+from tests.shared.operation_servers import own_proxied
 from tests.shared.operations import FAR
 from tests.shared.operations import NEAR
 from tests.shared.operations import Suite
@@ -51,39 +53,10 @@ RETRY = 0.2
 SECONDS = 30
 
 
-@pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Proxy(server.host, server.port))
-            for server in fleet.servers
-        ]
-
-
-@pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(main=True, lookup=8)
-    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
-
-
-@pytest.fixture
-def proxied(
-    fleet: MariaDBFleet, cluster: Cluster, lines: list[Proxy]
-) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(main=True, lookup=8, proxies=lines)
-    with Cluster.from_topology(document, environ=fleet.environ) as proxied:
-        yield proxied
-        for line in lines:
-            line.restore()
-        assert sum(stats.busy for stats in proxied.stats()) == 0
+fleet = own_fleet()
+lines = own_lines()
+cluster = own_cluster()
+proxied = own_proxied()
 
 
 @pytest.fixture

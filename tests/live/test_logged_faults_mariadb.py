@@ -7,9 +7,7 @@ is there is read, and repaired, past the proxies.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 from typing import Literal
 
@@ -21,7 +19,6 @@ from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.internal import METADATA
 from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import Proxy
 from tests.shared.operation_models import account
 from tests.shared.operation_models import add
 from tests.shared.operation_models import after_crash
@@ -31,7 +28,10 @@ from tests.shared.operation_models import intend
 from tests.shared.operation_models import make_due
 from tests.shared.operation_models import note
 from tests.shared.operation_models import points
-from tests.shared.operation_models import SHARDS
+from tests.shared.operation_servers import own_cluster
+from tests.shared.operation_servers import own_fleet
+from tests.shared.operation_servers import own_lines
+from tests.shared.operation_servers import own_proxied
 from tests.shared.operations import FAR
 from tests.shared.operations import NEAR
 from tests.shared.operations import Suite
@@ -44,39 +44,10 @@ SECONDS = 60
 HOME, TARGET = 0, 1  # the servers of NEAR and FAR
 
 
-@pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Proxy(server.host, server.port))
-            for server in fleet.servers
-        ]
-
-
-@pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(main=True, lookup=8)
-    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
-
-
-@pytest.fixture
-def proxied(
-    fleet: MariaDBFleet, cluster: Cluster, lines: list[Proxy]
-) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(main=True, lookup=8, proxies=lines)
-    with Cluster.from_topology(document, environ=fleet.environ) as proxied:
-        yield proxied
-        for line in lines:
-            line.restore()
-        assert sum(stats.busy for stats in proxied.stats()) == 0
+fleet = own_fleet()
+lines = own_lines()
+cluster = own_cluster()
+proxied = own_proxied()
 
 
 class TestCuts(Suite):

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["is_running", "sockets_of"]
+__all__ = ["is_running", "sockets_of", "state_of"]
 
 
 def sockets_of(pid: int, table: str) -> list[str]:
@@ -26,11 +26,18 @@ def sockets_of(pid: int, table: str) -> list[str]:
     ]
 
 
-def is_running(pid: int) -> bool:
-    """Tell whether a process is there, and has not ended."""
+def state_of(pid: int) -> str:
+    """Return what a process does, in a letter; Z when it has ended.
+
+    Nobody may be there to ask for the status of one that has.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    # Nobody may be there to ask for the status of one that has ended.
-    return text.rpartition(")")[2].split()[0] != "Z"
+        return "Z"
+    return text.rpartition(")")[2].split()[0]
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there, and has not ended."""
+    return state_of(pid) != "Z"

@@ -28,6 +28,8 @@ from time import monotonic
 from typing import Any
 
 from sqla_shard.testing._processes import wait_until
+from tests.shared.processes import is_running
+from tests.shared.processes import state_of
 
 __all__ = ["Finished", "Run", "Runner", "RunnerError"]
 
@@ -51,15 +53,6 @@ class Finished:
     @property
     def shown(self) -> str:
         return f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
-
-
-def _state(pid: int) -> str:
-    """Return what a process does, in a letter; Z when it has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return "Z"
-    return stat.rpartition(")")[2].split()[0]
 
 
 def _children(pid: int) -> list[int]:
@@ -103,12 +96,12 @@ class Run:
     def _until_stopped(self, pids: list[int]) -> None:
         # On a busy machine they may go on for a while.
         assert wait_until(
-            lambda: all(_state(pid) in "TZ" for pid in pids), seconds=30
+            lambda: all(state_of(pid) in "TZ" for pid in pids), seconds=30
         )
 
     def has_ended(self) -> bool:
         """Tell whether the parent has ended."""
-        return _state(self.pid) == "Z"
+        return not is_running(self.pid)
 
     def workers(self) -> list[int]:
         """Return the processes that it has forked."""
