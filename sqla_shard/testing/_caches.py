@@ -20,10 +20,14 @@ _Self = TypeVar("_Self", bound="CacheServer")
 class CacheServer(LocalServer):
     """A server of a cache that is started, used and thrown away.
 
+    :param name: for messages; by default that of the first of its kind.
     :param megabytes: memory for items.
     :param options: further arguments of the program.
     :raises ValueError: if an argument makes no sense.
     """
+
+    _first: ClassVar[str]
+    """The name of one that nobody has named."""
 
     _ping: ClassVar[tuple[bytes, bytes]]
     """What it is asked to see whether it is there, and how it answers."""
@@ -33,18 +37,18 @@ class CacheServer(LocalServer):
 
     def __init__(
         self,
-        name: str,
+        name: str | None = None,
         *,
-        megabytes: int,
-        options: Sequence[str],
-        parent: Path | None,
-        start_timeout: float,
-        stop_timeout: float,
+        megabytes: int = 64,
+        options: Sequence[str] = (),
+        parent: Path | None = None,
+        start_timeout: float = 20.0,
+        stop_timeout: float = 10.0,
     ) -> None:
         if type(megabytes) is not int or megabytes < 1:
             raise ValueError(f"megabytes={megabytes!r} is not 1 or more")
         super().__init__(
-            name,
+            self._first if name is None else name,
             parent=parent,
             start_timeout=start_timeout,
             stop_timeout=stop_timeout,

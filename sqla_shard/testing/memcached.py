@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 from sqla_shard import exc
@@ -40,7 +39,7 @@ __all__ = ["MemcachedServer"]
 class MemcachedServer(CacheServer):
     """A memcached server that is started, used and thrown away.
 
-    :param name: for messages.
+    :param name: for messages; ``memcached1`` by default.
     :param megabytes: memory for items; older ones make way.
     :param options: further arguments of the program, such as ``["-t", "1"]``.
     :param parent: where to make the server's directory; by default where
@@ -50,31 +49,13 @@ class MemcachedServer(CacheServer):
     :raises ValueError: if an argument makes no sense.
     """
 
+    _first = "memcached1"
     _log_name = "memcached.log"
     _ping = b"version", b"VERSION "
     _forget = b"flush_all", b"OK\r\n"
 
     # Nothing that it would do at an orderly end is of use to anybody.
     _stop_signal = signal.SIGKILL
-
-    def __init__(
-        self,
-        name: str = "memcached1",
-        *,
-        megabytes: int = 64,
-        options: Sequence[str] = (),
-        parent: Path | None = None,
-        start_timeout: float = 20.0,
-        stop_timeout: float = 10.0,
-    ) -> None:
-        super().__init__(
-            name,
-            megabytes=megabytes,
-            options=options,
-            parent=parent,
-            start_timeout=start_timeout,
-            stop_timeout=stop_timeout,
-        )
 
     def restart(self) -> MemcachedServer:
         """End the server and start it on its port, without its items.

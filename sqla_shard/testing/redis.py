@@ -24,7 +24,6 @@ at once is not supported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from sqla_shard import exc
@@ -38,7 +37,7 @@ __all__ = ["RedisServer"]
 class RedisServer(CacheServer):
     """A Redis server that is started, used and thrown away.
 
-    :param name: for messages.
+    :param name: for messages; ``redis1`` by default.
     :param megabytes: memory for items; when it is full, nothing more is
         written, unless the options have another ``--maxmemory-policy``.
     :param options: further arguments of the program, such as
@@ -50,28 +49,10 @@ class RedisServer(CacheServer):
     :raises ValueError: if an argument makes no sense.
     """
 
+    _first = "redis1"
     _log_name = "redis.log"
     _ping = b"PING", b"+PONG"
     _forget = b"FLUSHALL", b"+OK\r\n"
-
-    def __init__(
-        self,
-        name: str = "redis1",
-        *,
-        megabytes: int = 64,
-        options: Sequence[str] = (),
-        parent: Path | None = None,
-        start_timeout: float = 20.0,
-        stop_timeout: float = 10.0,
-    ) -> None:
-        super().__init__(
-            name,
-            megabytes=megabytes,
-            options=options,
-            parent=parent,
-            start_timeout=start_timeout,
-            stop_timeout=stop_timeout,
-        )
 
     def save(self) -> None:
         """Write all items to disk, from where the next start has them.
