@@ -73,7 +73,8 @@ LEDGER = Table(
 #: Bytes of the longest token.
 LONGEST_TOKEN = 255
 
-#: One row for each transaction with a key, written by that transaction.
+#: Two rows for each transaction with a key, written by that transaction: the
+#: key, and the mark of the attempt that has committed.
 TOKENS = Table(
     "sqla_shard_token",
     METADATA,

@@ -2,9 +2,15 @@
 
 ``cluster.run(fn, key="order-17")`` lets the transaction write its key, as a
 row of the table ``sqla_shard_token``, into the database of the virtual shard
-that it has written first.  The row is there if, and only if, the transaction
-has committed.  A COMMIT whose answer was lost is resolved by a locking read
-of it, and a second transaction with the key on that shard is refused.
+that it has written first.  The row is there if, and only if, *a* transaction
+with the key has committed, and a second one on that shard is refused.
+
+It does not say which: two callers may have the same key, such as two workers
+with one message that was delivered twice.  So each attempt writes a second
+row by the same INSERT, its *mark*, which is random.  A COMMIT whose answer
+was lost is resolved by a locking read of the mark, which is there if, and
+only if, this very attempt has committed.  A key without a mark is that of
+another caller: a process of an earlier release, which wrote none.
 
 A key is known on one shard.  Transactions with one key that write different
 shards first, such as two that each make an object on a random shard, do not
@@ -21,6 +27,7 @@ from datetime import datetime
 from datetime import timedelta
 from functools import partial
 from itertools import chain
+from secrets import token_bytes
 
 from sqlalchemy import Connection
 from sqlalchemy import delete
@@ -45,6 +52,9 @@ from sqla_shard.session.views import ShardView
 __all__ = ["Token", "forget"]
 
 _PARALLEL = 8
+#: What a mark begins with: no byte of UTF-8, so that no key is one.
+_MARK = b"\xff"
+_MARK_BYTES = 16
 
 
 class Token:
@@ -64,10 +74,12 @@ class Token:
                 f"key={key[:40]!r}... has {len(self._token)} bytes; at most "
                 f"{LONGEST_TOKEN} are kept. Take a digest of it"
             )
+        self._mark = b""
         self._where: tuple[str, int] | None = None
 
     def follow(self, session: ShardSession) -> None:
-        """Let the transaction of a new session write it."""
+        """Let the transaction of a new session write it: a new attempt."""
+        self._mark = _MARK + token_bytes(_MARK_BYTES)
         self._where = None
         session.last = self._write
 
@@ -92,9 +104,13 @@ class Token:
                 "has committed one itself; let cluster.run commit"
             )
         view = ShardView(connection, place, Plan((place,)))
-        row = {"token": self._token, "created_at": func.current_timestamp()}
+        now = func.current_timestamp()
+        rows = [
+            {"token": token, "created_at": now}
+            for token in (self._token, self._mark)
+        ]
         try:
-            view.execute(insert(TOKENS).values(row))
+            view.execute(insert(TOKENS).values(rows))
         except IntegrityError as error:
             raise KeyUsedError(
                 key=self._key,
@@ -111,6 +127,9 @@ class Token:
     def is_there(self, session: ShardSession) -> bool:
         """Tell whether the transaction of the last attempt has committed.
 
+        Not whether another one with the key has: what that has returned,
+        nobody knows here.
+
         While it is still in flight, the error is that of a lock that is not
         freed: to wait for it could take longer than there is time.
 
@@ -119,7 +138,7 @@ class Token:
         if self._where is None:
             return False
         keyspace, shard_id = self._where
-        found = select(TOKENS.c.token).where(TOKENS.c.token == self._token)
+        found = select(TOKENS.c.token).where(TOKENS.c.token == self._mark)
         connection = session.connection(
             {"keyspace": keyspace, "shard_id": shard_id}
         )
@@ -173,5 +192,5 @@ def _forget_on(place: Place, older_than: timedelta, batch: int) -> int:
             # Short transactions: what they lock, nobody else waits for.
             connection.execute(delete(TOKENS).where(TOKENS.c.token.in_(found)))
             connection.commit()
-            count += len(found)
+            count += sum(not token.startswith(_MARK) for token in found)
     return count

@@ -79,10 +79,12 @@ def count(fleet: MariaDBFleet, title: str) -> int:
 
 
 def tokens(fleet: MariaDBFleet, shard_id: int = SHARD) -> list[bytes]:
+    """Return the keys that a shard has, without the marks of attempts."""
     rows = fleet.servers[0].root_execute(
         f"SELECT token FROM db0000{shard_id}.sqla_shard_token"
     )
-    return [bytes(row[0]) for row in rows]
+    found = [bytes(row[0]) for row in rows]
+    return [token for token in found if not token.startswith(b"\xff")]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -382,6 +384,98 @@ def test_one_key_at_the_same_time(
         assert sorted(one.result(60) for one in done) == [False] * 7 + [True]
     assert count(fleet, "at once") == 1
     assert tokens(fleet).count(b"at once") == 1
+
+
+class Rival:
+    """Does the work of a key while the first caller is cut off.
+
+    The first caller's COMMIT never reaches the server, and no connection is
+    accepted until the work is done.
+    """
+
+    def __init__(self, fleet: MariaDBFleet, proxy: Proxy, key: str) -> None:
+        self._fleet, self._proxy, self._key = fleet, proxy, key
+        self._executor = ThreadPoolExecutor(1)
+        self._done: Any = None
+
+    def come_in_between(self) -> None:
+        """To be called by the first caller, right before it commits."""
+        if self._done is None:
+            self._proxy.refuse()
+            self._proxy.cut_at_commit(when="before")
+            before = self._proxy.counts.open
+            self._done = self._executor.submit(self._work, before)
+
+    def _work(self, before: int) -> int:
+        try:
+            until(lambda: self._proxy.counts.open < before)
+            document = self._fleet.topology_mapping(main=True)
+            environ = self._fleet.environ
+            with Cluster.from_topology(document, environ=environ) as cluster:
+                return cluster.run(self._write, key=self._key)
+        finally:
+            self._proxy.restore()
+
+    def _write(self, session: Any) -> int:
+        made = pin(self._key)
+        session.add(made)
+        session.flush()
+        return int(made.id)
+
+    @property
+    def made(self) -> int:
+        """The id of what it has made."""
+        found: int = self._done.result(60)
+        self._executor.shutdown()
+        return found
+
+
+def test_another_has_committed_with_the_key(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+) -> None:
+    """The result of an attempt that was rolled back is not returned."""
+    rival = Rival(fleet, proxy, "two callers")
+    made = []
+
+    def write(session: Any) -> int:
+        mine = pin("two callers")
+        session.add(mine)
+        session.flush()
+        rival.come_in_between()
+        made.append(mine.id)
+        return int(mine.id)
+
+    with pytest.raises(KeyUsedError, match="two callers"):
+        cluster.run(write, key="two callers")
+    assert len(made) == 2
+    with cluster.session() as session:
+        assert session.get(Pin, rival.made) is not None
+        assert session.get(Pin, made[0]) is None
+
+
+def test_another_has_committed_with_the_key_in_an_event_loop(
+    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+) -> None:
+    rival = Rival(fleet, proxy, "two tasks")
+    made = []
+
+    async def write(session: Any) -> int:
+        mine = pin("two tasks")
+        session.add(mine)
+        await session.flush()
+        rival.come_in_between()
+        made.append(mine.id)
+        return int(mine.id)
+
+    async def main() -> None:
+        with pytest.raises(KeyUsedError, match="two tasks"):
+            await cluster.async_run(write, key="two tasks")
+        await cluster.aclose()
+
+    asyncio.run(main())
+    assert len(made) == 2
+    assert rival.made not in made
+    assert count(fleet, "two tasks") == 1
 
 
 def test_nothing_written_is_no_key(

@@ -128,6 +128,38 @@ def test_an_unknown_outcome(cluster: Cluster, committed: bool) -> None:
     assert attempts[:2] == ["attempt", "look"]
 
 
+def test_a_key_without_a_mark_is_of_another_caller(cluster: Cluster) -> None:
+    """As a process of an earlier release has written it meanwhile."""
+    token = Token("unmarked")
+
+    def attempt() -> None:
+        with cluster.begin() as session:
+            token.follow(session)
+            write(session)
+
+    with cluster.begin() as session:
+        token.follow(session)
+        write(session)
+        session.flush()
+        assert session.last is not None
+        place = session.log.first[0]  # type: ignore[index]  # written
+        session.last(session.root_connection(place), session.log)
+        session.rollback()
+    with cluster.begin() as session:
+        session.execute(
+            text(
+                "INSERT INTO sqla_shard_token (token, created_at) "
+                "VALUES (CAST('unmarked' AS BLOB), CURRENT_TIMESTAMP)"
+            ),
+            bind_arguments={"shard_id": 1},
+        )
+    with cluster.session() as session:
+        assert not token.is_there(session)
+    with pytest.raises(KeyUsedError):
+        attempt()
+    assert count(cluster) == 0
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256, "\N{ROCKET}" * 64, b"x", 7])
 def test_what_cannot_be_a_key(cluster: Cluster, key: Any) -> None:
     with pytest.raises(ValueError, match="key="):
@@ -183,6 +215,18 @@ def test_old_keys_are_forgotten(cluster: Cluster) -> None:
     cluster.run(write, key="0")
     with pytest.raises(KeyUsedError):
         cluster.run(write, key="4")
+
+
+def test_what_is_forgotten_is_counted_in_keys(cluster: Cluster) -> None:
+    for number in range(3):
+        cluster.run(write, key=f"{number}")
+    assert cluster.forget_keys(timedelta(0)) == 3
+    with cluster.session() as session:
+        left = session.execute(
+            text("SELECT token FROM sqla_shard_token"),
+            bind_arguments={"shard_id": 1},
+        )
+        assert left.all() == []
 
 
 @pytest.mark.parametrize("older_than", [5, None, timedelta(seconds=-1)])
