@@ -29,12 +29,29 @@ from sqla_shard.scattering import PLACES
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 
-__all__ = ["PROCESS", "Errors", "Known", "Reset"]
+__all__ = ["PROCESS", "Errors", "Known", "Reset", "info_after"]
 
 #: In the ``info`` of a connection: the process that has taken it.
 PROCESS = "sqla_shard.process"
 #: Whether the transaction of a connection has ended, with nothing after it.
 _ENDED = "sqla_shard.ended"
+
+
+def info_after(context: ExceptionContext) -> dict[Any, Any] | None:
+    """Return the ``info`` of the connection that has met an error.
+
+    :returns: None where the connection is lost, or is not the pool's yet: on
+        the first one of an engine the dialect asks its questions.
+    """
+    connection = context.connection
+    if connection is None or connection.closed or connection.invalidated:
+        return None
+    try:
+        return connection.info
+    except NotImplementedError:
+        # Raised by a listener it would replace the error of the server; the
+        # dialect passes over this one, and goes on without a connection.
+        return None
 
 
 class Known(Protocol):
@@ -201,12 +218,10 @@ class Reset:
         connection.info[_ENDED] = False
 
     def _failed(self, context: ExceptionContext) -> None:
-        connection = context.connection
+        info = info_after(context)
         # It may have been COMMIT or ROLLBACK itself.
-        if connection is not None and not (
-            connection.closed or connection.invalidated
-        ):
-            connection.info[_ENDED] = False
+        if info is not None:
+            info[_ENDED] = False
 
     def _ended(self, connection: Connection) -> None:
         if not connection.invalidated:

@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.engines import Places
+from sqla_shard.engines.connections import info_after
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import PartialCommitError
@@ -388,27 +389,18 @@ def _committing(connection: Connection) -> None:
 
 
 def _failed(context: ExceptionContext) -> Exception | None:
-    connection = context.connection
-    if connection is None:
+    # What has lost its connection has no more to tell.
+    info = info_after(context)
+    log: TransactionLog | None = None if info is None else info.get(_LOG)
+    if log is None:
         return None
     if context.statement is not None:
-        _note_failure(connection, context)
+        log.statement_failed(context.original_exception)
         return None
     if not isinstance(context.original_exception, Exception):
         # Ctrl-C, or a task that was cancelled, which must go on being that.
         return None
-    if connection.closed or connection.invalidated:
-        return None
-    log: TransactionLog | None = connection.info.get(_LOG)
-    return None if log is None else log.failed(context)
-
-
-def _note_failure(connection: Connection, context: ExceptionContext) -> None:
-    # What has lost its connection has no more to tell.
-    if not connection.closed and not connection.invalidated:
-        log: TransactionLog | None = connection.info.get(_LOG)
-        if log is not None:
-            log.statement_failed(context.original_exception)
+    return log.failed(context)
 
 
 def _forget(dbapi_connection: Any, record: Any) -> None:

@@ -38,7 +38,7 @@ class _PreciseSelector(selectors.EpollSelector):
 
 
 class _Packets:
-    """Finds COMMIT in what a client of MySQL says.
+    """Finds statements, and COMMIT, in what a client of MySQL says.
 
     A packet has a header of four bytes, its length and its number.  That of
     a command is 0, and the first byte of a command tells which it is.
@@ -56,9 +56,9 @@ class _Packets:
         # What comes after a request for TLS cannot be read.
         self._opaque = False
 
-    def commits(self, data: bytes) -> int:
-        """Return how many COMMITs end in some more bytes."""
-        found = 0
+    def statements(self, data: bytes) -> list[bool]:
+        """Return of each statement that ends in data if it is COMMIT."""
+        found = []
         while data and not self._opaque:
             if self._left == 0 and len(self._head) < 4:
                 wanted = 4 - len(self._head)
@@ -75,7 +75,7 @@ class _Packets:
                 found += self._ended()
         return found
 
-    def _ended(self) -> bool:
+    def _ended(self) -> list[bool]:
         size = int.from_bytes(self._head[:3], "little")
         number, body = self._head[3], bytes(self._head[4:])
         self._head.clear()
@@ -84,9 +84,10 @@ class _Packets:
             wanted, flag = self._SSL_REQUEST
             flags = int.from_bytes(body[:4], "little")
             self._opaque = size == wanted and bool(flags & flag)
-        if number != 0 or body[:1] != self._COM_QUERY or size > self._ENOUGH:
-            return False
-        return body[1:].strip(b"; \t\r\n").upper() == b"COMMIT"
+        if number != 0 or body[:1] != self._COM_QUERY:
+            return []
+        text = body[1:] if size <= self._ENOUGH else b""
+        return [text.strip(b"; \t\r\n").upper() == b"COMMIT"]
 
 
 class _Line:
@@ -94,7 +95,9 @@ class _Line:
 
     :ivar delay: of a round trip, in seconds.
     :ivar hanging: whether bytes are swallowed.
-    :ivar left: how many COMMITs until a connection is cut; 0 for never.
+    :ivar what: of what a connection is cut at one: ``commits`` or
+        ``statements``.
+    :ivar left: how many of these until then; 0 for never.
     :ivar when: ``before`` or ``after`` the server has it.
     """
 
@@ -103,10 +106,12 @@ class _Line:
         self.port = port
         self.delay = delay
         self.hanging = False
+        self.what = ""
         self.left = 0
         self.when = ""
         self.counts = {
             "connections": 0,
+            "statements": 0,
             "commits": 0,
             "sent": 0,
             "received": 0,
@@ -146,10 +151,11 @@ class _Line:
         for link in list(self.links):
             link.cut()
 
-    def committing(self) -> str:
-        """Take note of a COMMIT; return when to cut, or nothing."""
-        self.counts["commits"] += 1
-        if self.left == 0:
+    def executing(self, is_commit: bool) -> str:
+        """Take note of a statement; return when to cut, or nothing."""
+        self.counts["statements"] += 1
+        self.counts["commits"] += is_commit
+        if self.left == 0 or (self.what == "commits" and not is_commit):
             return ""
         self.left -= 1
         return "" if self.left else self.when
@@ -164,8 +170,8 @@ class _Line:
                 self.refuse()
             case {"do": "cut"}:
                 self.cut()
-            case {"do": "commit", "number": number, "when": when}:
-                self.left, self.when = number, when
+            case {"do": "cut at", "what": what, "n": n, "when": when}:
+                self.what, self.left, self.when = what, n, when
             case {"do": "restore"}:
                 self.hanging = False
                 self.left = 0
@@ -281,12 +287,12 @@ class _End(asyncio.Protocol):
             self._pass(data)
 
     def _look(self, data: bytes) -> None:
-        """See to COMMITs of the client."""
+        """See to statements of the client."""
         link = self._link
-        for _ in range(link.packets.commits(data)):
+        for is_commit in link.packets.statements(data):
             if link.line.hanging or link.mute:
                 return
-            when = link.line.committing()
+            when = link.line.executing(is_commit)
             if when == "before":
                 link.cut()
             elif when == "after":

@@ -31,6 +31,9 @@ a round trip, with no delay as well.
     either before the server has got it, or when the server answers, which
     the client does not see.  COMMIT is recognised in the protocol of MySQL
     and MariaDB, as a text of its own, without TLS or compression.
+:meth:`Proxy.cut_at_statement`
+    The same with any statement, such as those that a driver and a dialect
+    send by themselves when they have connected.
 :meth:`Proxy.restore`
     Back to normal, with the delay as it was.  A connection that has lost
     bytes gets no answer ever again: the next one would pass for that of a
@@ -76,6 +79,8 @@ class ProxyCounts:
 
     :ivar connections: that were accepted.
     :ivar open: of these, those that are still open.
+    :ivar statements: how many statements clients have sent, as texts;
+        COMMIT and what a driver sends by itself are among them.
     :ivar commits: how many COMMITs clients have sent.
     :ivar sent: bytes that were passed on to the server.
     :ivar received: bytes that were passed on to clients.
@@ -84,6 +89,7 @@ class ProxyCounts:
 
     connections: int
     open: int
+    statements: int
     commits: int
     sent: int
     received: int
@@ -276,11 +282,22 @@ class Proxy:
         :raises ValueError: if an argument makes no sense.
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
-        if type(n) is not int or n < 1:
-            raise ValueError(f"n={n!r} is not a number from 1")
-        if when not in ("before", "after"):
-            raise ValueError(f'when={when!r} is neither "before" nor "after"')
-        self._ask("commit", number=n, when=when)
+        self._cut_at("commits", n, when)
+
+    def cut_at_statement(
+        self, n: int = 1, *, when: Literal["before", "after"]
+    ) -> None:
+        """Reset the connection on which the n-th statement comes from now on.
+
+        It takes the place of :meth:`cut_at_commit`, and ends as that does.
+
+        :param n: 1 for the next one, on whatever connection.
+        :param when: ``"before"`` the server has got it, or ``"after"`` it
+            was done.
+        :raises ValueError: if an argument makes no sense.
+        :raises sqla_shard.exc.ServerProcessError: if it is not running.
+        """
+        self._cut_at("statements", n, when)
 
     def restore(self) -> None:
         """Pass bytes on and accept connections, on the same port.
@@ -292,7 +309,14 @@ class Proxy:
 
     # -- inside -----------------------------------------------------------
 
-    def _ask(self, what: str, **more: Any) -> dict[str, Any]:
+    def _cut_at(self, what: str, n: object, when: object) -> None:
+        if type(n) is not int or n < 1:
+            raise ValueError(f"n={n!r} is not a number from 1")
+        if when not in ("before", "after"):
+            raise ValueError(f'when={when!r} is neither "before" nor "after"')
+        self._ask("cut at", what=what, n=n, when=when)
+
+    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Have the process do something; return its counts and port."""
         with self._lock:
             if self._process is None or self._owner != os.getpid():
@@ -301,7 +325,7 @@ class Proxy:
                 )
             assert self._control is not None  # noqa: S101 - for mypy
             assert self._answers is not None  # noqa: S101 - for mypy
-            command = json.dumps({"do": what, **more}).encode() + b"\n"
+            command = json.dumps({"do": do, **more}).encode() + b"\n"
             answer = b""
             # An end of the answers, too, is a process that is gone.
             with contextlib.suppress(OSError):

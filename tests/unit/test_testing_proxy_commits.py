@@ -1,4 +1,4 @@
-"""The proxy recognises COMMIT, however its bytes arrive."""
+"""The proxy recognises statements, however their bytes arrive."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,20 @@ def test_two_in_one_piece(
     with pytest.raises(ConnectionResetError):
         say(client, PING + COMMIT)
     assert proxy.counts.commits == 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_statements_of_any_kind(
+    proxy: Proxy, server: Server, client: socket.socket, when: Any
+) -> None:
+    long = packet(b"\x03SELECT '" + b"x" * 70_000 + b"'")
+    say(client, GREETED)
+    proxy.cut_at_statement(3, when=when)
+    say(client, PING + long + COMMIT)
+    with pytest.raises(ConnectionResetError):
+        say(client, packet(b"\x03SELECT 1"))
+    assert server.all().endswith(b"SELECT 1" if when == "after" else COMMIT)
+    assert (proxy.counts.statements, proxy.counts.commits) == (3, 1)
 
 
 @pytest.mark.parametrize(
