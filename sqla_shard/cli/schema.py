@@ -18,6 +18,7 @@ from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.revisions import RelativeCommand
 from sqla_shard.cli.revisions import RESOLVE_HELP
 from sqla_shard.cli.schema_options import HOW
+from sqla_shard.cli.schema_options import NEW
 from sqla_shard.cli.schema_options import run_options
 from sqla_shard.cli.schema_options import WHICH
 from sqla_shard.cli.schema_options import with_options
@@ -190,7 +191,7 @@ def init_command(
     ),
 )
 @click.argument("revision", default="head")
-@with_options(*WHICH, *HOW)
+@with_options(*WHICH, NEW, *HOW)
 @json_option
 @pass_settings
 def upgrade_command(

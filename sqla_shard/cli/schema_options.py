@@ -10,7 +10,7 @@ import click
 
 from sqla_shard import schema
 
-__all__ = ["HOW", "WHICH", "run_options", "with_options"]
+__all__ = ["HOW", "NEW", "WHICH", "run_options", "with_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +49,15 @@ WHICH = (
         callback=_joined,
         help="Only those on these physical servers, with commas between.",
     ),
+)
+NEW = click.option(
+    "--new",
+    metavar="RANGES",
+    type=_shards,
+    multiple=True,
+    callback=_joined,
+    help="These virtual shards were never in use: fill their databases, "
+    "though they have no revision and others have one.",
 )
 HOW = (
     click.option(

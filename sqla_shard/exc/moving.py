@@ -18,14 +18,24 @@ __all__ = [
     "ShardMovedError",
 ]
 
+# Whoever reads this may be about to make empty tables in the place of a shard
+# whose objects are elsewhere: the way to find out changes nothing.
+_LOOK = (
+    "If the published topology has a higher epoch, this process has an old "
+    "one, and the shard may have been moved away. If not, ask: sqla-shard "
+    "schema status. "
+)
 _LACKS = {
-    "table": "there is no such table, or no database, on {server}. Run the "
-    "revisions (sqla-shard schema upgrade; create_all() in development), or "
-    "provision the shard",
-    "database": "there is no such database on {server}. Provision the shard "
-    "(sqla-shard schema provision; create_all() in development)",
-    "grant": "the user of the application may not do that on {server}. "
-    "Grant it there",
+    "table": "there is no such table, or no database, on {server}. "
+    f"{_LOOK}One that is behind: sqla-shard schema upgrade (create_all() in "
+    "development). One that was never made: sqla-shard schema provision. One "
+    "that has lost its tables: get them back, and make no empty ones",
+    "database": f"there is no such database on {{server}}. {_LOOK}One that "
+    "was never made: sqla-shard schema provision (create_all() in "
+    "development). One that is lost: get it back, and make no empty one",
+    "grant": "the user of the application may not do that on {server}. If "
+    "the published topology has a higher epoch, this process has an old one, "
+    "and the shard may have been moved away. If not: Grant it there",
 }
 
 
@@ -113,8 +123,9 @@ class ShardMovedError(ShardError, OperationalError, ProgrammingError):
 class ShardMissingError(ShardError, OperationalError, ProgrammingError):
     """Raised when a server lacks what the newest topology says it has.
 
-    A table, a database or a grant is missing; or the shard is being moved
-    this moment, and the topology that says so is not here yet.  ``orig`` is
+    A table, a database or a grant is missing; or the shard was moved, or is
+    being moved this moment, and the topology that says so is not here yet.
+    ``orig`` is
     the driver's error, and handlers of SQLAlchemy's ``ProgrammingError`` and
     ``OperationalError`` catch it as well.
 

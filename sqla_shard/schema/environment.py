@@ -22,6 +22,9 @@ from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.following import load_location
+from sqla_shard.schema.emptied import marked
+from sqla_shard.schema.emptied import others_of
+from sqla_shard.schema.emptied import without_tables
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.progress import progress_on
@@ -47,6 +50,8 @@ ATTRIBUTE = "sqla_shard"
 _EVERYWHERE = frozenset(
     {"upgrade", "downgrade", "do_stamp", "do_ensure_version"}
 )
+#: What makes tables in a database without a revision, or says it has them.
+_FILLING = frozenset({"upgrade", "stamp"})
 _ON_REFERENCE = frozenset({"retrieve_migrations", "edit_current"})
 
 
@@ -170,6 +175,19 @@ class Environment:
             self.version_table,
         )
 
+    def judged(self, versions: list[Version]) -> list[Version]:
+        """Return versions again, with what was lost there.
+
+        :raises UnknownShardError: when a shard is said to be new that is
+            not open.
+        """
+        new = self.options.new or ()
+        if new:
+            shards_of(self.places, self.keyspace, new)
+        every = shards_of(self.places, self.keyspace)
+        others = self.versions(others_of(versions, every))
+        return marked(versions, others, new)
+
     def run(self) -> None:
         """Do what the command does."""
         try:
@@ -213,9 +231,13 @@ class Environment:
 
         :raises MigrationFailedError: when one could not be changed.
         """
+        command = fn.__name__.removeprefix("do_")
         versions = self.versions()
         check_target(target, versions)
-        command = fn.__name__.removeprefix("do_")
+        if command in _FILLING:
+            versions = self.judged(versions)
+        if command == "stamp":
+            versions = without_tables(self.places, versions)
         report = self.change(versions, fn, command=command, target=target)
         self.tell(report)
         return report

@@ -24,6 +24,9 @@ class RunOptions:
     :ivar shards: only these virtual shards, such as ``0-511,600``.
     :ivar servers: only those on these physical servers, such as
         ``sharddb001,sharddb002``.
+    :ivar new: these virtual shards were never in use: a database without a
+        revision gets its first one though other shards have theirs
+        (:mod:`sqla_shard.schema.emptied`).
     :ivar jobs: how many shards of one server are worked on at a time.
     :ivar wave: how many shards are changed, after the first one, before all
         others; None for one for each worker.
@@ -42,6 +45,7 @@ class RunOptions:
 
     shards: tuple[int, ...] | None = field(default=None)
     servers: tuple[str, ...] | None = field(default=None)
+    new: tuple[int, ...] | None = field(default=None)
     jobs: int = 4
     wave: int | None = None
     pause: float = 0.0
@@ -91,9 +95,9 @@ class RunOptions:
 def _parsed(name: str, given: list[str]) -> object:
     """Return the value of an option; only lists may be given in parts."""
     text = ",".join(given)
-    if name not in ("shards", "servers") and given[1:]:
+    if name not in ("shards", "servers", "new") and given[1:]:
         raise _wrong(name, text, "it was given twice; say it once")
-    if name == "shards":
+    if name in ("shards", "new"):
         return tuple(parse_shards(text))
     if name == "servers":
         return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -25,6 +25,7 @@ class State(Enum):
     IN_DOUBT = "in doubt"
     INTERRUPTED = "interrupted, the next run goes on"
     HELD = "another runner is at work"
+    EMPTIED = "no revision, where others have one"
     MISSING = "no such database"
     UNREACHABLE = "server not reached"
     SKIPPED = "not attempted"

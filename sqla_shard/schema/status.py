@@ -29,6 +29,7 @@ RUNNING = "a runner is at work"
 UNFINISHED = "interrupted"
 FAILED_STEP = "failed"
 IN_DOUBT = "in doubt"
+EMPTIED = "no revision, where others have one"
 MISSING = "no such database"
 UNREACHABLE = "server not reached"
 
@@ -41,7 +42,8 @@ class ShardStatus:
     :ivar condition: ``"current"``, ``"behind"``, ``"unknown revision"``,
         ``"a runner is at work"``, ``"interrupted"`` (the next run goes on),
         ``"failed"`` (likewise), ``"in doubt"`` (somebody has to look), ``"no
-        such database"`` or ``"server not reached"``.
+        revision, where others have one"`` (its objects may be elsewhere, or
+        lost), ``"no such database"`` or ``"server not reached"``.
     :ivar detail: more of it, or None.
     """
 
@@ -146,7 +148,7 @@ def status_of(environment: Environment, steps: Any) -> StatusReport:
         heads=heads,
         shards=tuple(
             _status(environment, version, known)
-            for version in environment.versions()
+            for version in environment.judged(environment.versions())
         ),
         seconds=monotonic() - began,
     )
@@ -176,6 +178,8 @@ def _condition(
         return UNREACHABLE, version.error
     if version.open is not None:
         return _unfinished(environment, version)
+    if version.lost is not None:
+        return EMPTIED, version.lost
     strange = [one for one in version.heads if one not in known]
     if strange:
         return UNKNOWN_REVISION, f"no script has {', '.join(strange)}"

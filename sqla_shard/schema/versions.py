@@ -43,7 +43,10 @@ class Version:
     :ivar heads: the revisions that it is at; none for one without tables.
     :ivar internal: the revision of this package's own tables, or None.
     :ivar open: the revision that was interrupted there, or None.
+    :ivar closed: direction and state of the last entry of its ledger that
+        is closed, for one without revisions; None where there is none.
     :ivar is_missing: whether its server has no such database.
+    :ivar lost: why it is taken for one that has lost its tables, or None.
     :ivar error: why its server could not be asked, or None.
     """
 
@@ -51,7 +54,9 @@ class Version:
     heads: tuple[str, ...] = ()
     internal: str | None = None
     open: Open | None = None
+    closed: tuple[str, str] | None = None
     is_missing: bool = False
+    lost: str | None = None
     error: str | None = None
 
     @property
@@ -137,9 +142,15 @@ def _read(
         columns,
         "is_open",
     )
+    without = [s for s in schemas if not heads.get(s) and internal.get(s)]
+    closed: dict[str, list[tuple[Any, ...]]] = {}
+    if without:
+        names = ["id", "direction", "state"]
+        closed = ddl.rows(engine, without, LEDGER.name, names, "NOT is_open")
     return [
         replace(
             versions[shard.shard_id],
+            closed=_newest(closed.get(shard.schema, ())),
             heads=tuple(sorted(row[0] for row in heads.get(shard.schema, ()))),
             internal=next(
                 (row[0] for row in internal.get(shard.schema, ())), None
@@ -153,3 +164,10 @@ def _read(
 def _last(rows: Sequence[tuple[Any, ...]], columns: list[str]) -> Open | None:
     found = [Open(**dict(zip(columns, row, strict=True))) for row in rows]
     return max(found, key=lambda one: one.number, default=None)
+
+
+def _newest(rows: Sequence[tuple[Any, ...]]) -> tuple[str, str] | None:
+    if not rows:
+        return None
+    _, direction, state = max(rows)
+    return direction, state

@@ -157,7 +157,8 @@ def test_unknown_targets_and_options_that_are_nearly_ours(two):
 def test_shards_and_servers(two):
     states = two.states("-x", "shards=0-1,3", "upgrade", "head")
     assert states == dict.fromkeys((0, 1, 3), "changed")
-    assert two.states("-x", "servers=server2", "upgrade", "head") == {
+    new = ("-x", "new=2")
+    assert two.states("-x", "servers=server2", *new, "upgrade", "head") == {
         2: "changed",
         3: "nothing to do",
     }

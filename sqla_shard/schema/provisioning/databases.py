@@ -124,8 +124,8 @@ def provision(
     :param topology: the new one; that of ``env.py`` is the current one.
     :param initial: there is no current one: make all databases of the
         keyspace in the topology of ``env.py``.
-    :param options: how to go about it; ``shards`` and ``servers`` have no
-        meaning here.  ``reference`` is the shard to compare with.
+    :param options: how to go about it; ``shards``, ``servers`` and ``new``
+        have no meaning here.  ``reference`` is the shard to compare with.
     :param cluster: where the shards are now; by default ``env.py`` says it.
     :param progress: told of each shard as it is done.
     :returns: what became of each; the topology may be published.
@@ -164,7 +164,7 @@ class _Provisioning:
         self._problems: list[Problem] = []
 
     def _chosen(self, topology: Topology | None) -> Topology:
-        for name in ("shards", "servers"):
+        for name in ("shards", "servers", "new"):
             value = getattr(self._options, name)
             if value is not None:
                 raise SchemaOptionError(

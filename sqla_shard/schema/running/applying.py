@@ -191,6 +191,12 @@ class Applier:
     def _stepping(self, heads: Any, context: Any) -> Iterable[MigrationStep]:
         """Give alembic its steps, with the journal around each."""
         key = tuple(sorted(heads))
+        if self._expected and not key and self._fn.__name__ == "upgrade":
+            # Its database was dropped, or moved; not to be filled again.
+            raise SchemaError(
+                f"it was at {listed(self._expected)} when this run began, "
+                "and has no revision now; look for its objects"
+            )
         if key != self._expected and is_relative(
             context.opts.get("destination_rev")
         ):

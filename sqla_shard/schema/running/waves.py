@@ -181,6 +181,11 @@ def _known(versions: Sequence[Version]) -> Iterator[tuple[int, Outcome]]:
                     "New databases are made by: sqla-shard schema provision",
                 ),
             )
+        elif version.lost is not None:
+            yield (
+                index,
+                Outcome.of(version.shard, State.EMPTIED, error=version.lost),
+            )
         elif version.error is not None:
             yield (
                 index,

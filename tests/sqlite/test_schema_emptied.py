@@ -1,0 +1,28 @@
+"""Files that have lost what a revision had put there."""
+
+from __future__ import annotations
+
+from tests.shared.schema import on_sqlite
+from tests.shared.schema import Project
+from tests.shared.schema import runner_fixture
+from tests.shared.schema_emptied import Emptied
+
+runner = runner_fixture()
+project = on_sqlite()
+
+
+class TestEmptied(Emptied):
+    def names(self, project: Project, shard_id: int) -> set[str]:
+        rows = project.query(
+            shard_id, "SELECT name FROM sqlite_master WHERE type = 'table'"
+        )
+        return {row[0] for row in rows if row[0] != "sqlite_sequence"}
+
+    def made_anew(self, project: Project, shard_id: int) -> None:
+        path = project.file(shard_id)
+        path.unlink()
+        path.touch()
+
+    def set_aside(self, project: Project, shard_id: int) -> None:
+        for name in self.names(project, shard_id):
+            project.query(shard_id, f"ALTER TABLE {name} RENAME TO {name}_old")
