@@ -76,6 +76,9 @@ SAMPLES = [
     exc.WrongTypeError("m", value=3, expected=(1,)),
     exc.DuplicateTypeError(type_id=1, holder="A", claimant="B"),
     exc.ClassDefinitionError("m", class_name="A"),
+    exc.ManyToManyError(
+        "m", class_name="A", relationship="bs", secondary="links"
+    ),
     exc.TopologyError([exc.Problem("epoch", "missing")], source="t.toml"),
     exc.TopologyUnavailableError(source="s", reason="gone"),
     exc.StaleTopologyError(source="s", epoch=3, current=4),

@@ -11,6 +11,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     │   └── WrongTypeError                an id, but of another class
     ├── DuplicateTypeError                two classes with one type id
     ├── ClassDefinitionError (TypeError)  a mapped class that cannot work
+    │   └── ManyToManyError               link rows that have no one shard
     ├── TopologyError                     a topology that cannot be used
     ├── TopologyUnavailableError          its source has none, or is gone
     ├── StaleTopologyError                not newer than the one in use
@@ -106,6 +107,7 @@ from sqla_shard.exc.caching import CacheOptionError
 from sqla_shard.exc.definitions import ClassDefinitionError
 from sqla_shard.exc.definitions import DuplicateTypeError
 from sqla_shard.exc.definitions import InvalidIdError
+from sqla_shard.exc.definitions import ManyToManyError
 from sqla_shard.exc.definitions import Problem
 from sqla_shard.exc.definitions import TopologyError
 from sqla_shard.exc.definitions import UnknownKeyspaceError
@@ -220,6 +222,7 @@ __all__ = [
     "KeyspaceMismatchError",
     "LookupPolicyError",
     "LookupTableError",
+    "ManyToManyError",
     "MappingError",
     "MigrationFailedError",
     "MissingDriverError",

@@ -12,6 +12,7 @@ __all__ = [
     "ClassDefinitionError",
     "DuplicateTypeError",
     "InvalidIdError",
+    "ManyToManyError",
     "Problem",
     "TopologyError",
     "UnknownKeyspaceError",
@@ -72,6 +73,26 @@ class ClassDefinitionError(ShardError, TypeError):
     def __init__(self, message: str, *, class_name: str) -> None:
         super().__init__(f"class {class_name}: {message}")
         self.class_name = class_name
+
+
+class ManyToManyError(ClassDefinitionError):
+    """Raised when a link table could not have its rows on one shard.
+
+    :ivar relationship: the attribute.
+    :ivar secondary: the link table.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        class_name: str,
+        relationship: str,
+        secondary: str,
+    ) -> None:
+        super().__init__(message, class_name=class_name)
+        self.relationship = relationship
+        self.secondary = secondary
 
 
 @dataclass(frozen=True)

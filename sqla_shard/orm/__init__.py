@@ -9,11 +9,13 @@
 ``hiding``       soft delete
 ``saving``       writing a blob without overwriting other writers
 ``objects``      :class:`ObjectMixin`
+``linking``      many-to-many relationships
 ``keyspaces``    :class:`KeyspaceMixin`, for models that are no objects
 """
 
 from __future__ import annotations
 
+from sqla_shard.orm import linking as _linking  # noqa: F401  # listens
 from sqla_shard.orm.fields import blob_field
 from sqla_shard.orm.keyspaces import KeyspaceMixin
 from sqla_shard.orm.objects import ObjectMixin

@@ -27,6 +27,7 @@ from sqla_shard.routing.specs import columns_set
 from sqla_shard.routing.specs import declare
 from sqla_shard.routing.specs import has_objects
 from sqla_shard.routing.specs import name_of
+from sqla_shard.routing.specs import routes
 from sqla_shard.routing.specs import routing_column
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.routing.specs import TableSpec
@@ -44,6 +45,7 @@ __all__ = [
     "locate",
     "name_of",
     "route",
+    "routes",
     "routing_column",
     "spec_of",
 ]

@@ -7,11 +7,13 @@ an ORM statement of the mapped class.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
 from sqlalchemy import Table
+from sqlalchemy.exc import NoReferenceError
 
 from sqla_shard.topology import Topology
 from sqla_shard.types import IdType
@@ -23,6 +25,7 @@ __all__ = [
     "declare",
     "has_objects",
     "name_of",
+    "routes",
     "routing_column",
     "spec_of",
 ]
@@ -53,7 +56,7 @@ class TableSpec:
     :ivar kind: kind of its keyspace.
     :ivar keyspace: name of the keyspace; None for the only one of the kind.
     :ivar id_index: position, in the primary key, of the id that names the
-        shard; None in a global keyspace.
+        shard; None in a global keyspace, and where no key column does so.
     :ivar type_id: type of its objects; None for other tables.
     :ivar colocation: None for roots.
     :ivar encode_row: turns a dictionary of attributes, given to a bulk
@@ -93,24 +96,50 @@ def spec_of(table: Any) -> TableSpec:
     """Return the facts of a table.
 
     A table that nothing was declared of is in an objects keyspace if its
-    primary key holds an id that routes, else in a global keyspace.
+    primary key holds an id that routes, or a foreign key to a row of the
+    same shard, such as those of a link table; else in a global keyspace.
     """
     # table() without columns of a Table says nothing of itself.
     if not isinstance(table, Table):
         return _NOTHING_KNOWN
     found: TableSpec | None = table.info.get(_INFO)
     if found is None:
-        found = TableSpec(kind="global")
-        for index, column in enumerate(table.primary_key):
-            if isinstance(column.type, IdType) and column.type.routes:
-                found = TableSpec(
-                    kind="objects",
-                    id_index=index,
-                    type_id=column.type.type_id,
-                )
-                break
-        table.info[_INFO] = found
+        found = _inferred(table)
+        # A foreign key has no type until the other table is defined.
+        if not any(column.type._isnull for column in table.columns):
+            table.info[_INFO] = found
     return found
+
+
+def _inferred(table: Table) -> TableSpec:
+    for index, column in enumerate(table.primary_key):
+        kind = column.type
+        if isinstance(kind, IdType) and kind.routes:
+            return TableSpec(
+                kind="objects",
+                keyspace=_keyspace_of(column),
+                id_index=index,
+                type_id=kind.type_id,
+            )
+    for column in table.columns:
+        if column.foreign_keys and routes(column):
+            return TableSpec(kind="objects", keyspace=_keyspace_of(column))
+    return _NOTHING_KNOWN
+
+
+def _keyspace_of(column: Any) -> str | None:
+    """Return the keyspace of the table that a foreign key leads to."""
+    for key in column.foreign_keys:
+        # The other table may belong to code that is not imported here.
+        with suppress(NoReferenceError):
+            if key.column.table is not column.table:
+                return spec_of(key.column.table).keyspace
+    return None
+
+
+def routes(column: Any) -> bool:
+    """Tell whether the id in a column names the shard of its row."""
+    return isinstance(column.type, IdType) and column.type.routes
 
 
 def routing_column(table: Any) -> Any:

@@ -260,8 +260,10 @@ class Scope(Protocol):
         """Refuse a transaction that the parent process has begun."""
         ...
 
-    def is_modified(self, instance: object) -> bool:
-        """Tell whether a flush would write an object."""
+    def is_modified(
+        self, instance: object, include_collections: bool = True
+    ) -> bool:
+        """Tell whether an object was changed since the last flush."""
         ...
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:

@@ -20,10 +20,10 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.rendering import Place
+from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.placement import parent_shard
-from sqla_shard.types import IdType
 
 __all__ = ["check_rows", "group_rows", "ids_of", "rows_of", "updated_rows"]
 
@@ -170,11 +170,18 @@ class _Placer:
         """Return the shard of the row's own id; None if it has none."""
         for column, names in self._columns:
             value = _value(row, names)
-            if column.primary_key and value is not None:
+            if value is not None and self._names_the_row(column):
                 return check_type(
-                    value, self.spec.type_id, self._name
+                    value, column.type.type_id, self._name
                 ).shard_id
         return None
+
+    def _names_the_row(self, column: Any) -> bool:
+        """Tell whether a column says where a row is without its parent.
+
+        Of a link table that has no primary key each id does.
+        """
+        return column.primary_key or self.spec.id_index is None
 
     def check(self, row: Mapping[str, Any], shard_id: int) -> None:
         """Refuse references to other shards where only the own one can be.
@@ -222,7 +229,7 @@ class _Placer:
 
     def _check_root(self) -> None:
         for column, names in self._columns:
-            if column.primary_key and column.foreign_keys:
+            if self._names_the_row(column) and column.foreign_keys:
                 raise PlacementError(
                     f"a row of {self._name} has no {names[0]}, so its "
                     "shard cannot be told; it is that of the object which "
@@ -256,7 +263,7 @@ def _mapper_of(statement: Any) -> Any:
 
 def _telling(table: Any, mapper: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
     for column in table.c:
-        if isinstance(column.type, IdType) and column.type.routes:
+        if routes(column):
             names = [column.key, column.name]
             if mapper is not None:
                 names.insert(0, mapper.get_property_by_column(column).key)

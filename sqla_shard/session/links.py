@@ -11,11 +11,14 @@ from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import RelationshipDirection
+from sqlalchemy.orm.attributes import History
 
+from sqla_shard.routing import routes
 from sqla_shard.session.contract import Scope
-from sqla_shard.types import IdType
 
-__all__ = ["Collections", "Links", "links_of"]
+__all__ = ["Collections", "Links", "changed", "links_of", "mapping_class"]
+
+_UNCHANGED = History((), (), ())
 
 
 class Collections:
@@ -46,9 +49,15 @@ class Collections:
         for parent in (*self._scope.new, *self._scope.dirty):
             state = inspect(parent)
             for key, filled in links_of(state.mapper).down:
-                if key in state.dict or key in state._pending_mutations:
-                    for child in state.attrs[key].history.added:
-                        yield (inspect(child), filled), parent
+                for child in changed(state, key).added:
+                    yield (inspect(child), filled), parent
+
+
+def changed(state: InstanceState[Any], key: str) -> History:
+    """Return the history of a collection, without reading it."""
+    if key in state.dict or key in state._pending_mutations:
+        return state.attrs[key].history
+    return _UNCHANGED
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,13 @@ class Links:
     :ivar up: relationships to one object whose id the flush puts into such
         an attribute, with the attribute.
     :ivar down: relationships to many objects, with the attribute of theirs.
+    :ivar linked: relationships whose flush writes a link table.
     """
 
     references: tuple[tuple[str, int | None], ...]
     up: tuple[tuple[str, str], ...]
     down: tuple[tuple[str, str], ...]
+    linked: tuple[str, ...]
 
 
 _known: weakref.WeakKeyDictionary[Mapper[Any], Links] = (
@@ -84,14 +95,37 @@ def links_of(mapper: Mapper[Any]) -> Links:
             down=tuple(
                 _filled(mapper, RelationshipDirection.ONETOMANY, here=False)
             ),
+            linked=tuple(
+                relation.key
+                for relation in mapper.relationships
+                if relation.secondary is not None and not relation.viewonly
+            ),
         )
     return found
+
+
+def mapping_class(relation: Any) -> str:
+    """Return the code of a mapping class in place of a relationship."""
+    source = relation.parent.class_.__name__
+    target = relation.mapper.class_.__name__
+    words = "".join(word.capitalize() for word in relation.key.split("_"))
+    columns = ""
+    if source == target:
+        # Both columns would have the name of the class.
+        name = source.lower()
+        columns = (
+            f', source_column="{name}_id", target_column="other_{name}_id"'
+        )
+    return (
+        f"class {source}Has{words}(MappingMixin, Base, source={source}, "
+        f"target={target}{columns}): ..."
+    )
 
 
 def _references(mapper: Mapper[Any]) -> Iterator[tuple[str, int | None]]:
     for prop in mapper.column_attrs:
         column: Any = prop.columns[0]
-        if _routes(column) and not column.primary_key:
+        if routes(column) and not column.primary_key:
             yield prop.key, column.type.type_id
 
 
@@ -102,10 +136,6 @@ def _filled(
         if relation.direction is direction and not relation.viewonly:
             child = mapper if here else relation.mapper
             for _, column in relation.synchronize_pairs:
-                if _routes(column):
+                if routes(column):
                     prop = child.get_property_by_column(column)
                     yield relation.key, prop.key
-
-
-def _routes(column: Any) -> bool:
-    return isinstance(column.type, IdType) and column.type.routes

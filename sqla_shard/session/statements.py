@@ -54,7 +54,7 @@ from sqla_shard.session.stale import check_count
 from sqla_shard.session.stale import check_matching
 from sqla_shard.session.stale import note_bulk
 from sqla_shard.session.stale import note_matching
-from sqla_shard.session.views import bound_to
+from sqla_shard.session.views import bulk_on
 from sqla_shard.topology import Keyspace
 
 __all__ = ["prepare"]
@@ -475,11 +475,6 @@ def _by_shard(
     for place, part in rows.items():
         if isinstance(part, list):
             context.parameters = part if isinstance(given, list) else part[0]
-        before, scope.bulk = scope.bulk, place
-        going = Plan((place,), (), scope.log.wrote, watch=scope.watch)
-        try:
-            with bound_to(scope.root_connection(place), place, going):
-                results.append(_invoke(context, scope, place))
-        finally:
-            scope.bulk = before
+        with bulk_on(scope, place):
+            results.append(_invoke(context, scope, place))
     return _merged(results)

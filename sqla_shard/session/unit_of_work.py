@@ -23,8 +23,10 @@ from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
 from sqla_shard.session.autocommit import refuse_autocommit
 from sqla_shard.session.contract import Scope
+from sqla_shard.session.links import changed
 from sqla_shard.session.links import Collections
 from sqla_shard.session.links import links_of
+from sqla_shard.session.links import mapping_class
 from sqla_shard.session.placement import parent_shard
 
 __all__ = ["REQUESTED", "place_objects", "place_of"]
@@ -87,12 +89,17 @@ def place_objects(scope: Scope) -> None:
 
 def _place_objects(scope: Scope) -> None:
     collections = Collections(scope)
+    around = []
     for instance in (*scope.dirty, *scope.deleted):
         state = inspect(instance)
-        if instance in scope.deleted or scope.is_modified(instance):
+        if instance in scope.deleted or scope.is_modified(
+            instance, include_collections=False
+        ):
             place = place_of(scope, state.mapper, instance)
             _check_stays(scope, state, place)
             _log(scope, state, place)
+        else:
+            around.append(state)
     roots = []
     for instance in scope.new:
         state = inspect(instance)
@@ -105,6 +112,8 @@ def _place_objects(scope: Scope) -> None:
             roots.append(state)
         else:
             _place(scope, state, collections)
+    for state in around:
+        _log_collections(scope, state)
     for state in roots:
         _place(scope, state, collections)
     for child, attribute, parent in collections:
@@ -112,6 +121,29 @@ def _place_objects(scope: Scope) -> None:
         if child.session is not None:
             place = place_of(scope, None, child.obj())
             _check_link(scope, child, attribute, parent, place)
+    for instance in (*scope.new, *scope.dirty):
+        _check_linked(scope, inspect(instance))
+
+
+def _log_collections(scope: Scope, state: InstanceState[Any]) -> None:
+    """Take note of what a flush writes because of an object's collections.
+
+    Of what is in the session, no more: SQLAlchemy leaves out the others.
+    """
+    # Rows of a reference table are linked, and are not written themselves.
+    if spec_of(state.mapper.local_table).reference is not None:
+        return
+    for relation in state.mapper.relationships:
+        if not relation.uselist or relation.viewonly:
+            continue
+        history = changed(state, relation.key)
+        if any(
+            inspect(child).session is not None
+            for child in (*history.added, *history.deleted)
+        ):
+            place = place_of(scope, state.mapper, state.obj())
+            refuse_autocommit(scope, place, state.mapper.local_table)
+            scope.log.wrote(place, f"{relation.key} of {_described(state)}")
 
 
 def _place(
@@ -282,6 +314,36 @@ def _check_link(
     shard_id = place_of(scope, None, parent).shard_id
     if shard_id != place.shard_id:
         raise _elsewhere(state, attribute, parent, shard_id, place)
+
+
+def _check_linked(scope: Scope, state: InstanceState[Any]) -> None:
+    """Refuse to link objects of two shards.
+
+    :raises ColocationError: for such objects.
+    """
+    for key in links_of(state.mapper).linked:
+        for other in changed(state, key).added:
+            if other is None or not _is_on_a_shard(inspect(other)):
+                continue
+            here = place_of(scope, None, state.obj()).shard_id
+            there = place_of(scope, None, other).shard_id
+            if here != there:
+                relation: Any = state.mapper.relationships[key]
+                raise ColocationError(
+                    f"{other} is on shard {there}, {state.obj()} on shard "
+                    f"{here}, and the rows of {relation.secondary.name} link "
+                    "objects of one shard. For others write\n"
+                    + mapping_class(relation),
+                    class_name=_name(state),
+                    field=key,
+                    value=other,
+                )
+
+
+def _is_on_a_shard(state: InstanceState[Any]) -> bool:
+    # One that is not in the session is not linked either.
+    spec = spec_of(state.mapper.local_table)
+    return state.session is not None and spec.reference is None
 
 
 def _elsewhere(

@@ -12,9 +12,10 @@ from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import Plan
+from sqla_shard.session.contract import Scope
 from sqla_shard.types.ids import inserting_on
 
-__all__ = ["ShardView", "bind_to", "bound_to"]
+__all__ = ["ShardView", "bind_to", "bulk_on"]
 
 
 class ShardView(Connection):
@@ -65,16 +66,21 @@ def bind_to(root: Connection, plan: Plan) -> None:
 
 
 @contextmanager
-def bound_to(root: Connection, place: Place, plan: Plan) -> Iterator[None]:
-    """Bind the connection itself to a shard inside the block.
+def bulk_on(scope: Scope, place: Place) -> Iterator[None]:
+    """Send what the session writes inside the block to one shard.
 
-    SQLAlchemy's bulk INSERT and UPDATE take the connection of the session
-    and pass no execution options on.
+    SQLAlchemy's bulk INSERT and UPDATE, and its flush of link tables, take
+    the connection of the session and pass no execution options on.
     """
-    before = root._execution_options
-    bind_to(root, plan)
+    bulk, scope.bulk = scope.bulk, place
     try:
-        with inserting_on(place.shard_id):
-            yield
+        root = scope.root_connection(place)
+        options = root._execution_options
+        bind_to(root, Plan((place,), (), scope.log.wrote, watch=scope.watch))
+        try:
+            with inserting_on(place.shard_id):
+                yield
+        finally:
+            root._execution_options = options
     finally:
-        root._execution_options = before
+        scope.bulk = bulk

@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 from examples.pinboard import models as pinboard
 from sqla_shard.dialects import backend_for
 from sqla_shard.testing import MariaDBFleet
+from tests.shared import many_models
 from tests.shared import reference_tables
 from tests.shared import revision_models
 from tests.shared.autogenerating import BOTH
@@ -134,3 +135,7 @@ class TestFinding(Finding):
 
 class TestReferences(reference_tables.Generating):
     pass
+
+
+class TestLinkTables(reference_tables.Generating):
+    metadata = many_models.Base.metadata

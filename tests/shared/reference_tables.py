@@ -22,12 +22,14 @@ __all__ = ["Drifting", "Generating"]
 class Generating:
     """The test module has a fixture ``database``, as for autogenerate."""
 
+    metadata = Base.metadata
+
     @pytest.mark.parametrize("portable", [True, False])
     def test_revisions_make_what_create_all_makes(
         self, database: Any, tmp_path: Path, portable: bool
     ) -> None:
         by_hand = database()
-        Base.metadata.create_all(by_hand)
+        self.metadata.create_all(by_hand)
         engine = database()
         if engine.dialect.name == "sqlite":
             portable = True
@@ -37,11 +39,11 @@ class Generating:
             topology_of(objects="objects", lookup="mod", main="global"),
             portable=portable,
         )
-        revision = revisions.generate(Base.metadata, "objects")
-        assert revision.count("create_table") == len(Base.metadata.tables)
+        revision = revisions.generate(self.metadata, "objects")
+        assert revision.count("create_table") == len(self.metadata.tables)
         revisions.upgrade()
         assert shown(engine) == shown(by_hand)
-        revisions.check(Base.metadata, "objects")
+        revisions.check(self.metadata, "objects")
 
 
 class Drifting(Suite):

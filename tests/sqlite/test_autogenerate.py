@@ -29,6 +29,7 @@ from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.routing import spec_of
 from sqla_shard.schema import comparing
+from tests.shared import many_models
 from tests.shared import reference_tables
 from tests.shared import revision_models
 from tests.shared.autogenerating import BOTH
@@ -171,3 +172,7 @@ def test_what_users_note_of_a_table_stays(
 
 class TestReferences(reference_tables.Generating):
     pass
+
+
+class TestLinkTables(reference_tables.Generating):
+    metadata = many_models.Base.metadata
