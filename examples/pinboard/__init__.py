@@ -32,8 +32,8 @@ tables: whatever one does to a board is one transaction on one database.  What
 leads to other shards: mail addresses and names to users, the boards that one
 follows, and pins that were saved on another board.  What a command that was
 killed has left of these is finished when it is started again; several
-processes have ``sqla-shard repair --models examples.pinboard.signing_up``
-beside them.  In the order to read:
+processes have ``sqla-shard repair --models examples.pinboard.models`` beside
+them.  In the order to read:
 
 ``models.py``
     Three object classes, seven mapping classes, two lookups.

@@ -13,7 +13,7 @@ from examples.pinboard.models import User
 from examples.pinboard.models import UserEmail
 from sqla_shard import ShardSession
 
-__all__ = ["add_user", "delete_user", "sign_in"]
+__all__ = ["add_user", "sign_in"]
 
 
 def sign_in(session: ShardSession, email: str) -> User:
@@ -40,8 +40,3 @@ def add_user(
     session.add(user)
     session.flush()  # now it has its id
     return user.id
-
-
-def delete_user(session: ShardSession, user_id: int) -> None:
-    """Delete a user whom no address leads to."""
-    session.delete(session.get_one(User, user_id))

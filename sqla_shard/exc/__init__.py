@@ -54,6 +54,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     │   ├── KeyTakenError                 a key of somebody else
     │   ├── ClaimLostError                a claim that has expired
     │   ├── KeyNotHeldError (LookupError) not a key of the object
+    │   ├── KeyPendingError       committed, and a key is only claimed yet
     │   ├── LookupPolicyError             a row normalised in another way
     │   └── KeyspaceKindError             a lookup that is not on mod shards
     ├── ReferenceTableError
@@ -135,6 +136,7 @@ from sqla_shard.exc.lists import StaleNeighbourError
 from sqla_shard.exc.lookups import ClaimLostError
 from sqla_shard.exc.lookups import InvalidKeyError
 from sqla_shard.exc.lookups import KeyNotHeldError
+from sqla_shard.exc.lookups import KeyPendingError
 from sqla_shard.exc.lookups import KeyspaceKindError
 from sqla_shard.exc.lookups import KeyTakenError
 from sqla_shard.exc.lookups import LookupPolicyError
@@ -216,6 +218,7 @@ __all__ = [
     "InvalidSequenceError",
     "KeptMappingError",
     "KeyNotHeldError",
+    "KeyPendingError",
     "KeyTakenError",
     "KeyUsedError",
     "KeyspaceKindError",

@@ -11,6 +11,7 @@ __all__ = [
     "ClaimLostError",
     "InvalidKeyError",
     "KeyNotHeldError",
+    "KeyPendingError",
     "KeyTakenError",
     "KeyspaceKindError",
     "LookupPolicyError",
@@ -107,6 +108,26 @@ class KeyNotHeldError(LookupTableError, LookupError):
             f"{key!r} in {lookup} does not belong to {target_id}, so it was "
             "not renamed; claim(session, new_key, id) gives the object a key "
             "that it has not had"
+        )
+        self.lookup = lookup
+        self.key = key
+        self.target_id = target_id
+
+
+class KeyPendingError(LookupTableError):
+    """Raised when an object is committed and a key may only be claimed yet.
+
+    :ivar lookup: the lookup class.
+    :ivar key: the key, normalised.
+    :ivar target_id: the object.
+    """
+
+    def __init__(self, *, lookup: str, key: str, target_id: int) -> None:
+        super().__init__(
+            f"{target_id} is committed, but its key {key!r} in {lookup} may "
+            "only be claimed yet, because a server did not answer; "
+            "cluster.repair(), or the command sqla-shard repair, confirms it "
+            "as soon as it does"
         )
         self.lookup = lookup
         self.key = key

@@ -25,7 +25,7 @@ from sqla_shard.lookup.reading import read
 from sqla_shard.lookup.statements import statements_of
 from sqla_shard.session import ShardSession
 
-__all__ = ["LIFETIME", "Claim", "claim", "locked", "own"]
+__all__ = ["LIFETIME", "Claim", "check_older", "claim", "locked", "own"]
 
 #: How long a claim lives that is not told.
 LIFETIME = timedelta(minutes=15)
@@ -109,20 +109,28 @@ class Claim:
 
 
 def claim(
-    table: Table, key: str, target_id: int | None, lifetime: timedelta
+    table: Table,
+    key: str,
+    target_id: int | None,
+    lifetime: timedelta,
+    *,
+    token: bytes | None = None,
 ) -> Claim:
     """Claim a key, or give it to an object at once.
 
+    :param token: of the claim: with one and the same it can be done again,
+        where nobody knows whether it was committed.
     :raises KeyTakenError: when it belongs to another, or is claimed.
     """
     microseconds = _checked(lifetime)
     if target_id is not None:
         table.check_id(target_id)
     form = table.form(key)
-    _check_older(table, form, table.forms(key), target_id)
+    check_older(table, form, table.forms(key), target_id)
+    token = token or token_bytes(TOKEN_BYTES)
     if target_id is None:
-        return _claim(table, form, microseconds)
-    own(table, form, target_id)
+        return _claim(table, form, microseconds, token)
+    own(table, form, target_id, token)
     return Claim(lookup=table.cls, key=form.text, token=None, expires_at=None)
 
 
@@ -144,7 +152,7 @@ def locked(table: Table, text: str) -> Any:
     return table.execute(text, statement, the_key=text).one_or_none()
 
 
-def _check_older(
+def check_older(
     table: Table, form: Form, forms: Iterable[Form], target_id: int | None
 ) -> None:
     """Refuse a key that is taken under the name of an older policy."""
@@ -165,9 +173,8 @@ def _taken(table: Table, row: Any) -> KeyTakenError:
     )
 
 
-def _claim(table: Table, form: Form, microseconds: int) -> Claim:
+def _claim(table: Table, form: Form, microseconds: int, token: bytes) -> Claim:
     statements = statements_of(table.cls)
-    token = token_bytes(TOKEN_BYTES)
     values = {
         "the_key": form.text,
         "the_policy": form.label,
@@ -187,24 +194,26 @@ def _claim(table: Table, form: Form, microseconds: int) -> Claim:
     )
 
 
-def own(table: Table, form: Form, target_id: int) -> None:
+def own(table: Table, form: Form, target_id: int, token: bytes) -> None:
     """Give a key to an object, which may have it already.
 
+    :param token: tells this giving from earlier ones.
     :raises KeyTakenError: when it belongs to another, or is claimed.
     """
     statements = statements_of(table.cls)
     values = {
         "the_key": form.text,
         "the_policy": form.label,
+        "the_token": token,
         "the_id": target_id,
     }
     table.execute(form.text, statements.own, **values)
     row = locked(table, form.text)
     if row.target_id != target_id:
         _take_over(table, row, statements.own_abandoned, values)
-    elif row.policy != form.label:
+    elif row.token != token or row.policy != form.label:
         table.check_policy(row)
-        table.execute(form.text, statements.rewrite, **values)
+        table.execute(form.text, statements.own_again, **values)
 
 
 def _take_over(

@@ -11,6 +11,7 @@ from typing import Any
 from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import KeyspaceKindError
 from sqla_shard.exc import LookupPolicyError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.lookup.definition import Definition
 from sqla_shard.lookup.definition import link
@@ -19,7 +20,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import LookupKey
 
-__all__ = ["Form", "Table", "shard_of"]
+__all__ = ["Form", "Table", "shard_of", "table_of"]
 
 
 def shard_of(key: bytes, modulus: int) -> int:
@@ -144,3 +145,23 @@ class Table:
             if row.policy == form.label:
                 return row
         return found[0][1] if found else None
+
+
+def table_of(
+    cls: type[Any], session: ShardSession, *, unique: bool, name: str
+) -> Table:
+    """Return a lookup in a session, for what only some lookups can.
+
+    :raises UnsupportedStatementError: for the others.
+    """
+    table = Table(cls, session)
+    if table.definition.unique is unique:
+        return table
+    if unique:
+        reason = "several objects share a key: use add() and resolve_all()"
+    else:
+        reason = "a key belongs to one object: use claim() and resolve()"
+    raise UnsupportedStatementError(
+        f"{cls.__name__} has unique={not unique}, so that {reason}",
+        construct=name,
+    )

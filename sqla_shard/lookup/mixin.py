@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped
 
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.lookup import calls
 from sqla_shard.lookup import claiming
 from sqla_shard.lookup import holding
 from sqla_shard.lookup import reading
@@ -60,6 +60,7 @@ from sqla_shard.lookup.definition import define
 from sqla_shard.lookup.definition import Definition
 from sqla_shard.lookup.definition import finish
 from sqla_shard.lookup.keys import Table
+from sqla_shard.lookup.keys import table_of
 from sqla_shard.session import ShardSession
 
 __all__ = ["LookupMixin"]
@@ -136,7 +137,7 @@ class LookupMixin:
 
         :returns: None for nobody's, and for one that is claimed only.
         """
-        table = _table(cls, session, unique=True, name="resolve()")
+        table = table_of(cls, session, unique=True, name="resolve()")
         return reading.resolve_one(table, key)
 
     @classmethod
@@ -151,7 +152,7 @@ class LookupMixin:
         :returns: ids by key, as the keys were given, of those that belong to
             somebody.
         """
-        table = _table(cls, session, unique=True, name="resolve_many()")
+        table = table_of(cls, session, unique=True, name="resolve_many()")
         return reading.resolve_many(table, keys)
 
     @classmethod
@@ -168,7 +169,7 @@ class LookupMixin:
         :param limit: how many at most.
         :param after: the last id that was returned before, to go on.
         """
-        table = _table(cls, session, unique=False, name="resolve_all()")
+        table = table_of(cls, session, unique=False, name="resolve_all()")
         return reading.resolve_all(table, key, limit, after)
 
     @classmethod
@@ -199,7 +200,7 @@ class LookupMixin:
         :raises KeyTakenError: when it belongs to another object, or somebody
             has claimed it.  Roll back; for another key, begin anew.
         """
-        table = _table(cls, session, unique=True, name="claim()")
+        table = table_of(cls, session, unique=True, name="claim()")
         return claiming.claim(table, key, target_id, lifetime)
 
     # -- keys that are shared
@@ -210,7 +211,7 @@ class LookupMixin:
 
         That it has it already does no harm.
         """
-        table = _table(cls, session, unique=False, name="add()")
+        table = table_of(cls, session, unique=False, name="add()")
         holding.add(table, key, target_id)
 
     # -- both
@@ -256,24 +257,10 @@ class LookupMixin:
         return f"<{type(self).__name__} {key!r} -> {target}>"
 
 
-def _table(
-    cls: type[Any], session: ShardSession, *, unique: bool, name: str
-) -> Table:
-    """Return a lookup in a session, for what only some lookups can.
-
-    :raises UnsupportedStatementError: for the others.
-    """
-    table = Table(cls, session)
-    if table.definition.unique is unique:
-        return table
-    if unique:
-        reason = "several objects share a key: use add() and resolve_all()"
-    else:
-        reason = "a key belongs to one object: use claim() and resolve()"
-    raise UnsupportedStatementError(
-        f"{cls.__name__} has unique={not unique}, so that {reason}",
-        construct=name,
-    )
-
-
 event.listen(LookupMixin, "after_mapper_constructed", finish, propagate=True)
+event.listen(
+    LookupMixin,
+    "after_mapper_constructed",
+    calls.define,
+    propagate=True,
+)

@@ -14,6 +14,7 @@ from sqlalchemy import delete
 from sqlalchemy import inspect
 from sqlalchemy import Integer
 from sqlalchemy import null
+from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import type_coerce
 from sqlalchemy import update
@@ -89,7 +90,7 @@ class Statements:
         }
         owned = {
             table.c.policy: bindparam("the_policy"),
-            table.c.claim: null(),
+            table.c.claim: bindparam("the_token"),
             target: bindparam("the_id"),
             table.c.expires_at: null(),
         }
@@ -107,18 +108,27 @@ class Statements:
         self.own = InsertMissing(table).values({**key, **owned})
         self.take_over = abandoned.values(claimed)
         self.own_abandoned = abandoned.values(owned)
-        self.confirm = (
+        self.own_again = (
             update(table)
-            .where(self._here, pending, mine)
+            .where(self._here, target == bindparam("the_id"))
             .values(
                 {
-                    target: bindparam("the_id"),
-                    table.c.claim: null(),
-                    table.c.expires_at: null(),
+                    table.c.policy: bindparam("the_policy"),
+                    table.c.claim: bindparam("the_token"),
                 }
             )
         )
+        self.confirm = (
+            update(table)
+            .where(self._here, pending, mine)
+            .values({target: bindparam("the_id"), table.c.expires_at: null()})
+        )
         self.give_up = delete(table).where(self._here, pending, mine)
+        self.forget = delete(table).where(
+            self._here,
+            or_(pending, target == bindparam("the_id")),
+            table.c.claim.is_not_distinct_from(bindparam("the_token")),
+        )
         self.discard = delete(table).where(
             self._here,
             pending,

@@ -9,6 +9,7 @@ Servers are worked on one after another, by one thread.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,10 +23,12 @@ from dataclasses import replace
 from typing import Any
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.exc import CommitUnknownError
 from sqla_shard.session import ShardSession
 from sqla_shard.verifying.contract import Check
 from sqla_shard.verifying.findings import Finding
 from sqla_shard.verifying.findings import Kind
+from sqla_shard.verifying.findings import Outcome
 from sqla_shard.verifying.position import PositionFile
 from sqla_shard.verifying.position import State
 from sqla_shard.verifying.position import Suspect
@@ -34,6 +37,10 @@ from sqla_shard.verifying.report import VerifyReport
 
 __all__ = ["Pace", "Run", "VerifyProgress", "kinds_of"]
 
+_log = logging.getLogger(__name__)
+
+#: How often a repair is tried whose COMMIT was lost.
+_MOST_LOST = 3
 #: Suspects that are kept until they are looked at again.  Where there are
 #: more, the run waits for them: each is in memory, and in the file.
 _MOST_SUSPECTS = 5000
@@ -247,12 +254,36 @@ class Run:
         """Count what is wrong indeed, and repair it if that is wanted."""
         counted: Finding | None = finding
         if finding.kind in self._repair:
-            outcome = check.mend(self._cluster, finding)
+            outcome = self._mend(check, finding)
             counted = outcome.left
             if outcome.repaired:
                 counted = replace(finding, repaired=True)
         if counted is not None:
             self._tally(check).count(counted)
+
+    def _mend(self, check: Check, finding: Finding) -> Outcome:
+        """Put a row right, again where nobody knows whether that was done.
+
+        It looks at the row under a lock, so that twice does no harm.
+        """
+        lost: CommitUnknownError | None = None
+        for _ in range(_MOST_LOST):
+            try:
+                outcome = check.mend(self._cluster, finding)
+            except CommitUnknownError as error:
+                lost = error
+                _log.warning(
+                    "%s is looked at again: %s",
+                    finding,
+                    error,
+                    extra={"action": "verify"},
+                )
+                continue
+            if lost is not None and outcome.left is None:
+                return Outcome.done()
+            return outcome
+        # The thousands that may follow do not have to wait for it.
+        return Outcome.not_done(replace(finding, detail=str(lost)))
 
     # -- pace and position
 

@@ -56,7 +56,7 @@ class Claiming(Suite):
         row = rows_of(cluster, UserEmail)[claim.key]
         assert (row.policy, row.claim, row.expires_at) == (
             "email/1",
-            None,
+            claim.token,
             None,
         )
 

@@ -23,7 +23,7 @@ __all__ = ["LIFETIME", "STEPS"]
 #: Of the claims, so that nobody has to wait for long.
 LIFETIME = timedelta(seconds=1)
 #: After which transaction, in the order of signing up.
-STEPS = ("address", "name", "user", "confirmed")
+STEPS = ("address", "name", "user")
 
 
 def stop(*_: Any) -> None:
@@ -36,8 +36,8 @@ def main(when: str, email: str, name: str) -> None:
     signing_up.LIFETIME = LIFETIME
     # What is left by one that was killed is to be finished at once.
     writing._LEASE = 0.0
-    if when == "confirmed":
-        # After the COMMIT, before the intent is applied.
+    if when == "user":
+        # After the COMMIT, before its intent is applied.
         writing.apply_at_once = stop
     left = STEPS.index(when)
     with Cluster.from_topology(json.load(sys.stdin)) as cluster:

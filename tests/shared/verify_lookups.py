@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase
 from sqla_shard import LookupMixin
 from sqla_shard import pack
 from sqla_shard.exc import ClaimLostError
+from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.lookup import normalization
 from sqla_shard.verifying import delete_abandoned
@@ -293,6 +294,52 @@ class Damage:
         )
         assert shown["kind"] == kind
         assert isinstance(shown["row"]["target_id"], str)
+
+    @pytest.mark.parametrize("is_done", [False, True])
+    @pytest.mark.parametrize("damage", _REPAIRED, ids=lambda d: d.__name__)
+    def test_a_commit_that_is_lost(
+        self, cluster, monkeypatch, damage, is_done
+    ):
+        """Each first COMMIT of a repair: whether it was done is not known."""
+        kind, expected = damage(cluster)
+        lost: set[str] = set()
+        run = cluster.run
+
+        def losing(fn: Any, *args: Any, **options: Any) -> Any:
+            name = getattr(fn, "__qualname__", "")
+            if not name.startswith("Mender.") or name in lost:
+                return run(fn, *args, **options)
+            lost.add(name)
+            if is_done:
+                run(fn, *args, **options)
+            raise CommitUnknownError(server="server1")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster, "run", losing)
+            report = verify(cluster, repair=True)
+        assert lost
+        assert (counts(report), report.ok) == ({kind: 1}, True)
+        assert report.repaired(kind) == 1
+        for cls, key, user in expected:
+            assert owner(cluster, cls, key) == user
+        assert counts(verify(cluster)) == {}
+
+    def test_commits_that_are_lost_again_and_again(self, cluster, monkeypatch):
+        kind, _ = dangling(cluster)
+        signed_up(cluster, "a@x.org")
+        run = cluster.run
+
+        def losing(fn: Any, *args: Any, **options: Any) -> Any:
+            if getattr(fn, "__qualname__", "").startswith("Mender."):
+                raise CommitUnknownError(server="server1")
+            return run(fn, *args, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster, "run", losing)
+            report = verify(cluster, repair=True)
+        assert (counts(report), report.ok) == ({kind: 1}, False)
+        assert "server1 was lost during COMMIT" in str(report)
+        assert report.tallies["AccountEmail"].looked["objects"] == 1
 
     def test_misplaced_and_taken(self, cluster):
         user, other = (cluster.run(add_account) for _ in range(2))

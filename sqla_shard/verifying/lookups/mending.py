@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from secrets import token_bytes
 from typing import Any
 
 from sqlalchemy import select
@@ -26,6 +27,7 @@ from sqla_shard.lookup.claiming import claim
 from sqla_shard.lookup.claiming import LIFETIME
 from sqla_shard.lookup.claiming import locked
 from sqla_shard.lookup.claiming import own
+from sqla_shard.lookup.definition import TOKEN_BYTES
 from sqla_shard.lookup.holding import add
 from sqla_shard.lookup.keys import Form
 from sqla_shard.lookup.keys import Table
@@ -190,7 +192,7 @@ class Mender:
         there = locked(table, form.text)
         # That one may have been rewritten under a newer policy.
         if there is None or there.target_id != row.target_id:
-            own(table, form, row.target_id)
+            own(table, form, row.target_id, token_bytes(TOKEN_BYTES))
 
     def _rewrite(self, cluster: Cluster, finding: Finding) -> bool:
         if cluster.run(self._rewrite_or_copy, finding):
