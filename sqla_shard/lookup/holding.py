@@ -118,7 +118,6 @@ def _check_one_shard(table: Table, texts: Sequence[str]) -> None:
             raise CrossShardWriteError(
                 first=(first.shard_id, f"the new key, in {first}"),
                 second=(other.shard_id, f"the old key, in {other}"),
-                remedy="claim() the new key, and release() the old one in "
-                'another transaction; or rename in one of cross_shard="ordered'
-                '", where a half of it can be told and repaired',
+                remedy="call sqla_shard.lookup.change(), which takes two "
+                'transactions; or rename in one of cross_shard="ordered"',
             )

@@ -17,14 +17,12 @@ The number of shards of such a keyspace never changes, and neither may what a
 policy of normalisation does: keys would be looked for where they are not.
 
 A key and its object are on two shards, which are not committed as one.  So
-an object gets its key in three transactions::
+an object gets its key in several transactions::
 
-    claim = cluster.run(UserEmail.claim, "me@example.com")
-    user_id = cluster.run(new_user)
-    cluster.run(claim.confirm, user_id)
+    user_id = sign_up(cluster, {UserEmail: "me@example.com"}, new_user)
 
-Whoever is interrupted between them leaves a claim that expires, and perhaps
-an object without a key.  :doc:`/howto/lookups` shows it in full.
+A process that is killed between them leaves a claim that expires, or an
+intent to confirm it.  :doc:`/howto/sign-up` shows it in full.
 
 Use :meth:`Cluster.run <sqla_shard.Cluster.run>` for whatever changes keys: it
 repeats what the server has chosen as the victim of a deadlock.
@@ -99,7 +97,8 @@ class LookupMixin:
         policy: Mapped[str]
         """Under which policy, as ``name/version``."""
         token: Mapped[bytes | None]
-        """Of a claim, in the column ``claim``; None where it is confirmed."""
+        """Of the claim, in the column ``claim``; it stays when the key is
+        confirmed, and is None in rows of older versions."""
         expires_at: Mapped[datetime | None]
         """When a claim ends; None where it is confirmed."""
         __sqla_shard_lookup__: Definition
@@ -234,10 +233,10 @@ class LookupMixin:
     ) -> None:
         """Give an object another key for one that it has.
 
-        The two are on two shards, as a rule.  Either let the transaction
-        write both, with ``cluster.begin(cross_shard="unordered")``; or do it
-        in two: ``claim(session, new_key, id)``, then ``release(session,
-        old_key, id)``, so that the object has one of them all the time.
+        The two are on two shards, as a rule, so that the transaction has to
+        be allowed to write both: ``cluster.begin(cross_shard="ordered")``.
+        :func:`sqla_shard.lookup.change` does it in two transactions, and the
+        object has one of the keys all the time.
 
         With one and the same key it rewrites the row under the present
         policy, where it was written under one of ``previous``.
