@@ -75,7 +75,7 @@ LAYERS = [
     ("cluster_events", "cluster scattering topology", "sqlalchemy"),
     ("orm", "* -cluster -cluster_events -sourcing", "sqlalchemy"),
     ("mappings", "* -cluster -cluster_events -sourcing", "sqlalchemy"),
-    ("lookup", "* -cluster -cluster_events -sourcing -mappings", "sqlalchemy"),
+    ("lookup", "* -cluster_events -sourcing -mappings", "sqlalchemy"),
     (
         "reference",
         "* -cluster_events -sourcing -mappings -lookup",

@@ -133,6 +133,7 @@ SAMPLES = [
     exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None),
     exc.ClaimLostError(lookup="A", key="k", target_id=None),
     exc.KeyNotHeldError(lookup="A", key="k", target_id=3),
+    exc.KeyPendingError(lookup="A", key="k", target_id=3),
     exc.KeptMappingError(mapping="PinInBoards", kept_by="BoardHasPins"),
     exc.OperationError("no"),
     exc.OperationDefinitionError("it takes nothing", operation="plus"),
