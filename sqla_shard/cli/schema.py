@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
+from sqla_shard.topology import Topology
 
 __all__ = ["schema_group"]
 
@@ -104,6 +106,13 @@ def _cluster(settings: Settings) -> Cluster | None:
     return Cluster(settings.topology(connects=True))
 
 
+def _published(settings: Settings) -> Callable[[], Topology] | None:
+    """Return what reads the topology of ``--topology`` again."""
+    if settings.named is None:
+        return None
+    return partial(settings.topology, connects=True)
+
+
 def _run(
     command: Callable[..., schema.RunReport],
     *arguments: Any,
@@ -124,6 +133,7 @@ def _run(
             options=run_options(given),
             cluster=_cluster(settings),
             progress=schema.progress_on(sys.stderr),
+            published=_published(settings),
             **more,
         )
     except MigrationFailedError as error:

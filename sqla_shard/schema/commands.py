@@ -33,6 +33,7 @@ from sqla_shard.schema.resolving import Resolution
 from sqla_shard.schema.resolving import resolve_shard
 from sqla_shard.schema.status import status_of
 from sqla_shard.schema.status import StatusReport
+from sqla_shard.topology import Topology
 
 __all__ = ["downgrade", "in_environment", "resolve", "status", "upgrade"]
 
@@ -48,6 +49,7 @@ def in_environment(
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
     progress: Progress | None = None,
+    published: Callable[[], Topology] | None = None,
 ) -> T:
     """Run the application's ``env.py``, and a command in its place.
 
@@ -55,6 +57,7 @@ def in_environment(
         steps of a database.
     :param verb: the direction of these, ``"upgrade"`` or ``"downgrade"``.
     :param target: the revision that they lead to.
+    :param published: reads the topology that is published by now.
     :raises SchemaError: when ``env.py`` does not call ``run_env()``.
     """
     script = ScriptDirectory.from_config(config)
@@ -73,7 +76,7 @@ def in_environment(
             "import run_env"
         )
 
-    given = _given(options, cluster, progress)
+    given = _given(options, cluster, progress, published)
     config.attributes[ATTRIBUTE] = {**given, "command": run}
     # An env.py that knows nothing of shards would run these steps on the
     # database that it has, even for status().
@@ -111,6 +114,7 @@ def _given(
     options: RunOptions | None,
     cluster: Cluster | None,
     progress: Progress | None,
+    published: Callable[[], Topology] | None,
 ) -> dict[str, Any]:
     given: dict[str, Any] = {
         "options": options or RunOptions(),
@@ -118,6 +122,8 @@ def _given(
     }
     if cluster is not None:
         given["cluster"] = cluster
+    if published is not None:
+        given["published"] = published
     return given
 
 
@@ -128,6 +134,7 @@ def upgrade(
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
     progress: Progress | None = None,
+    published: Callable[[], Topology] | None = None,
 ) -> RunReport:
     """Upgrade every virtual shard, as ``alembic upgrade`` does.
 
@@ -135,9 +142,14 @@ def upgrade(
     :param options: which shards, and how many at a time.
     :param cluster: where the shards are; by default ``env.py`` says it.
     :param progress: told of each shard as it is done.
+    :param published: reads the topology that is published by now, to find
+        shards that are moved during the run; by default that of the
+        cluster, or of alembic.ini.
     :raises MigrationFailedError: when not every shard could be upgraded.
     """
-    return _changed(config, "upgrade", revision, options, cluster, progress)
+    return _changed(
+        config, "upgrade", revision, options, cluster, progress, published
+    )
 
 
 def downgrade(
@@ -147,6 +159,7 @@ def downgrade(
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
     progress: Progress | None = None,
+    published: Callable[[], Topology] | None = None,
 ) -> RunReport:
     """Downgrade every virtual shard, as ``alembic downgrade`` does.
 
@@ -154,9 +167,14 @@ def downgrade(
     :param options: which shards, and how many at a time.
     :param cluster: where the shards are; by default ``env.py`` says it.
     :param progress: told of each shard as it is done.
+    :param published: reads the topology that is published by now, to find
+        shards that are moved during the run; by default that of the
+        cluster, or of alembic.ini.
     :raises MigrationFailedError: when not every shard could be downgraded.
     """
-    return _changed(config, "downgrade", revision, options, cluster, progress)
+    return _changed(
+        config, "downgrade", revision, options, cluster, progress, published
+    )
 
 
 def _changed(
@@ -166,6 +184,7 @@ def _changed(
     options: RunOptions | None,
     cluster: Cluster | None,
     progress: Progress | None,
+    published: Callable[[], Topology] | None,
 ) -> RunReport:
     if ":" in revision:
         raise CommandError(
@@ -179,6 +198,7 @@ def _changed(
         options=options,
         cluster=cluster,
         progress=progress,
+        published=published,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from sqla_shard.following import load_location
 from sqla_shard.schema.emptied import marked
 from sqla_shard.schema.emptied import others_of
 from sqla_shard.schema.emptied import without_tables
+from sqla_shard.schema.newer import Newer
 from sqla_shard.schema.options import RunOptions
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.progress import progress_on
@@ -41,6 +43,7 @@ from sqla_shard.schema.settings import merged
 from sqla_shard.schema.versions import read_versions
 from sqla_shard.schema.versions import Version
 from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Topology
 
 __all__ = ["ATTRIBUTE", "Environment"]
 
@@ -60,6 +63,7 @@ class Environment:
 
     :ivar places: where the shards are.
     :ivar keyspace: whose shards they are.
+    :ivar newer: compares with the topology that is published by now.
     """
 
     def __init__(
@@ -78,9 +82,11 @@ class Environment:
         )
         self._cluster = given.get("cluster") or cluster or self._from_config()
         self._closes = cluster is None and "cluster" not in given
+        read = given.get("published") or self._reader()
         self._newest: dict[tuple[str, ...], bool] = {}
         self.places = self._cluster.places
         self.keyspace = self._keyspace()
+        self.newer = Newer(self.places.topology, self.keyspace.name, read)
         self.version_table = settings.get("version_table", "alembic_version")
         ours = comparing(
             metadata,
@@ -98,6 +104,12 @@ class Environment:
         return found
 
     def _from_config(self) -> Cluster:
+        # Without the last good topology: what is changed must be what is
+        # there, so that a source that cannot be asked is an error here.
+        # Nor do processes inherit a thread that follows it.
+        return Cluster(load_location(self._location()))
+
+    def _location(self) -> str:
         path = self._option("topology")
         if path is None:
             raise SchemaOptionError(
@@ -108,10 +120,15 @@ class Environment:
                 option="topology",
                 value="",
             )
-        # Without the last good topology: what is changed must be what is
-        # there, so that a source that cannot be asked is an error here.
-        # Nor does a run change its mind, or processes inherit a thread.
-        return Cluster(load_location(path))
+        return path
+
+    def _reader(self) -> Callable[[], Topology]:
+        """Return what reads the topology that is there by now."""
+        if self._closes:
+            return partial(load_location, self._location())
+        # One that follows its topology has a newer one as soon as it comes.
+        cluster = self._cluster
+        return lambda: cluster.topology
 
     def _keyspace(self) -> Keyspace:
         name = self._option("keyspace")
@@ -238,7 +255,15 @@ class Environment:
             versions = self.judged(versions)
         if command == "stamp":
             versions = without_tables(self.places, versions)
-        report = self.change(versions, fn, command=command, target=target)
+        report = self.change(
+            versions,
+            fn,
+            command=command,
+            target=target,
+            moves=self.newer.moves,
+        )
+        chosen = self.options.shards or self.options.servers
+        report = self.newer.judged(report, all_shards=chosen is None)
         self.tell(report)
         return report
 
@@ -251,6 +276,7 @@ class Environment:
         target: str,
         steps: Callable[[tuple[str, ...]], Iterable[Any]] | None = None,
         applier: Callable[..., Applier] = Applier,
+        moves: Callable[[Collection[int]], bool] | None = None,
     ) -> RunReport:
         """Change those shards that need it, and return what became of all.
 
@@ -259,6 +285,8 @@ class Environment:
         :param steps: what there is to do for a shard at some revisions; by
             default the steps of ``fn``.
         :param applier: makes what does it, in each process.
+        :param moves: tells before each wave whether one of some shards is
+            elsewhere by now, and the run ends; by default nothing does.
         """
         unwritten = self._write("", "a")
         if unwritten is not None:
@@ -282,6 +310,7 @@ class Environment:
             ),
             options=self.options,
             progress=self._progress(),
+            moves=moves or _stays,
         )
 
     def _progress(self) -> Progress:
@@ -433,6 +462,10 @@ def _shown(target: Any) -> str:
     if target is None:
         return "head"
     return target if isinstance(target, str) else ", ".join(target)
+
+
+def _stays(shard_ids: Collection[int]) -> bool:
+    return False
 
 
 def _nothing(**kwargs: Any) -> None:

@@ -28,6 +28,7 @@ class State(Enum):
     EMPTIED = "no revision, where others have one"
     MISSING = "no such database"
     UNREACHABLE = "server not reached"
+    MOVED = "elsewhere in a newer topology"
     SKIPPED = "not attempted"
 
     @property
@@ -93,6 +94,8 @@ class RunReport:
     :ivar outcomes: one for each shard, in order.
     :ivar seconds: how long it took in all.
     :ivar interrupted: whether it was told to stop.
+    :ivar topology_error: why it is not known that shards are where the run
+        looked for them, or None.
     """
 
     command: str
@@ -101,11 +104,14 @@ class RunReport:
     outcomes: tuple[Outcome, ...]
     seconds: float
     interrupted: bool = False
+    topology_error: str | None = None
 
     @property
     def ok(self) -> bool:
         """Whether every shard is as the command wants it."""
-        return all(outcome.state.is_good for outcome in self.outcomes)
+        return self.topology_error is None and all(
+            outcome.state.is_good for outcome in self.outcomes
+        )
 
     def of(self, state: State) -> list[Outcome]:
         """Return the outcomes of one kind."""
@@ -119,6 +125,7 @@ class RunReport:
             "keyspace": self.keyspace,
             "ok": self.ok,
             "interrupted": self.interrupted,
+            "topology_error": self.topology_error,
             "seconds": round(self.seconds, 3),
             "counts": {state.value: len(self.of(state)) for state in State},
             "shards": [outcome.to_mapping() for outcome in self.outcomes],
@@ -140,6 +147,8 @@ class RunReport:
                 ids = as_ranges(one.shard_id for one in found)
                 yield f"  {len(found)} {state.value}: {ids}"
         yield from _failures(self.outcomes)
+        if self.topology_error is not None:
+            yield f"repeat the command: {self.topology_error}"
 
 
 _SHOWN = 10

@@ -200,7 +200,7 @@ def test_savepoints(project):
 
 
 def test_a_shard_at_a_revision_that_nobody_knows_is_named(project):
-    schema.provision(project.config(), initial=True)
+    project.provision()
     project.add("0001", PINS)
     project.alembic("-x", "shards=3", "upgrade", "head")
     project.query(3, "UPDATE {db}alembic_version SET version_num = 'lost'")

@@ -82,6 +82,7 @@ ROWS = "SELECT body, n FROM {db}pins ORDER BY id"
 
 
 def arranged(project):
+    project.provision()
     project.add("0001", UPGRADE)
     project.add("0002", UPGRADE_MORE)
     return len(FIRST)
@@ -249,6 +250,7 @@ CHANGES = """
 @pytest.mark.parametrize("replay", ["yes", "no"] if SOAK else ["yes"])
 def test_kill_in_changes_of_tables_alone(project, rng, replay):
     # Such a revision is run once; to other shards its statements are sent.
+    project.provision()
     path = project.add("0001", CHANGES)
     assert is_static(str(path), "upgrade")
     arguments = ("-x", "jobs=2", "-x", f"replay={replay}", "upgrade", "head")

@@ -23,6 +23,7 @@ import pytest
 from alembic.config import Config
 from pymysql.constants import ER
 
+from sqla_shard import schema
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.documents import databases
@@ -229,8 +230,10 @@ class Project:
         """Return server and database of a shard."""
         keyspace = self.document["keyspaces"]["objects"]
         for server in keyspace["servers"]:
-            first, last = server["shards"]
-            if first <= shard_id <= last:
+            ranges = server["shards"]
+            if isinstance(ranges[0], int):
+                ranges = [ranges]
+            if any(first <= shard_id <= last for first, last in ranges):
                 name = keyspace["database"].format(shard=shard_id)
                 return server["name"], name
         raise KeyError(shard_id)
@@ -312,7 +315,12 @@ class Project:
         )
         return sorted(row[0] for row in rows)
 
+    def provision(self) -> None:
+        """Say that the databases are new, for runs that do not end well."""
+        schema.provision(self.config(), initial=True)
+
     def ledger(self, shard_id: int) -> list[dict[str, Any]]:
+        """Return the statements of revisions, in order."""
         names = (
             "id direction revision number state statement tables_before "
             "error is_open"
@@ -320,7 +328,7 @@ class Project:
         rows = self.query(
             shard_id,
             f"SELECT {', '.join(names.split())} FROM {{db}}{LEDGER} "
-            "ORDER BY id",
+            "WHERE direction <> 'provision' ORDER BY id",
         )
         return [dict(zip(names.split(), row, strict=True)) for row in rows]
 

@@ -51,6 +51,7 @@ def test_a_signal_while_processes_are_begun(tmp_path: Path):
             applier=Interrupting,
             options=RunOptions(jobs=8),
             progress=SilentProgress(),
+            moves=lambda shard_ids: False,
         )
     assert report.interrupted
     assert report.of(State.SKIPPED)

@@ -118,6 +118,7 @@ def provision(
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
     progress: Progress | None = None,
+    published: Callable[[], Topology] | None = None,
 ) -> ProvisionReport:
     """Make the databases of virtual shards that a new topology opens.
 
@@ -128,6 +129,8 @@ def provision(
         have no meaning here.  ``reference`` is the shard to compare with.
     :param cluster: where the shards are now; by default ``env.py`` says it.
     :param progress: told of each shard as it is done.
+    :param published: reads the current topology, as for
+        :func:`~sqla_shard.schema.upgrade`.
     :returns: what became of each; the topology may be published.
     :raises ProvisionError: when something forbids it; nothing was made.
     :raises MigrationFailedError: when not every database could be made, or
@@ -140,7 +143,12 @@ def provision(
         return _Provisioning(environment, topology, initial).run(fn)
 
     return in_environment(
-        config, run, options=options, cluster=cluster, progress=progress
+        config,
+        run,
+        options=options,
+        cluster=cluster,
+        progress=progress,
+        published=published,
     )
 
 
@@ -210,6 +218,7 @@ class _Provisioning:
                 self._environment.version_table,
             )
             report = replace(report, outcomes=tuple(found))
+        report = self._environment.newer.unchanged(report, self._new)
         self._environment.tell(report)
         return report
 

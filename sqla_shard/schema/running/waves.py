@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -69,12 +70,14 @@ def run(
     applier: Callable[[], Applier],
     options: RunOptions,
     progress: Progress,
+    moves: Callable[[Collection[int]], bool],
 ) -> RunReport:
     """Do what a command does, on every shard that needs it.
 
     :param versions: where each shard is.
     :param steps: what there is to do for a shard at some revisions.
     :param applier: makes what does it, in each process.
+    :param moves: tells whether one of some shards is elsewhere by now.
     """
     began = monotonic()
     keyspace = versions[0].shard.keyspace
@@ -114,7 +117,7 @@ def run(
             try:
                 workers.start()
                 for position, outcome in _in_waves(
-                    workers, todo, versions, options
+                    workers, todo, versions, options, moves
                 ):
                     outcomes[todo[position]] = outcome
                     progress.advance(outcome)
@@ -200,13 +203,18 @@ def _in_waves(
     todo: Sequence[int],
     versions: Sequence[Version],
     options: RunOptions,
+    moves: Callable[[Collection[int]], bool],
 ) -> Iterator[tuple[int, Outcome]]:
+    shard_ids = [versions[index].shard.shard_id for index in todo]
     servers = {versions[index].shard.server for index in todo}
     size = options.wave or options.jobs * len(servers)
     waves = [range(1), *_rest(len(todo), size, again=options.wave is not None)]
     for number, wave in enumerate(waves):
         if number and options.pause:
             workers.pause(options.pause)
+        if number and not options.continue_on_error and moves(shard_ids):
+            # The rest is for a run that goes where the shards are.
+            workers.is_stopped = True
         yield from workers.run(wave, goes_on=options.continue_on_error)
 
 
