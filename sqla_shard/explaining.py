@@ -22,6 +22,7 @@ from sqla_shard.rehearsing import Sent
 from sqla_shard.rendering import Place
 from sqla_shard.routing import Decision
 from sqla_shard.routing import locate
+from sqla_shard.scattering import limits_of
 from sqla_shard.scattering import Scatter
 from sqla_shard.session import PlacementPolicy
 
@@ -224,10 +225,7 @@ def explain(
         what = what._resolved
     if not hasattr(what, "get_children"):
         return _explain_id(what, places)
-    scattered = any(
-        isinstance(option, Scatter)
-        for option in getattr(what, "_with_options", ())
-    )
+    scattered = limits_of(what) is not None
     try:
         if getattr(what, "is_insert", False):
             raise NoShardKeyError(

@@ -27,20 +27,28 @@ class ScatterDisabledError(RoutingError):
 class ScatterLimitError(RoutingError):
     """Raised when a statement goes beyond a limit of its ``scatter()``.
 
-    :ivar limit: ``max_shards`` or ``max_rows``.
+    :ivar limit: ``max_shards``, ``max_rows`` or ``max_offset``.
     :ivar allowed: the limit.
-    :ivar found: how many shards it names; of rows, as many as were read
-        until there were too many.
+    :ivar found: how many shards it names, or rows it skips; of rows, as
+        many as were read until there were too many.
     """
 
     def __init__(self, *, limit: str, allowed: int, found: int) -> None:
+        instead = (
+            "name fewer objects in WHERE, add a LIMIT, or raise the limit"
+        )
         if limit == "max_shards":
             what = f"the statement is for {found} shards"
+        elif limit == "max_offset":
+            what = f"the statement skips {found} rows of several shards"
+            instead = (
+                "go from page to page with session.scatter_page(), or raise "
+                "the limit"
+            )
         else:
             what = f"the answer has more than {allowed} rows"
         super().__init__(
-            f"{what}, and scatter() allows {limit}={allowed}; name fewer "
-            "objects in WHERE, add a LIMIT, or raise the limit"
+            f"{what}, and scatter() allows {limit}={allowed}; {instead}"
         )
         self.limit = limit
         self.allowed = allowed

@@ -23,22 +23,25 @@ from sqlalchemy.sql.visitors import iterate
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import LongText
 from sqla_shard.dialects.sorting import SortKey
+from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import is_textual
+from sqla_shard.scattering.merge import most_of
 from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
 
 __all__ = [
     "Added",
+    "Bounds",
     "Ordering",
+    "bounds_of",
     "depends_only_on",
     "groupings",
     "has_aggregate",
-    "limit_of",
     "orderings",
     "same",
 ]
@@ -249,14 +252,57 @@ def _column(name: str, statement: Any, construct: str) -> Any:
     )
 
 
-def limit_of(statement: Any, parameters: Any) -> int | None:
-    """Return the LIMIT of a SELECT.
+@dataclass(frozen=True)
+class Bounds:
+    """Which rows of a SELECT are in the answer.
 
-    :raises ScatterUnsupportedError: when it is no plain number.
+    :ivar limit: how many at most; None for all.
+    :ivar offset: how many of the first ones are skipped.
     """
-    clause = statement._limit_clause
-    if clause is None:
-        return None
+
+    limit: int | None = None
+    offset: int = 0
+
+    def __bool__(self) -> bool:
+        """Tell whether they leave anything out."""
+        return self.limit is not None or self.offset > 0
+
+    @property
+    def most(self) -> int | None:
+        """How many rows of each shard are needed; None for all."""
+        return most_of(self.limit, self.offset)
+
+
+def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
+    """Return the LIMIT and OFFSET of a SELECT.
+
+    :param max_offset: the largest OFFSET that is allowed.
+    :raises ScatterUnsupportedError: when one of them is no plain number, or
+        there is an OFFSET and none is allowed.
+    :raises ScatterLimitError: when it is larger than that.
+    """
+    limit, offset = statement._limit_clause, statement._offset_clause
+    found = Bounds(
+        None if limit is None else _number(limit, parameters, "LIMIT"),
+        0 if offset is None else _number(offset, parameters, "OFFSET"),
+    )
+    if found.offset > max_offset:
+        if max_offset:
+            raise ScatterLimitError(
+                limit="max_offset", allowed=max_offset, found=found.offset
+            )
+        raise ScatterUnsupportedError(
+            f"OFFSET {found.offset} over several shards: each of them would "
+            "read the rows that are skipped, too. session.scatter_page() "
+            "goes on after the last row shown, and costs the same on every "
+            "page; .options(scatter(max_offset=1000)) allows page numbers "
+            "up to there",
+            construct="OFFSET",
+        )
+    return found
+
+
+def _number(clause: Any, parameters: Any, construct: str) -> int:
     value = None
     if isinstance(clause, BindParameter):
         value = clause.effective_value
@@ -264,9 +310,9 @@ def limit_of(statement: Any, parameters: Any) -> int | None:
             value = parameters.get(clause.key, value)
     if type(value) is not int or value < 0:
         raise ScatterUnsupportedError(
-            f"LIMIT {clause} over several shards: the number must be known "
-            "before the statement is sent; pass an int",
-            construct="LIMIT",
+            f"{construct} {clause} over several shards: the number must be "
+            "known before the statement is sent; pass an int",
+            construct=construct,
         )
     return value
 

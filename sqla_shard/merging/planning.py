@@ -8,12 +8,16 @@ and options of the statement itself stay as they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+from sqlalchemy.orm import LoaderCriteriaOption
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.selectable import Select
 
 from sqla_shard.dialects.sorting import Hidden
@@ -21,16 +25,23 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.combining import Combiner
 from sqla_shard.merging.combining import is_combined
 from sqla_shard.merging.elements import Added
+from sqla_shard.merging.elements import Bounds
+from sqla_shard.merging.elements import bounds_of
 from sqla_shard.merging.elements import depends_only_on
-from sqla_shard.merging.elements import limit_of
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
+from sqla_shard.routing import counted_select
+from sqla_shard.routing import shows_if
+from sqla_shard.routing import sought
 from sqla_shard.routing import Spread
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.scattering import Combine
 from sqla_shard.scattering import First
 from sqla_shard.scattering import Key
 from sqla_shard.scattering import Merge
+from sqla_shard.scattering.merge import Extreme
+from sqla_shard.scattering.merge import Total
+from sqla_shard.scattering.merge import Within
 
 __all__ = ["Planned", "plan"]
 
@@ -52,6 +63,7 @@ def plan(
     spread: Spread,
     *,
     keeps_order: bool = False,
+    max_offset: int = 0,
 ) -> Planned:
     """Plan the merge of a SELECT that several shards are asked.
 
@@ -60,7 +72,9 @@ def plan(
     :param spread: what the router knows of its groups.
     :param keeps_order: the reader needs the order of the rows of each
         shard by themselves only, as relationships do.
+    :param max_offset: the largest OFFSET that is allowed.
     :raises ScatterUnsupportedError: when no correct merge is known.
+    :raises ScatterLimitError: when an OFFSET is larger than that.
     """
     if isinstance(statement, FromStatement):
         if plan(statement.element, parameters, spread).merge is not None:
@@ -73,16 +87,35 @@ def plan(
     if not isinstance(statement, Select):
         return Planned(statement, None)
     try:
-        return _plan(statement, parameters, spread)
+        missing = sought(statement)
+        if missing is not None:
+            return _sought(statement, missing)
+        inner = counted_select(statement)
+        if inner is None:
+            bounds = bounds_of(statement, parameters, max_offset)
+            return _plan(statement, bounds, spread)
+        bounds = bounds_of(inner, parameters, max_offset)
+        return _counting(statement, inner, bounds, spread)
     except ScatterUnsupportedError as error:
         if keeps_order and error.construct == "ORDER BY":
             return Planned(statement, None)
         raise
 
 
-def _plan(statement: Any, parameters: Any, spread: Spread) -> Planned:
-    limit = limit_of(statement, parameters)
-    if limit is not None and statement._for_update_arg is not None:
+def _sought(statement: Any, missing: tuple[bool, ...]) -> Planned:
+    """Plan to tell whether any shard has a row, or each of them has none."""
+    columns = tuple(
+        Extreme(at, at, greatest=not negated)
+        for at, negated in enumerate(missing)
+    )
+    steps = ("there is a row if there is one on any shard",)
+    return Planned(
+        statement, Merge(combine=Combine((), (), columns), steps=steps)
+    )
+
+
+def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
+    if bounds and statement._for_update_arg is not None:
         raise ScatterUnsupportedError(
             "LIMIT with FOR UPDATE over several shards would lock rows that "
             "are not returned; read the ids first, then lock those",
@@ -90,9 +123,12 @@ def _plan(statement: Any, parameters: Any, spread: Spread) -> Planned:
         )
     added = Added()
     if is_combined(statement, grouped_on_shard=spread.grouped_on_shard):
-        return _combined(statement, limit, added, spread)
+        return _combined(statement, bounds, added, spread)
     added.grouped = bool(statement._group_by_clauses)
     ordered = orderings(statement)
+    if shows_if(statement):
+        # Each shard that has such a row shows it.
+        bounds = Bounds(1)
     combine = None
     if statement._distinct:
         _check_distinct(statement, ordered)
@@ -106,21 +142,105 @@ def _plan(statement: Any, parameters: Any, spread: Spread) -> Planned:
         )
         for ordering in ordered
     )
-    if not keys and limit is None and combine is None:
+    if statement._offset_clause is not None:
+        statement = statement.limit(bounds.most).offset(None)
+    if not keys and not bounds and combine is None:
         return Planned(statement, None)
-    steps = list(_steps(ordered, limit, combine))
-    return _with_hidden(statement, added, keys, limit, combine, steps)
+    steps = list(_steps(ordered, bounds, combine))
+    return _with_hidden(statement, added, keys, bounds, combine, steps)
+
+
+def _counting(
+    statement: Any, inner: Any, bounds: Bounds, spread: Spread
+) -> Planned:
+    """Plan to count the rows that another SELECT has over all shards."""
+    alike = inner._distinct and not spread.distinct_on_shard
+    if not alike and not is_combined(
+        inner, grouped_on_shard=spread.grouped_on_shard
+    ):
+        (source,) = statement._from_obj
+        if bounds or inner._offset_clause is not None:
+            part = inner.limit(bounds.most).offset(None)
+            statement = statement.select_from()
+            # Made a moment ago, so nobody else's.
+            statement._from_obj = (part.subquery(source.name),)
+        counted = Within(Total(0), bounds.limit, bounds.offset)
+        steps = ["add the counts of the shards", *_steps([], bounds, None)]
+        combine = Combine((), (), (counted,))
+        return Planned(statement, Merge(combine=combine, steps=tuple(steps)))
+    if alike and (
+        inner._group_by_clauses or is_combined(inner, grouped_on_shard=False)
+    ):
+        raise ScatterUnsupportedError(
+            "DISTINCT of counts or groups over several shards is not "
+            "supported; count them in Python",
+            construct="DISTINCT",
+        )
+    groups = _groups_of(statement, inner, alike=alike)
+    planned = _combined(groups, bounds, Added(), spread)
+    assert planned.merge is not None  # noqa: S101  # groups are merged
+    steps = [*planned.merge.steps, "count them"]
+    merge = replace(planned.merge, counts=True, steps=tuple(steps))
+    return Planned(planned.statement, merge)
+
+
+def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
+    """Return the statement that has a count for each row of another.
+
+    :param alike: whether those rows are DISTINCT.
+    """
+    groups = inner.order_by(None).with_only_columns(*statement._raw_columns)
+    if not inner._from_obj:
+        sources = [f for c in inner._raw_columns for f in c._from_objects]
+        # What is joined to others must not stand in FROM a second time.
+        groups = groups.select_from(
+            *sources[: 1 if inner._setup_joins else None]
+        )
+    if _tables(groups) != _tables(inner):
+        raise ScatterUnsupportedError(
+            "DISTINCT or GROUP BY over several shards cannot be counted "
+            "where columns are of a table that is neither in select_from() "
+            "nor joined to the first one; name it in select_from()",
+            construct="DISTINCT" if alike else "GROUP BY",
+        )
+    if alike:
+        groups = groups.group_by(*map(unlabelled, inner.selected_columns))
+    # Made a moment ago, so nobody else's.
+    groups._distinct = False
+    # Its other options are about objects that it does not load.
+    groups._with_options = (
+        *statement._with_options,
+        *[
+            option
+            for option in inner._with_options
+            if isinstance(option, LoaderCriteriaOption)
+        ],
+    )
+    return groups
+
+
+def _tables(statement: Any) -> Counter[Any]:
+    """Return what is in the FROM of a SELECT."""
+    found: Counter[Any] = Counter()
+    todo = list(statement.get_final_froms())
+    while todo:
+        source = todo.pop()
+        if isinstance(source, Join):
+            todo += [source.left, source.right]
+        else:
+            found[source] += 1
+    return found
 
 
 def _combined(
-    statement: Any, limit: int | None, added: Added, spread: Spread
+    statement: Any, bounds: Bounds, added: Added, spread: Spread
 ) -> Planned:
     combiner = Combiner(statement, added, spread.counted_on_shard)
     combine = combiner.combine()
     keys = tuple(combiner.keys())
     ordered = orderings(statement)
     # A group may be among the first ones of all shards and of none.
-    statement = statement.order_by(None).limit(None)
+    statement = statement.order_by(None).limit(None).offset(None)
     what = "groups" if statement._group_by_clauses else "aggregates"
     steps = [f"combine the {what} of the shards"]
     if statement._having_criteria:
@@ -128,8 +248,8 @@ def _combined(
         steps.append(f"keep those with {' and '.join(map(str, criteria))}")
         # Made a moment ago, so nobody else's.
         statement._having_criteria = ()
-    steps += _steps(ordered, limit, None)
-    return _with_hidden(statement, added, keys, limit, combine, steps)
+    steps += _steps(ordered, bounds, None)
+    return _with_hidden(statement, added, keys, bounds, combine, steps)
 
 
 def _distinct(statement: Any, added: Added) -> Combine:
@@ -166,7 +286,7 @@ def _with_hidden(
     statement: Any,
     added: Added,
     keys: tuple[Key, ...],
-    limit: int | None,
+    bounds: Bounds,
     combine: Combine | None,
     steps: list[str],
 ) -> Planned:
@@ -178,17 +298,26 @@ def _with_hidden(
         # Made a moment ago, so nobody else's; there is no other way to take
         # the word back, and it would be written after the prefix.
         statement._distinct = False
-    merge = Merge(len(added.elements), keys, limit, combine, tuple(steps))
+    merge = Merge(
+        len(added.elements),
+        keys,
+        bounds.limit,
+        combine,
+        bounds.offset,
+        steps=tuple(steps),
+    )
     return Planned(statement, merge)
 
 
 def _steps(
-    ordered: list[Ordering], limit: int | None, combine: Combine | None
+    ordered: list[Ordering], bounds: Bounds, combine: Combine | None
 ) -> Iterator[str]:
     """Yield what is done, in words."""
     if combine is not None:
         yield "drop rows that other shards have as well"
     if ordered:
         yield f"sort by {', '.join(map(str, ordered))}"
-    if limit is not None:
-        yield f"keep the first {limit}"
+    if bounds.offset:
+        yield f"skip the first {bounds.offset}"
+    if bounds.limit is not None:
+        yield f"keep the first {bounds.limit}"

@@ -8,6 +8,7 @@
 ``forms``       local ids and whole ids, not to be mixed up
 ``blocks``      the SELECTs of a statement, and where a column is from
 ``cutting``     what looks at more than one row
+``counting``    what counts the rows of a subquery, or looks for any
 ``reading``     all of a statement
 ``telling``     what its conditions say of the shards
 ``shapes``      what the form of a statement says
@@ -16,6 +17,9 @@
 
 from __future__ import annotations
 
+from sqla_shard.routing.counting import counted_select
+from sqla_shard.routing.counting import shows_if
+from sqla_shard.routing.counting import sought
 from sqla_shard.routing.router import check
 from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
@@ -39,6 +43,7 @@ __all__ = [
     "TableSpec",
     "check",
     "columns_set",
+    "counted_select",
     "declare",
     "has_objects",
     "keyspace_of",
@@ -47,5 +52,7 @@ __all__ = [
     "route",
     "routes",
     "routing_column",
+    "shows_if",
+    "sought",
     "spec_of",
 ]

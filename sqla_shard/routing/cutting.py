@@ -163,7 +163,6 @@ def cuts_of(
     """
     for name, used in (
         ("FETCH", select._fetch_clause is not None),
-        ("OFFSET", select._offset_clause is not None),
         ("subqueryload() of sorted or limited rows", _is_merged(select)),
         ("a prefix or suffix in SQL", select._prefixes or select._suffixes),
         # Text after the statement: it could be a LIMIT.
@@ -174,6 +173,8 @@ def cuts_of(
             yield Cut(name)
     if select._limit_clause is not None:
         yield Cut("LIMIT", mergeable=True)
+    if select._offset_clause is not None:
+        yield Cut("OFFSET", mergeable=True)
     if select._distinct and not keyed(select.selected_columns):
         yield Cut("DISTINCT", mergeable=True)
     grouped = bool(select._group_by_clauses)

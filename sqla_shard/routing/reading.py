@@ -59,6 +59,7 @@ from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.routing.clauses import walk
 from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Equals
+from sqla_shard.routing.counting import counted_select
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import cuts_of
 from sqla_shard.routing.cutting import is_textual
@@ -87,7 +88,7 @@ class Reader:
 
     :ivar blocks: its SELECTs, at any depth.
     :ivar leaves: every table, at any depth.
-    :ivar shown: the SELECTs whose rows a SELECT shows.
+    :ivar shown: the SELECTs whose rows a SELECT shows, or counts.
     :ivar top: leaves whose rows the statement shows or changes.
     :ivar assigned: conditions that assignments put on the row's shard.
     :ivar problems: what is refused on any number of shards.
@@ -104,6 +105,7 @@ class Reader:
         self.assigned: list[Condition] = []
         self.problems: list[Problem] = []
         self.single: list[str] = []
+        self._counts = counted_select(statement) is not None
         if isinstance(statement, SelectBase):
             self._top_select(statement)
         else:
@@ -113,7 +115,8 @@ class Reader:
 
     def _top_select(self, statement: Any) -> None:
         blocks = self._branches(statement, None, in_from=False)
-        self.shown = blocks
+        # The merge counts the rows of the subquery once it has them.
+        self.shown = self.blocks[1:2] if self._counts else blocks
         self.top = [leaf for block in blocks for leaf in block.leaves]
         if isinstance(inner(statement), CompoundSelect):
             self.single.append("UNION")
@@ -312,8 +315,12 @@ class Reader:
                 branch.level.parent = level
             else:
                 branch.level.optional = level.may_be_missing
+                if self._counts and block is self.blocks[0]:
+                    cuts = [c.name for c in branch.cuts if not c.mergeable]
+                else:
+                    cuts = [branch.level.cut]
                 if not branch.is_copied:
-                    self.single.append(branch.level.cut)
+                    self.single += cuts
             block.leaves += branch.leaves
         whole = None if union or not branches else branches[0]
         block.sources[source] = Derived(whole, hops)

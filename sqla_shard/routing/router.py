@@ -300,7 +300,8 @@ def _no_shard_key(
 
 #: What to write in place of something that cannot be merged.
 _INSTEAD = {
-    "OFFSET": "session.scatter_page() continues after the last row shown",
+    "OFFSET": "leave it out of the subquery; it may also come of "
+    "joinedload() of a collection: use selectinload()",
     "FETCH": "use limit()",
     "LIMIT": "name the ids of one shard; a subquery may also come of "
     "joinedload() of a collection: use selectinload()",

@@ -26,6 +26,8 @@ from sqla_shard.routing.conditions import AllOf
 from sqla_shard.routing.conditions import AnyOf
 from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Within
+from sqla_shard.routing.counting import shows_if
+from sqla_shard.routing.counting import sought
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.forms import Problem
 from sqla_shard.routing.reading import Reader
@@ -158,8 +160,7 @@ def _read(statement: Any, binds: Any) -> Shape:
     groups = tuple(_groups(reader, bind_index))
     single = list(reader.single)
     if not reader.top:
-        # It shows one row whatever the subqueries find.
-        single.append("a SELECT without FROM")
+        single += _without_from(statement, reader)
     if groups and any(_repeats(block.leaves) for block in reader.shown):
         single.append(ALONE)
     return Shape(
@@ -177,6 +178,23 @@ def _read(statement: Any, binds: Any) -> Shape:
         ),
         spread=_spread(reader),
     )
+
+
+def _without_from(statement: Any, reader: Reader) -> Iterator[str]:
+    """Yield what is right on one shard only of a SELECT without FROM."""
+    if sought(statement) is None and not shows_if(statement):
+        # It shows one row whatever the subqueries find.
+        yield "a SELECT without FROM"
+        return
+    for block in reader.blocks[1:]:
+        if block.outer is not reader.blocks[0]:
+            continue
+        for cut in block.cuts:
+            # The first of equal rows, or of a group, is there if any is.
+            if cut.name == "OFFSET" or not cut.mergeable:
+                yield cut.name
+            elif block.select._having_criteria:
+                yield "HAVING"
 
 
 def _repeats(leaves: Sequence[Leaf]) -> bool:

@@ -29,6 +29,7 @@ from sqla_shard.scattering.merge import Key
 from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.overlapping import overlap
 from sqla_shard.scattering.overlapping import watch_calls
+from sqla_shard.scattering.plans import limits_of
 from sqla_shard.scattering.plans import OPTION
 from sqla_shard.scattering.plans import PLACES
 from sqla_shard.scattering.plans import Plan
@@ -57,6 +58,7 @@ __all__ = [
     "execute_everywhere",
     "execute_many",
     "get_ready",
+    "limits_of",
     "overlap",
     "render_event",
     "scatter",

@@ -33,8 +33,10 @@ __all__ = [
     "Merge",
     "Otherwise",
     "Total",
+    "Within",
     "check_weighed",
     "merge_rows",
+    "most_of",
 ]
 
 Row = Sequence[Any]
@@ -174,6 +176,20 @@ class Otherwise:
         return rows[0][self.at] if value is None else value
 
 
+@dataclass(frozen=True)
+class Within:
+    """How many of a number of rows a LIMIT with an OFFSET leaves."""
+
+    inner: Recipe
+    limit: int | None
+    offset: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return the number."""
+        found = max(self.inner(rows) - self.offset, 0)
+        return found if self.limit is None else min(found, self.limit)
+
+
 def _compared(recipe: Recipe) -> int | None:
     """Return the position of what a recipe compares, if it does."""
     if isinstance(recipe, Otherwise):
@@ -220,6 +236,9 @@ class Merge:
     :ivar hidden: number of columns ahead of those of the statement.
     :ivar keys: by what they are sorted.
     :ivar limit: how many there are at most.
+    :ivar offset: how many of the first ones are skipped.
+    :ivar counts: whether the answer is the number of these rows, instead
+        of the rows.
     :ivar combine: None where each row stands for itself.
     :ivar steps: for people: what is done, in order.
     """
@@ -228,6 +247,8 @@ class Merge:
     keys: tuple[Key, ...] = ()
     limit: int | None = None
     combine: Combine | None = None
+    offset: int = 0
+    counts: bool = False
     steps: tuple[str, ...] = field(default=(), compare=False)
 
     def compared(self) -> frozenset[int]:
@@ -241,9 +262,20 @@ class Merge:
         return frozenset([*same, *(at for at in found if at is not None)])
 
     @property
+    def most(self) -> int | None:
+        """How many rows of each shard are needed; None for all."""
+        return most_of(self.limit, self.offset)
+
+    @property
     def on_server(self) -> bool:
         """Whether a server can sort and limit the rows of its shards."""
         return self.combine is None or self.combine.columns is None
+
+
+def most_of(limit: int | None, offset: int) -> int | None:
+    """Return how many rows are read for a LIMIT with an OFFSET."""
+    # Servers take no more for a LIMIT.
+    return None if limit is None else min(limit + offset, 2**63 - 1)
 
 
 def check_weighed(runs: Sequence[list[Row]], merge: Merge) -> None:
@@ -287,7 +319,9 @@ def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
             if combine.having is not None:
                 groups = [group for group in groups if combine.having(group)]
             _sort(groups, merge.keys, _of_group)
-            groups = groups[: merge.limit]
+            groups = _shown(groups, merge)
+            if merge.counts:
+                return [(len(groups),)]
             return [
                 tuple([recipe(group) for recipe in combine.columns])
                 for group in groups
@@ -295,9 +329,13 @@ def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
         rows = [group[0] for group in groups]
         if len(runs) > 1:
             _sort(rows, merge.keys, _of_row)
-    if merge.limit is not None:
-        rows = rows[: merge.limit]
+    rows = _shown(rows, merge)
     return [row[merge.hidden :] for row in rows] if merge.hidden else rows
+
+
+def _shown(items: list[Any], merge: Merge) -> list[Any]:
+    """Return what LIMIT and OFFSET leave."""
+    return items[merge.offset : merge.most]
 
 
 def _groups(

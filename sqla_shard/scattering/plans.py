@@ -12,6 +12,15 @@ from typing import Literal
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import UserDefinedOption
+from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.sql.elements import Label
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.selectable import Exists
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.sql.selectable import Join
+from sqlalchemy.sql.selectable import ScalarSelect
+from sqlalchemy.sql.selectable import SelectBase
+from sqlalchemy.sql.selectable import TableClause
 
 from sqla_shard.rendering import Place
 from sqla_shard.scattering.merge import Merge
@@ -25,6 +34,7 @@ __all__ = [
     "OnError",
     "Plan",
     "Scatter",
+    "limits_of",
     "scatter",
     "scatter_errors",
 ]
@@ -35,6 +45,9 @@ OPTION = "sqla_shard"
 #: The one that holds the places of a statement that is one of several of a
 #: plan, for its errors.
 PLACES = "sqla_shard_places"
+
+#: What may stand around a SELECT in a column.
+_AROUND = (Exists, Grouping, Label, ScalarSelect, UnaryExpression)
 
 #: What MariaDB takes for a timeout at most, in seconds.
 _YEAR = 365 * 24 * 3600
@@ -52,10 +65,15 @@ class Scatter(UserDefinedOption):
         *,
         max_shards: int | None = None,
         max_rows: int | None = None,
+        max_offset: int = 0,
         timeout: float | None = None,
         on_error: OnError = "raise",
     ) -> None:
         super().__init__()
+        if type(max_offset) is not int or max_offset < 0:
+            raise ValueError(
+                f"max_offset={max_offset!r}; it is a number of rows, from 0"
+            )
         for name, value in (
             ("max_shards", max_shards),
             ("max_rows", max_rows),
@@ -74,6 +92,7 @@ class Scatter(UserDefinedOption):
             )
         self.max_shards = max_shards
         self.max_rows = max_rows
+        self.max_offset = max_offset
         self.timeout = timeout
         self.on_error: OnError = on_error
 
@@ -82,6 +101,7 @@ def scatter(
     *,
     max_shards: int | None = None,
     max_rows: int | None = None,
+    max_offset: int = 0,
     timeout: float | None = None,
     on_error: OnError = "raise",
 ) -> Scatter:
@@ -93,6 +113,8 @@ def scatter(
 
     :param max_shards: refuse a statement for more shards than this.
     :param max_rows: refuse an answer of more rows than this.
+    :param max_offset: allow OFFSET up to this.  Each shard then reads the
+        rows that are skipped as well.
     :param timeout: seconds for all servers together to answer; servers are
         told, so that they stop as well.
     :param on_error: ``"partial"`` takes the rows of the shards that answer;
@@ -105,9 +127,42 @@ def scatter(
     return Scatter(
         max_shards=max_shards,
         max_rows=max_rows,
+        max_offset=max_offset,
         timeout=timeout,
         on_error=on_error,
     )
+
+
+def limits_of(statement: Any) -> Scatter | None:
+    """Return the ``scatter()`` of a statement; of several, the last.
+
+    One that has none takes that of a subquery whose rows it shows, counts or
+    looks for: ``select(func.count()).select_from(pins.subquery())`` counts
+    the rows of all shards if ``pins`` does.
+    """
+    for option in reversed(getattr(statement, "_with_options", ())):
+        if isinstance(option, Scatter):
+            return option
+    for part in (
+        *getattr(statement, "_from_obj", ()),
+        *getattr(statement, "_raw_columns", ()),
+    ):
+        found = _limits_inside(part)
+        if found is not None:
+            return found
+    return None
+
+
+def _limits_inside(part: Any) -> Scatter | None:
+    if isinstance(part, TableClause):
+        return None
+    if isinstance(part, Join):
+        return _limits_inside(part.left) or _limits_inside(part.right)
+    if isinstance(part, SelectBase):
+        return limits_of(part)
+    if isinstance(part, (FromClause, *_AROUND)):
+        return _limits_inside(getattr(part, "element", None))
+    return None
 
 
 def scatter_errors(result: Any) -> dict[int, Exception]:

@@ -101,7 +101,8 @@ def statements_for(
         whole = merge is not None and not merge.on_server
         if most_rows is None or whole or not _is_open(text):
             return sent
-        end = f"\nLIMIT {most_rows + 1}"
+        skipped = 0 if merge is None else merge.offset
+        end = f"\nLIMIT {most_rows + 1 + skipped}"
         return [(one + end, values) for one, values in sent]
     form = _Form.of(text, merge, most_rows)
     return list(_unions(text, parameters, places, placeholder, form))
@@ -125,10 +126,14 @@ class _Form:
         tail = ""
         limit = None if most_rows is None else most_rows + 1
         if merge is not None:
+            most = merge.most
             if not merge.on_server:
                 limit = None
-            elif merge.limit is not None:
-                limit = min(merge.limit, limit or merge.limit)
+            elif limit is not None:
+                limit += merge.offset
+                limit = limit if most is None else min(limit, most)
+            else:
+                limit = most
             if merge.combine is not None and merge.on_server:
                 union = "UNION"
             tail = _order(merge)

@@ -46,6 +46,7 @@ from sqla_shard.paging import Page
 from sqla_shard.paging import seal
 from sqla_shard.paging import shown
 from sqla_shard.paging import unseal
+from sqla_shard.scattering import limits_of
 from sqla_shard.scattering import Scatter
 from sqla_shard.types import ShardedId
 
@@ -92,8 +93,7 @@ def _limits(statement: Any, limit: int) -> Scatter:
 
     :raises ScatterLimitError: when a page has more rows than it allows.
     """
-    said = [o for o in statement._with_options if isinstance(o, Scatter)]
-    limits = said[-1] if said else Scatter()
+    limits = limits_of(statement) or Scatter()
     if limits.on_error != "raise":
         raise UnsupportedStatementError(
             'scatter_page() does not take scatter(on_error="partial"): the '

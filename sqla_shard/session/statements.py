@@ -37,6 +37,7 @@ from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
+from sqla_shard.scattering import limits_of
 from sqla_shard.scattering import Merge
 from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import overlap
@@ -92,7 +93,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         return _by_shard(context, scope, rows)
     if many and told is None and isinstance(statement, (Update, Delete)):
         return _each_row(context, scope)
-    limits = _limits_of(context)
+    limits = limits_of(statement)
     if told is not None:
         place = _told_place(context, scope, told)
         if isinstance(statement, (Update, Delete)):
@@ -110,6 +111,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
             context.parameters,
             decision.spread,
             keeps_order=context.is_relationship_load,
+            max_offset=0 if limits is None else limits.max_offset,
         )
         context.statement = planned.statement
         merge = planned.merge
@@ -199,15 +201,6 @@ def _check_guards(
             guard(statement)
 
 
-def _limits_of(context: ORMExecuteState) -> Scatter | None:
-    """Return the ``scatter()`` of a statement; of several, the last."""
-    limits = None
-    for option in context.user_defined_options:
-        if isinstance(option, Scatter):
-            limits = option
-    return limits
-
-
 def _check_write(limits: Scatter | None) -> None:
     """Refuse limits that make sense for reads only."""
     if limits is None:
@@ -215,6 +208,7 @@ def _check_write(limits: Scatter | None) -> None:
     for name, given in (
         ("timeout", limits.timeout),
         ("max_rows", limits.max_rows),
+        ("max_offset", limits.max_offset),
         ("on_error", limits.on_error != "raise"),
     ):
         if given:

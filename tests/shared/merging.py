@@ -10,11 +10,13 @@ import pytest
 from sqlalchemy import bindparam
 from sqlalchemy import desc
 from sqlalchemy import distinct
+from sqlalchemy import exists
 from sqlalchemy import func
 from sqlalchemy import Integer
 from sqlalchemy import JSON
 from sqlalchemy import lambda_stmt
 from sqlalchemy import LargeBinary
+from sqlalchemy import literal
 from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import type_coerce
@@ -23,6 +25,7 @@ from sqlalchemy.exc import MultipleResultsFound
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import contains_eager
 from sqlalchemy.orm import joinedload
+from sqlalchemy.orm import lazyload
 from sqlalchemy.orm import selectinload
 from sqlalchemy.orm import subqueryload
 
@@ -32,6 +35,7 @@ from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.testing import StatementLog
 from tests.shared.merged_models import Base
+from tests.shared.merged_models import Gem
 from tests.shared.merged_models import Mark
 from tests.shared.merged_models import SHOP
 from tests.shared.merged_models import Shop
@@ -193,9 +197,162 @@ class Merging:
         with pytest.raises(ScatterUnsupportedError, match="pass an int"):
             session.execute(_BY_NUMBER.limit(func.abs(2)))
 
-    def test_offset_is_refused(self, session):
+    def test_offset_is_refused_unless_it_is_allowed(self, session):
         with pytest.raises(ScatterUnsupportedError, match="scatter_page"):
             session.execute(_BY_NUMBER.limit(2).offset(1))
+        few = _BY_NUMBER.options(scatter(max_offset=3))
+        assert _numbers(session, few.limit(2).offset(3)) == [3, 4]
+        with pytest.raises(ScatterLimitError, match="max_offset=3"):
+            session.execute(few.limit(2).offset(4))
+        assert _numbers(session, _BY_NUMBER.limit(2).offset(0)) == [0, 1]
+        with pytest.raises(ValueError, match="max_offset=-1"):
+            scatter(max_offset=-1)
+
+    def test_an_offset_is_of_all_shards(self, session):
+        made = _BY_NUMBER.options(scatter(max_offset=100))
+        assert _numbers(session, made.offset(13)) == [13, 14, 15]
+        assert _numbers(session, made.limit(3).offset(15)) == [15]
+        assert _numbers(session, made.limit(3).offset(16)) == []
+        assert _numbers(session, made.limit(0).offset(3)) == []
+        assert _numbers(session, made.limit(2**63 - 1).offset(14)) == [14, 15]
+        skipped = bindparam("skipped", type_=Integer)
+        rest = made.limit(2).offset(skipped)
+        assert _numbers(session, rest, {"skipped": 5}) == [5, 6]
+        assert _numbers(session, rest, {"skipped": 7}) == [7, 8]
+        names = made.with_only_columns(Ware.name).order_by(None).distinct()
+        names = names.order_by(Ware.name).limit(2).offset(1)
+        names = names.options(scatter(max_offset=1))
+        assert session.scalars(names).all() == ["B3", "a0"]
+        groups = select(Ware.name, func.count()).group_by(Ware.name)
+        groups = groups.order_by(Ware.name.desc()).offset(3)
+        groups = groups.options(scatter(max_offset=3))
+        assert session.execute(groups).all() == [("B1", 4)]
+
+    def test_offset_and_other_limits(self, session):
+        few = scatter(max_offset=9, max_rows=2)
+        made = _BY_NUMBER.options(few)
+        assert _numbers(session, made.limit(2).offset(9)) == [9, 10]
+        with pytest.raises(ScatterLimitError, match="max_rows=2"):
+            session.execute(made.limit(3).offset(9))
+        with pytest.raises(ScatterLimitError, match="max_rows=2"):
+            session.execute(made.offset(9))
+        locked = _BY_NUMBER.options(few).offset(1).with_for_update()
+        with pytest.raises(ScatterUnsupportedError, match="FOR UPDATE"):
+            session.execute(locked)
+
+    def test_offset_and_members_of_collections(self, session):
+        made = select(Shop).order_by(Shop.id).options(scatter(max_offset=2))
+        shops = made.offset(2)
+        with pytest.raises(ScatterUnsupportedError, match="selectinload"):
+            session.scalars(shops.options(joinedload(Shop.wares)))
+        load = shops.options(selectinload(Shop.wares))
+        found = session.scalars(load).all()
+        assert [shop.name for shop in found] == ["shop 2", "shop 3"]
+        assert [len(shop.wares) for shop in found] == [4, 4]
+
+    # -- how many, and whether any
+
+    def test_rows_of_a_subquery_are_counted(self, session):
+        def count(inner, **limits):
+            inner = inner.options(scatter(**(limits or {"max_offset": 9})))
+            made = select(func.count()).select_from(inner.subquery())
+            return session.scalar(made)
+
+        wares = select(Ware)
+        assert count(wares) == 16
+        assert count(wares.order_by(Ware.number).limit(5)) == 5
+        assert count(wares.limit(50)) == 16
+        assert count(wares.offset(9)) == 7
+        assert count(wares.limit(4).offset(9)) == 4
+        assert count(wares.limit(9).offset(9)) == 7
+        assert count(wares.offset(0)) == 16
+        assert count(wares.where(Ware.number > 99).offset(5)) == 0
+        names = wares.with_only_columns(Ware.name)
+        assert count(names.distinct()) == 4
+        assert count(names.distinct().limit(3)) == 3
+        assert count(names.distinct().offset(3)) == 1
+        assert count(names.group_by(Ware.name)) == 4
+        most = names.group_by(Ware.name).having(func.sum(Ware.number) > 30)
+        found = session.execute(most.options(scatter())).all()
+        assert 0 < count(most) == len(found) < 4
+        assert count(wares.with_only_columns(func.count())) == 1
+        shops = wares.join(Ware.shop).where(Shop.name > "shop 1")
+        assert count(shops) == 8
+        assert count(shops.with_only_columns(Shop.name).distinct()) == 2
+        assert count(wares.options(selectinload(Ware.marks)).limit(3)) == 3
+        with pytest.raises(ScatterLimitError, match="max_offset"):
+            count(wares.offset(10))
+        with pytest.raises(ScatterUnsupportedError, match="scatter_page"):
+            count(wares.offset(1), max_rows=99)
+        with pytest.raises(ScatterUnsupportedError, match="in Python"):
+            count(names.group_by(Ware.name).distinct())
+
+    def test_inactive_objects_are_not_counted(self, cluster, data):
+        with cluster.session(cross_shard="unordered") as session:
+            for ware in data.wares:
+                session.add(Gem(ware_id=ware, number=ware & 1))
+            session.flush()
+            gems = session.scalars(select(Gem).options(scatter())).all()
+            for gem in gems[::2]:
+                gem.deactivate()
+            session.flush()
+            left = select(Gem.ware_id).options(scatter())
+            ways = (left, left.distinct(), left.limit(5), left.limit(99))
+            for made, want in zip(ways, (8, 8, 5, 8), strict=True):
+                inner = made.subquery()
+                counted = select(func.count()).select_from(inner)
+                assert session.scalar(counted) == want
+            for gem in gems[1::2]:
+                gem.deactivate()
+            session.flush()
+            assert not session.scalar(select(left.exists()))
+            session.rollback()
+
+    def test_a_page_of_rows_and_their_number(self, session):
+        # What Flask-SQLAlchemy's paginate() sends.
+        wares = select(Ware).where(Ware.number >= 3).order_by(Ware.number)
+        wares = wares.options(scatter(max_offset=100))
+        page = session.scalars(wares.limit(4).offset(8)).all()
+        assert [ware.number for ware in page] == [11, 12, 13, 14]
+        inner = wares.options(lazyload("*")).order_by(None).subquery()
+        total = select(func.count()).select_from(inner)
+        assert session.scalar(total) == 13
+        assert session.query(Ware).options(scatter()).count() == 16
+        names = session.query(Ware.name).distinct().options(scatter())
+        assert names.count() == 4
+
+    def test_whether_there_is_a_row(self, session, data):
+        some = select(Ware).where(Ware.number == 7).options(scatter())
+        none = select(Ware).where(Ware.number == 99).options(scatter())
+        for made in (some, some.limit(1), some.distinct()):
+            assert session.scalar(select(made.exists())) == True  # noqa: E712  # SQLite has 1
+            assert not session.scalar(select(~made.exists()))
+        assert not session.scalar(select(none.exists()))
+        assert session.scalar(select(~none.exists()))
+        both = select(exists(none.subquery().select()).label("one"))
+        assert not session.scalar(both.options(scatter()))
+        row = select(~some.exists(), some.exists().label("found"))
+        with pytest.raises(ScatterUnsupportedError, match="combination"):
+            session.execute(row)
+        query = session.query(Ware).options(scatter())
+        found = session.query(query.exists()).options(scatter())
+        assert found.scalar()
+        for number, want in (7, [("yes",)]), (99, []):
+            inner = query.filter(Ware.number == number)
+            shown = session.query(literal("yes")).filter(inner.exists())
+            assert shown.options(scatter()).all() == want
+        named = select(Ware).where(Ware.id.in_(data.wares), Ware.number == 7)
+        assert session.scalar(select(named.exists()))
+
+    def test_whether_there_is_a_row_that_only_all_shards_tell(self, session):
+        wares = select(Ware.name)
+        for inner, construct in (
+            (wares.offset(3), "OFFSET"),
+            (wares.group_by(Ware.name).having(func.count() > 3), "HAVING"),
+        ):
+            with pytest.raises(ScatterUnsupportedError) as caught:
+                session.scalar(select(inner.options(scatter()).exists()))
+            assert caught.value.construct == construct
 
     def test_several_keys_and_nulls(self, session, data):
         made = select(Ware.day, Ware.name, Ware.id).options(scatter())
