@@ -121,7 +121,7 @@ def _place_objects(scope: Scope) -> None:
         if child.session is not None:
             place = place_of(scope, None, child.obj())
             _check_link(scope, child, attribute, parent, place)
-    for instance in (*scope.new, *scope.dirty):
+    for instance in (*scope.dirty, *scope.new):
         _check_linked(scope, inspect(instance))
 
 
