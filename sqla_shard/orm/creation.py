@@ -59,9 +59,10 @@ def check_first_mapped(cls: type[Any]) -> None:
     for base in cls.__mro__[1:]:
         if "__mapper__" in base.__dict__:
             raise ClassDefinitionError(
-                f"its base {base.__name__} is mapped to a table of its own; "
-                "share columns, fields and methods through a base with "
-                "__abstract__ = True",
+                f"its base {base.__name__} is mapped to a table of its own, "
+                "and the classes of a hierarchy would share its ids; share "
+                "columns, fields and methods through a base with "
+                "__abstract__ = True, and give each class a table",
                 class_name=cls.__name__,
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -85,6 +86,7 @@ def define(
     name = cls.__name__
     check_bases(cls)
     _check_no_table(cls, mixin)
+    _check_no_hierarchy(cls)
     if is_abstract(cls):
         _check_abstract(cls, type_id, colocate_with, keyspace, max_bytes)
         hide(cls)
@@ -163,6 +165,19 @@ def _check_no_table(cls: type[Any], mixin: type[Any]) -> None:
             f"declarative base: class {name}({mixin.__name__}, Base, "
             "type_id=...) with a __tablename__",
             class_name=name,
+        )
+
+
+def _check_no_hierarchy(cls: type[Any]) -> None:
+    arguments = getattr(cls, "__mapper_args__", None)
+    if isinstance(arguments, Mapping) and "polymorphic_on" in arguments:
+        raise ClassDefinitionError(
+            f"polymorphic_on={arguments['polymorphic_on']!r} begins a "
+            "hierarchy of classes in one table. An id tells its class by its "
+            "type, so give each class a table and a type_id, and what they "
+            "share to a base with __abstract__ = True; or keep one class, "
+            "with a field that tells the kinds apart",
+            class_name=cls.__name__,
         )
 
 

@@ -189,7 +189,11 @@ def _unlike(
     if _is_local(other):
         how = "their ids are of two types"
     else:
-        how = f"write full_id({left}) to compare whole ids"
+        how = (
+            f"write full_id({left}) to compare whole ids of one shard; "
+            "objects on other shards are loaded by selectinload(), or by "
+            "session.get_many()"
+        )
     return Problem(
         f"{left} and {right}",
         f"{left} holds local ids and cannot be compared with {right}: {how}",

@@ -14,6 +14,7 @@ write ``full_id(Board.id) == Pin.board_id`` instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +26,7 @@ from sqlalchemy import type_coerce
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
@@ -139,11 +141,20 @@ class IdType(TypeDecorator[int]):
             kind: Any = self.type
             if (
                 op in (operators.in_op, operators.not_in_op)
-                and isinstance(other[0], (list, tuple, set, frozenset))
-                and kind.routes
-                and not any(isinstance(v, ColumnElement) for v in other[0])
+                and isinstance(other[0], Iterable)
+                and not isinstance(other[0], (str, bytes, ClauseElement))
+                and not hasattr(other[0], "__clause_element__")
             ):
-                other = (kind.slot_parameter(other[0]), *other[1:])
+                # Every iterable, of which SQLAlchemy takes any: it caches a
+                # list as a value and a slot as one statement, and would use
+                # the one for the other.
+                values = list(other[0])
+                if kind.routes and not any(
+                    isinstance(v, ColumnElement) for v in values
+                ):
+                    other = (kind.slot_parameter(values), *other[1:])
+                else:
+                    other = (values, *other[1:])
             return super().operate(op, *other, **kwargs)
 
     comparator_factory = Comparator

@@ -17,6 +17,7 @@ from sqlalchemy import Table
 from sqlalchemy.ext.associationproxy import association_proxy
 from sqlalchemy.ext.associationproxy import AssociationProxy
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import foreign
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import relationship
@@ -25,6 +26,7 @@ from sqlalchemy.orm import WriteOnlyMapped
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
+from sqla_shard import ObjectRef
 from sqla_shard import ReferenceMixin
 from sqla_shard import ShardedId
 from sqla_shard.testing import MariaDBFleet
@@ -106,8 +108,16 @@ class Post(ObjectMixin, Base, type_id=4, colocate_with="user_id"):
     user_id: Mapped[int] = mapped_column(
         ShardedId(3), ForeignKey("users.local_id")
     )
+    #: On any shard.
+    reviewer_id: Mapped[int | None] = mapped_column(ObjectRef(3))
     title: Mapped[str] = blob_field(default="")
-    user: Mapped[User] = relationship(back_populates="posts")
+    user: Mapped[User] = relationship(
+        back_populates="posts", foreign_keys=[user_id]
+    )
+    reviewer: Mapped[User | None] = relationship(
+        primaryjoin=lambda: foreign(Post.reviewer_id) == User.id,
+        viewonly=True,
+    )
     labels: Mapped[list[Label]] = relationship(
         secondary=post_labels, back_populates="posts"
     )

@@ -13,12 +13,14 @@ from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import contains_eager
+from sqlalchemy.orm import immediateload
 from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import selectinload
 from sqlalchemy.orm import subqueryload
 from sqlalchemy.orm.exc import StaleDataError
 
 from sqla_shard import exc
+from sqla_shard import pack
 from sqla_shard import unpack
 from sqla_shard.schema import verify
 from tests.shared.clusters import ShardLog
@@ -33,7 +35,7 @@ from tests.shared.many_models import Topic
 from tests.shared.many_models import User
 from tests.shared.many_models import Vote
 
-__all__ = ["BackReferences", "LoadingMany", "WritingMany"]
+__all__ = ["BackReferences", "Elsewhere", "LoadingMany", "WritingMany"]
 
 
 def links(cluster: Any, shard_id: int) -> list[tuple[int, int]]:
@@ -468,3 +470,78 @@ class BackReferences(_Many):
         with cluster.session() as session:
             user = session.get(User, users[0])
             assert session.scalars(user.drafts.select()).all() == []
+
+
+class Elsewhere(_Many):
+    """Relationships to one object, on whatever shard it is."""
+
+    @pytest.fixture
+    def pairs(self, cluster):
+        """Posts and their reviewers, by id, each on the next shard."""
+        found = {}
+        for shard_id in range(8):
+            reviewer = stored(cluster, (shard_id + 1) % 8)[0]
+            post_id = stored(cluster, shard_id)[1]
+            with cluster.begin() as session:
+                session.get(Post, post_id).reviewer_id = reviewer
+            found[post_id] = reviewer
+        return found
+
+    @pytest.mark.parametrize("load", [selectinload, immediateload, None])
+    def test_loaded(self, cluster, log, pairs, load):
+        statement = select(Post).where(Post.id.in_(pairs))
+        if load is not None:
+            statement = statement.options(load(Post.reviewer))
+        with cluster.session() as session:
+            posts = session.scalars(statement).all()
+            if load is not None:
+                log.take()
+            assert {p.id: p.reviewer.id for p in posts} == pairs
+            if load is not None:
+                assert log.take() == {}
+
+    def test_one_statement_for_each_server(self, cluster, log, pairs):
+        statement = select(Post).where(Post.id.in_(pairs))
+        with cluster.session() as session:
+            plain = session.scalars(statement).all()
+            before = len(log.executions)
+            log.clear()
+            session.expunge_all()
+            posts = session.scalars(
+                statement.options(selectinload(Post.reviewer))
+            ).all()
+            assert len(plain) == len(posts) == 8
+            # As many again as for the posts, which are on all shards too.
+            assert len(log.executions) <= 2 * before
+
+    def test_those_that_are_not_there(self, cluster, pairs):
+        (first, gone), (second, hidden), *_ = pairs.items()
+        with cluster.begin() as session:
+            user = session.get(User, hidden)
+            user.deactivate()
+        with cluster.begin() as session:
+            post = session.get(Post, first)
+            post.reviewer_id = pack(unpack(gone).shard_id, 3, 10**9)
+        statement = (
+            select(Post)
+            .where(Post.id.in_([first, second]))
+            .options(selectinload(Post.reviewer))
+        )
+        with cluster.session() as session:
+            posts = session.scalars(statement).all()
+            assert [post.reviewer for post in posts] == [None, None]
+
+    def test_a_join_says_what_to_do(self, cluster, pairs):
+        statement = select(Post).where(Post.id.in_(pairs))
+        for wrong in (
+            statement.options(joinedload(Post.reviewer)),
+            statement.join(Post.reviewer),
+            statement.where(Post.reviewer.has()),
+        ):
+            with (
+                cluster.session() as session,
+                pytest.raises(
+                    exc.UnsupportedStatementError, match=r"selectinload\(\)"
+                ),
+            ):
+                session.scalars(wrong).all()

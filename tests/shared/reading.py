@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import contains_eager
@@ -421,6 +423,18 @@ class Loading(Reading):
         pins = session.scalars(made).unique().all()
         assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
         assert [[c.body for c in p.comments] for p in pins] == [["x"]] * 12
+
+    def test_every_iterable_is_a_list_of_ids(self, session, data):
+        # They are one cached statement to SQLAlchemy, in whatever order.
+        ids = data.ids
+        forms = [list, tuple, set, dict.fromkeys, iter, deque]
+        for form in (*reversed(forms), *forms):
+            made = select(Pin).where(Pin.id.in_(form(ids)))
+            assert {pin.id for pin in session.scalars(made)} == set(ids), form
+            made = select(Pin).where(
+                Pin.id.in_(ids), Pin.id.not_in(form(ids[1:]))
+            )
+            assert [pin.id for pin in session.scalars(made)] == ids[:1], form
 
     def test_options_of_the_mapper_for_many_rows(self, session, log, data):
         # Chunks of selectinload are routed one by one.

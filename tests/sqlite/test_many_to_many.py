@@ -18,3 +18,7 @@ class TestLoadingMany(many_to_many.LoadingMany):
 
 class TestBackReferences(many_to_many.BackReferences):
     pass
+
+
+class TestElsewhere(many_to_many.Elsewhere):
+    pass
