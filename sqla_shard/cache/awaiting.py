@@ -22,12 +22,13 @@ from typing import Any
 from typing import TypeVar
 
 from sqlalchemy.util import await_only
+from sqlalchemy.util import greenlet_spawn
 
 from sqla_shard.cache.store import Found
 from sqla_shard.cache.store import Store
 from sqla_shard.session.contract import Scope
 
-__all__ = ["awaited", "sleep_of", "store_of", "submit"]
+__all__ = ["awaited", "sleep_of", "store_of", "submit", "to_its_end"]
 
 T = TypeVar("T")
 
@@ -98,6 +99,37 @@ def awaited(scope: Scope, function: Callable[[], T]) -> T:
         result: T = _await(function)
         return result
     return function()
+
+
+def to_its_end(
+    scope: Scope, work: Callable[[], object]
+) -> asyncio.CancelledError | None:
+    """Do something that waits, even in a task that is cancelled meanwhile.
+
+    :param work: uses what the session uses, which does nothing else.
+    :returns: what the task was told, to be raised later.
+    """
+    if scope.places.engines.asynchronous:
+        told: asyncio.CancelledError | None = await_only(_to_its_end(work))
+        return told
+    work()
+    return None
+
+
+async def _to_its_end(
+    work: Callable[[], object],
+) -> asyncio.CancelledError | None:
+    told = None
+    task = asyncio.ensure_future(greenlet_spawn(work))
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            told = error
+    # It is cancelled with all others when its event loop ends.
+    if not task.cancelled():
+        task.result()
+    return told
 
 
 def store_of(store: Store, scope: Scope) -> Store:

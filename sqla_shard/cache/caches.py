@@ -260,7 +260,7 @@ class Cache:
         self, scope: Scope, table: Any, place: Place, row_id: int
     ) -> None:
         for function in functions_of(table, self):
-            scope.log.note(function.entry(self, row_id), place)
+            function.note(scope, self, row_id, place)
 
     def appended(
         self,

@@ -129,10 +129,6 @@ class KeptFunction:
         """Return the key of an id."""
         return f"{caching.prefix}:f:{self.format % one}"
 
-    def entry(self, caching: Any, one: Any) -> tuple[str, str]:
-        """Return the region and the key of an id."""
-        return self.region, self.key(caching, one)
-
     def place(self, scope: Scope, one: Any) -> Place | None:
         """Return the shard of an id; None where it is of no class."""
         if self.table is None:
@@ -166,7 +162,17 @@ class KeptFunction:
         caching.region(self.region)
         check_keys(self.key(caching, one) for one in many)
         for one in many:
-            scope.log.note(self.entry(caching, one), self.place(scope, one))
+            self.note(scope, caching, one, self.place(scope, one))
+
+    def note(
+        self, scope: Scope, caching: Any, one: Any, place: Place | None
+    ) -> None:
+        """Take note that a transaction makes the result of an id old.
+
+        :param place: the shard of the id; None where it is of no class.
+        """
+        entry = self.region, self.key(caching, one)
+        scope.log.note(entry, place, is_made=True)
 
 
 def _checked_region(region: Any) -> str:

@@ -13,6 +13,7 @@ those of a transaction that is rolled back, too.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -66,9 +67,12 @@ __all__ = [
     "DrainReport",
     "Waiting",
     "drain",
+    "may_wait",
     "note",
     "outbox_size",
 ]
+
+_log = logging.getLogger(__name__)
 
 _PARALLEL = 8
 _BATCH = 500
@@ -119,6 +123,33 @@ def note(
     ]
     if rows:
         session.begun_view(place).execute(_INSERT, rows)
+
+
+_ANY = select(OUTBOX.c.token).limit(1)
+
+
+def may_wait(scope: Scope, place: Place) -> bool:
+    """Tell whether keys wait on a shard, right after COMMIT.
+
+    It is asked on the connection of the transaction: one more of each of
+    those that commit at the same time could be more than the pool has.
+
+    :param place: a shard that the transaction has written.
+    :returns: True, too, where the server does not say.
+    """
+    try:
+        found = scope.begun_view(place).execute(_ANY).first()
+    except SQLAlchemyError as error:
+        _log.warning(
+            "lists of shard %s of %r that were appended to are not put into "
+            "the cache, but read anew: %s",
+            place.shard_id,
+            place.keyspace,
+            short(error),
+            extra={"action": "cache", "server": place.server},
+        )
+        return True
+    return found is not None
 
 
 # -- taking them out

@@ -291,6 +291,11 @@ class Tombstones:
         left = [key for key in keys if key not in taken]
         return self._store.block(left, self._token, expire) if left else set()
 
+    @property
+    def edited(self) -> Collection[str]:
+        """The keys whose values after COMMIT are known."""
+        return self._edited.keys()
+
     def renew(self) -> None:
         """Put them again, where their time may be over before the COMMIT."""
         if self._keys:

@@ -25,10 +25,13 @@ class Stale:
     :ivar place: the shard that it writes; None where that is not told.
     :ivar edits: what it does to the value, in order; None where a value
         cannot be made of the one before.
+    :ivar is_made: whether it is what a function has made, of rows that may
+        be on any shards.
     """
 
     place: Place | None
     edits: tuple[Edit, ...] | None
+    is_made: bool = False
 
     def edited(self, value: bytes) -> bytes | None:
         """Return the value after all edits; None where one of them cannot."""

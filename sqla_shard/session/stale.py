@@ -34,13 +34,14 @@ from sqla_shard.session.contract import Caching
 from sqla_shard.session.contract import INCLUDE_INACTIVE
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.inserting import ids_of
+from sqla_shard.session.noted import Stale
 from sqla_shard.session.unit_of_work import place_of
 
 __all__ = [
     "announce",
     "check_count",
     "check_matching",
-    "home_of",
+    "homes_of",
     "note_bulk",
     "note_flush",
     "note_list",
@@ -76,28 +77,35 @@ def settle(session: Any) -> None:
     if session.cluster.caching is None or session.in_nested_transaction():
         return
     session.flush()
-    if log.home_of(None) is None and _connected(session) is None:
+    if not log.homes_of(None) and _connected(session) is None:
         known = [one.place for one in log.stale.values() if one.place]
         # Any of them: whoever tries again may find one that answers.
         place = known[0] if known else choice(_of_servers(session))
         session.root_connection(place)
 
 
-def home_of(scope: Scope, place: Place | None) -> Place:
+def homes_of(scope: Scope, stale: Stale) -> list[Place]:
     """Return where to write down that a key could not be taken out.
 
-    :param place: the shard that the key belongs to, if any.
+    A row is as new as its shard.  What a function has made of rows of
+    several servers is old as soon as one of them has committed, and that may
+    be all that ever commits.
+
+    :returns: shards on different servers.
     :raises LookupError: when the transaction has begun nowhere.
     """
     # Not where it has only read, if it has written somewhere: that COMMIT
     # may fail without harm, as it seems.
-    home = scope.log.home_of(place)
-    if home is None or not scope.is_connected(home):
-        # Of what was to be written there, nothing had to be sent.
-        home = _connected(scope)
+    for place in (None if stale.is_made else stale.place, None):
+        # Of what was to be written there, nothing may have been sent.
+        written = scope.log.homes_of(place)
+        homes = [one for one in written if scope.is_connected(one)]
+        if homes:
+            return homes
+    home = _connected(scope)
     if home is None:
         raise LookupError("the transaction has begun on no server")
-    return home
+    return [home]
 
 
 def _connected(scope: Scope) -> Place | None:

@@ -135,6 +135,8 @@ class TransactionLog:
         self.stale: dict[tuple[str, str], Stale] = {}
         #: Whether it has written something, and that is committed.
         self.is_committed = False
+        #: What the task was told between COMMIT and the end.
+        self.cancelled: BaseException | None = None
         #: Whether a statement of it has failed on a server.
         self.has_failed = False
         #: Whether one of them has lost against another transaction, by which
@@ -179,17 +181,18 @@ class TransactionLog:
             self._restore(before)
             raise
 
-    def home_of(self, place: Place | None) -> Place | None:
-        """Return where to write what belongs to a shard.
+    def homes_of(self, place: Place | None) -> list[Place]:
+        """Return where to write what is to be there if a shard commits.
 
-        :param place: the shard; None for what belongs to none.
-        :returns: the shard, where it was written, else one that was, on the
-            server that commits last; None where nothing was written.
+        :param place: the shard; None for any of them.
+        :returns: the shard, where it was written; else one of each server
+            that was, for its COMMIT may be the only one that takes effect.
         """
-        if place is not None and self._written.has(place):
-            return place
-        engines = self.in_order()
-        return self._written.place_on(engines[-1]) if engines else None
+        written = self._written
+        if place is not None and written.has(place):
+            return [place]
+        found = [written.place_on(engine) for engine in written.engines]
+        return [one for one in found if one is not None]
 
     def savepoint(self, transaction: Any) -> None:
         """Take note of a savepoint.
@@ -215,19 +218,22 @@ class TransactionLog:
         entry: tuple[str, str],
         place: Place | None,
         edit: Edit | None = None,
+        *,
+        is_made: bool = False,
     ) -> None:
         """Take note of a key of the cache that the transaction makes old.
 
         :param entry: its region, and the key.
         :param place: the shard that it belongs to, if any.
         :param edit: what it does to the value, if that is known.
+        :param is_made: see :class:`~.noted.Stale`.
         """
         before = self.stale.get(entry)
         edits = () if before is None else before.edits
         if edit is None or edits is None or len(edits) == MOST_EDITS:
-            self.stale[entry] = Stale(place, None)
+            self.stale[entry] = Stale(place, None, is_made)
         else:
-            self.stale[entry] = Stale(place, (*edits, edit))
+            self.stale[entry] = Stale(place, (*edits, edit), is_made)
 
     def _snapshot(self) -> tuple[Any, ...]:
         return self.first, self._written.snapshot(), self._left
@@ -244,15 +250,19 @@ class TransactionLog:
         self._left = (*self._left, (what, item))
 
     def finish(self, session: Any) -> None:
-        """Do what was left, when the transaction has ended."""
+        """Do what was left, when the transaction has ended.
+
+        :raises CancelledError: when the task was cancelled after COMMIT.
+        """
         left, self._left = self._left, ()
-        if not self.is_committed:
-            return
         items: dict[Afterwards, list[Any]] = {}
-        for what, item in left:
+        for what, item in left if self.is_committed else ():
             items.setdefault(what, []).append(item)
         for what, its in items.items():
             what(session, tuple(its), self.has_failed)
+        if self.cancelled is not None:
+            # Not earlier: it would look as if COMMIT had failed.
+            raise self.cancelled
 
     def begun(self, connection: Connection) -> None:
         """Follow the transaction of one of the session's connections."""

@@ -721,7 +721,9 @@ class Telling(Suite):
         report = drain(cluster, stores)
         # With it those of users that were written, by three functions.
         others = 3 * len(written)
-        assert (report.removed, report.unknown) == (1 + others, ())
+        # On each server that was written: the others may not commit.
+        times = max(len(written), 1)
+        assert (report.removed, report.unknown) == (times * (1 + others), ())
         self.ask(cluster, cached, [one])
         assert self.took() == [[one]]
 
@@ -777,12 +779,7 @@ class Awaited(Suite):
                 return await names_async(session, ids)
 
         assert asyncio.run(main()) == ["new", "user 1", "user 40"]
-        first, second, third = self.took()
-        assert (first, second) == (ids, ids[:1])
-        # Nobody waits for tombstones to be removed: the new name may not
-        # have been kept.
-        assert ids[1] in third
-        assert ids[2] not in third
+        assert self.took() == [ids, ids[:1], [ids[1]]]
 
     def test_written_while_it_is_awaited(self, cluster, cache, ids):
         meanwhile.append(lambda session: self.rename(cluster, ids[0], "new"))

@@ -195,6 +195,24 @@ class Costs(Suite):
             assert taken(asked) == requests
             assert len(told) == statements
 
+    def test_an_append_to_a_list_that_is_kept(self, cluster, asked, told):
+        board = stored(cluster, Board())
+        pins = [stored(cluster, Pin(title="p")) for _ in range(2)]
+        cluster.run(BoardHasPins.append, board, pins[0])
+        for _ in range(2):
+            with cluster.session() as session:
+                BoardHasPins.page(session, board, 9)
+        taken(asked)
+        told.clear()
+        cluster.run(BoardHasPins.append, board, pins[1])
+        # The list is put back; its length was not there.
+        assert taken(asked) == [
+            *(("take", 2), ("block", 1)),
+            *(("fill", 1), ("unblock", 1)),
+        ]
+        # The lock, the row, and whether keys wait.
+        assert len(told) == 3
+
     def test_reading_nothing_announces_nothing(self, cluster, asked):
         new = stored(cluster, User(name="u"), warm=True)
         taken(asked)

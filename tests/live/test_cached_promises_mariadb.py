@@ -1,0 +1,385 @@
+"""What readers of a cache may rely on while its node cannot be reached.
+
+The writer goes through proxies, to its servers and to its node; the reader
+does not, and goes on finding what the node has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from sqla_shard import Cluster
+from sqla_shard import no_cache
+from sqla_shard.cache import cached_objects
+from sqla_shard.cache.outbox import drain
+from sqla_shard.cache.store import State
+from sqla_shard.exc import PartialCommitError
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import MemcachedServer
+from sqla_shard.testing import Proxy
+from tests.shared.cached_models import Base
+from tests.shared.cached_models import Board
+from tests.shared.cached_models import BoardHasPins
+from tests.shared.cached_models import CLASSES
+from tests.shared.cached_models import key_of
+from tests.shared.cached_models import Pin
+from tests.shared.cached_models import seen
+from tests.shared.cached_models import SHARDS
+from tests.shared.cached_models import stored
+from tests.shared.cached_models import User
+from tests.shared.memcached import nodes
+from tests.shared.outbox import forget_all
+
+pytestmark = pytest.mark.live
+
+#: Shards of the first server and of the last.
+NEAR, FAR = 0, SHARDS - 1
+TOMBSTONE = 1
+#: How long to look whether something ends that is not to end yet.
+SHORT = 0.5
+PATIENCE = 30
+
+
+def cities_of(session: Any, user_ids: list[int]) -> list[str]:
+    found = session.get_many(User, user_ids, options=[no_cache()])
+    return [user.city for user in found]
+
+
+@cached_objects("objects", format="promises:all:%s")
+def cities(session: Any, names: list[str]) -> dict[str, list[str]]:
+    """Return the cities of users whose ids are separated by commas."""
+    return {
+        name: cities_of(session, [int(one) for one in name.split(",")])
+        for name in names
+    }
+
+
+#: The user whose city a user's own result has in it.
+friends: dict[int, int] = {}
+
+
+@cached_objects("objects", format="promises:pair:%d", of=User)
+def pairs(session: Any, user_ids: list[int]) -> dict[int, list[str]]:
+    """Return the cities of users and of their friends."""
+    return {
+        user_id: cities_of(session, [friends[user_id], user_id])
+        for user_id in user_ids
+    }
+
+
+# -- clusters
+
+
+@pytest.fixture(scope="module")
+def lines(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Proxy(server.host, server.port))
+            for server in mariadb_fleet.servers
+        ]
+
+
+@pytest.fixture(scope="module")
+def node(memcached_installed: None) -> Iterator[MemcachedServer]:
+    with nodes(1) as servers:
+        yield servers[0]
+
+
+@pytest.fixture(scope="module")
+def way(node: MemcachedServer) -> Iterator[Proxy]:
+    """The writer's way to the node."""
+    with Proxy(node.host, node.port) as proxy:
+        yield proxy
+
+
+def configure(cluster: Cluster, address: str) -> None:
+    region = {
+        "backend": "sqla_shard.memcached",
+        "tombstone": TOMBSTONE,
+        "arguments": {"servers": [address], "timeout": 5.0, "retry": 0.01},
+    }
+    cluster.configure_cache(
+        {"objects": region, "lists": region}, classes=CLASSES, prefix="promise"
+    )
+
+
+@pytest.fixture(scope="module")
+def document(mariadb_fleet: MariaDBFleet) -> Iterator[Callable[..., Any]]:
+    def document(**more: Any) -> Any:
+        return mariadb_fleet.topology_mapping(
+            shards=SHARDS, database="db_promises_{shard:05d}", **more
+        )
+
+    mariadb_fleet.drop_databases(document())
+    yield document
+    mariadb_fleet.drop_databases(document())
+
+
+@pytest.fixture(scope="module")
+def cluster(document: Any, node: MemcachedServer) -> Iterator[Cluster]:
+    """The reader's."""
+    with Cluster.from_topology(document()) as cluster:
+        cluster.create_all(Base.metadata)
+        configure(cluster, node.address)
+        yield cluster
+
+
+@pytest.fixture
+def writer(
+    document: Any, cluster: Cluster, lines: list[Proxy], way: Proxy
+) -> Iterator[Cluster]:
+    with Cluster.from_topology(document(proxies=lines)) as writer:
+        configure(writer, f"{way.host}:{way.port}")
+        yield writer
+        for line in (*lines, way):
+            line.restore()
+        forget_all(cluster)
+
+
+@contextlib.contextmanager
+def unreachable(way: Proxy) -> Iterator[None]:
+    """The writer does not reach the node in the block."""
+    way.refuse()
+    way.cut()
+    yield
+    way.restore()
+
+
+def drained(cluster: Cluster) -> int:
+    """Take what waits out of the cache; return how many keys that were."""
+    assert cluster.cache is not None
+    regions = cluster.cache.regions
+    report = drain(cluster, {name: one.store for name, one in regions.items()})
+    assert report.is_clean
+    return report.removed
+
+
+def asked(cluster: Cluster, function: Any, one: Any) -> Any:
+    with cluster.session() as session:
+        return function(session, [one])[one]
+
+
+@pytest.fixture
+def users(cluster: Cluster) -> list[int]:
+    return [
+        stored(cluster, User(name="u", city="Rome"), shard_id)
+        for shard_id in (NEAR, FAR)
+    ]
+
+
+# -- results of several servers
+
+
+@pytest.mark.parametrize("function", [cities, pairs])
+def test_a_result_of_two_servers_of_which_one_commits(
+    cluster: Cluster,
+    writer: Cluster,
+    lines: list[Proxy],
+    way: Proxy,
+    users: list[int],
+    function: Any,
+) -> None:
+    """Its key waits wherever a part of the transaction is committed."""
+    near, far = users
+    friends[far] = near
+    one: Any = f"{near},{far}" if function is cities else far
+    assert asked(cluster, function, one) == ["Rome", "Rome"]
+    with unreachable(way), writer.session(cross_shard="ordered") as session:
+        for user in users:
+            session.get(User, user).city = "Oslo"
+            session.flush()
+        function.invalidate(session, one)
+        lines[-1].cut_at_commit(when="before")
+        with pytest.raises(PartialCommitError):
+            session.commit()
+    assert drained(cluster)
+    assert asked(cluster, function, one) == ["Oslo", "Rome"]
+    assert [seen(cluster, User, user).city for user in users] == [
+        "Oslo",
+        "Rome",
+    ]
+
+
+# -- lists
+
+
+def ids_of(cluster: Cluster, board: int) -> tuple[list[int], int]:
+    """Return the pins of a board as read through the cache, and how many."""
+    with cluster.session() as session:
+        page = BoardHasPins.page(session, board, 3)
+        return (
+            [row.pin_id for row in page],
+            BoardHasPins.count(session, board),
+        )
+
+
+@pytest.mark.parametrize("change", ["append", "remove", "move"])
+def test_a_list_that_two_have_changed(
+    cluster: Cluster, writer: Cluster, way: Proxy, change: str
+) -> None:
+    """Nobody adds to what waits to be taken out: no such list ever was."""
+    board = stored(cluster, Board(), FAR)
+    first, second, third, fourth = (
+        stored(cluster, Pin(title="p")) for _ in range(4)
+    )
+    cluster.run(BoardHasPins.append_many, board, [first, second])
+    before = [second, first]
+    assert ids_of(cluster, board) == (before, 2)
+    with unreachable(way), writer.begin() as session:
+        if change == "append":
+            BoardHasPins.append(session, board, third)
+            after = [third, *before]
+        elif change == "remove":
+            BoardHasPins.remove(session, board, first)
+            after = [second]
+        else:
+            BoardHasPins.move(session, board, first, after=second)
+            after = [first, second]
+    # What was there before; the key waits.
+    assert ids_of(cluster, board) == (before, 2)
+    cluster.run(BoardHasPins.append, board, fourth)
+    expected = [fourth, *after]
+    assert ids_of(cluster, board) == (expected[:3], len(expected))
+    assert drained(cluster)
+    assert ids_of(cluster, board) == (expected[:3], len(expected))
+
+
+# -- event loops
+
+
+class Gated:
+    """A store that ends a transaction when it may.
+
+    :ivar at: the method that waits: what comes after COMMIT.
+    :ivar reached: set when it is called.
+    :ivar go: to be set then.
+    """
+
+    def __init__(self, store: Any, at: str) -> None:
+        self._store = store
+        self._at = at
+        self.put = False
+        self.reached = threading.Event()
+        self.go = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if name not in ("block", "unblock"):
+            return method
+
+        def call(*args: Any) -> Any:
+            # The first tombstones come before COMMIT.
+            if name == self._at and self.put:
+                self.reached.set()
+                assert self.go.wait(PATIENCE)
+            self.put = True
+            return method(*args)
+
+        return call
+
+
+def filled(cluster: Cluster, user: int) -> None:
+    """Return when a reader has put there what the database has."""
+    assert cluster.cache is not None
+    store = cluster.cache.region("objects").store
+    key = key_of(cluster, User, user)
+    pause = threading.Event()
+    for _ in range(PATIENCE * 20):
+        seen(cluster, User, user)
+        if store.fetch([key], 0)[key].state is State.VALUE:
+            return
+        pause.wait(0.05)
+    pytest.fail("the tombstone does not end")
+
+
+async def during(commit: Any, gate: Gated, *, cancel: bool = False) -> Any:
+    """Return the task of a commit that has waited for the gate."""
+    task = asyncio.ensure_future(commit)
+    await asyncio.to_thread(gate.reached.wait, PATIENCE)
+    if cancel:
+        task.cancel()
+    # Whoever is told of it reads what was there before.
+    done, _ = await asyncio.wait([task], timeout=SHORT)
+    assert not done
+    gate.go.set()
+    await asyncio.wait([task])
+    return task
+
+
+@pytest.fixture
+def slow(
+    document: Any, cluster: Cluster, lines: list[Proxy], node: MemcachedServer
+) -> Iterator[Callable[..., Any]]:
+    """COMMITs in event loops that take longer than a tombstone."""
+
+    @contextlib.asynccontextmanager
+    async def slow(user: int, at: str = "unblock") -> Any:
+        other = Cluster.from_topology(document(proxies=lines))
+        configure(other, node.address)
+        assert other.cache is not None
+        region = other.cache.region("objects")
+        gate = Gated(region.store, at)
+        object.__setattr__(region, "store", gate)
+        async with contextlib.aclosing(other):
+            await other.async_warm()
+            session = other.async_session().sync_session
+            engines = {place.engine for _, place in session.places.servers()}
+
+            def committing(connection: Any) -> None:
+                # Not those of connections that are new.
+                if gate.put:
+                    filled(cluster, user)
+
+            for engine in engines:
+                event.listen(engine, "commit", committing)
+            yield other, gate
+
+    yield slow
+    for line in lines:
+        line.restore()
+
+
+async def rename(session: Any, user: int) -> None:
+    found = await session.get_one(User, user)
+    found.city = "Oslo"
+
+
+async def by_begin(cluster: Cluster, user: int) -> None:
+    async with cluster.async_begin() as session:
+        await rename(session, user)
+
+
+async def by_commit(cluster: Cluster, user: int) -> None:
+    async with cluster.async_session() as session:
+        await rename(session, user)
+        await session.commit()
+
+
+async def by_run(cluster: Cluster, user: int) -> None:
+    await cluster.async_run(rename, user)
+
+
+@pytest.mark.parametrize("commit", [by_begin, by_commit, by_run])
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_commit_that_is_longer_than_a_tombstone(
+    cluster: Cluster, slow: Any, users: list[int], commit: Any, cancel: bool
+) -> None:
+    """What is acknowledged is read from then on."""
+    user = users[0]
+
+    async def main() -> None:
+        async with slow(user) as (other, gate):
+            task = await during(commit(other, user), gate, cancel=cancel)
+            assert task.cancelled() is cancel
+            assert sum(one.busy for one in other.stats()) == 0
+
+    asyncio.run(main())
+    assert seen(cluster, User, user).city == "Oslo"
