@@ -197,15 +197,16 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
 
     # -- sessions
 
-    def session(self, **kwargs: Any) -> ShardSession:
+    def session(
+        self, *, class_: type[ShardSession] = ShardSession, **kwargs: Any
+    ) -> ShardSession:
         """Return a new session; use it as a context manager.
 
+        :param class_: a subclass of yours.
         :param kwargs: ``shard_id``, ``cross_shard``, or as for
             :class:`sqlalchemy.orm.Session`.
         """
-        return ShardSession(
-            cluster=self, **{**self._session_options, **kwargs}
-        )
+        return class_(cluster=self, **{**self._session_options, **kwargs})
 
     def begin(self, *, cross_shard: CrossShard = None, **kwargs: Any) -> Begun:
         """Return a context manager: a session, committed at the end.

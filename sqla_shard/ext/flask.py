@@ -1,7 +1,9 @@
 """Flask: a session for each request, ids in URLs, and commands.
 
 It never commits for you, it has one cluster for an application, and it does
-not know SQLAlchemy's own ``Session`` or Flask-SQLAlchemy.  ::
+not know SQLAlchemy's own ``Session``.  Views that were written for
+Flask-SQLAlchemy find ``get_or_404()``, ``first_or_404()``, ``paginate()`` and
+``session.remove()``.  ::
 
     db = FlaskCluster(metadata=Base.metadata)
 
@@ -12,7 +14,7 @@ not know SQLAlchemy's own ``Session`` or Flask-SQLAlchemy.  ::
 
         @app.get("/boards/<object_id(2):board_id>")
         def board(board_id):
-            found = db.session.get(Board, board_id)
+            found = db.get_or_404(Board, board_id)
             ...
 
         return app
@@ -43,28 +45,36 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from functools import wraps
 from typing import Any
+from typing import ParamSpec
 from typing import TYPE_CHECKING
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import MetaData
+from sqlalchemy import Select
+from sqlalchemy.exc import MultipleResultsFound
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster import Cluster
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import UnknownShardError
 from sqla_shard.ids import check_type
 from sqla_shard.ids import TypeRegistry
 from sqla_shard.session import ShardSession
-from sqla_shard.topology import Topology
 
 try:
+    from flask import abort
     from flask import current_app
     from flask import Flask
     from flask import g
+    from flask import has_app_context
     from flask import jsonify
+    from flask import request
     from flask import Response
     from werkzeug.routing import BaseConverter
     from werkzeug.routing import Map
@@ -76,17 +86,38 @@ except ImportError as error:
 
 from sqla_shard.ext.flask_cli import EXTENSION
 from sqla_shard.ext.flask_cli import shard_commands
+from sqla_shard.ext.flask_config import cache_of_file
+from sqla_shard.ext.flask_config import configured
+from sqla_shard.ext.flask_config import health_path
+from sqla_shard.ext.flask_errors import register_errors
+from sqla_shard.ext.flask_pagination import paginate
+from sqla_shard.ext.flask_pagination import Pagination
 
 if TYPE_CHECKING:
     from sqla_shard.cache import Cached
 
-__all__ = ["FlaskCluster", "ObjectIdConverter"]
+__all__ = ["ContextSession", "FlaskCluster", "ObjectIdConverter"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _SESSION = "_sqla_shard_session"
+
+
+class ContextSession(ShardSession):
+    """The session of an application context."""
+
+    def remove(self) -> None:
+        """Close it; the context opens another one when it needs it.
+
+        That is what a ``scoped_session`` does, for code that was written
+        for one.
+        """
+        if has_app_context() and g.get(_SESSION) is self:
+            g.pop(_SESSION)
+        self.close()
 
 
 class FlaskCluster:
@@ -136,6 +167,13 @@ class FlaskCluster:
             a mapping of keyword arguments for :meth:`Cluster.from_file` or
             :meth:`Cluster.from_zookeeper`, such as ``driver`` and
             ``snapshot``.
+        ``SQLA_SHARD_SESSION``
+            a mapping of keyword arguments for the sessions of contexts, such
+            as ``cross_shard`` and ``expire_on_commit``.
+        ``SQLA_SHARD_ERRORS``
+            whether errors of the cluster are answered with 400, 404, 409
+            and 503 (:mod:`sqla_shard.ext.flask_errors`); by default they are
+            errors like others, which Flask answers with 500.
         ``SQLA_SHARD_HEALTH``
             the path of a route that tells how the cluster is, such as
             ``/health/shards``; by default there is none.
@@ -164,16 +202,18 @@ class FlaskCluster:
                 "application",
                 app=app.name,
             )
-        health = _health_path(app)
+        health = health_path(app)
         given = cluster or self._cluster
         with ExitStack() as stack:
-            cluster = given or stack.enter_context(_configured(app))
+            cluster = given or stack.enter_context(configured(app))
             self._keep(app, cluster)
             stack.pop_all()
         app.teardown_appcontext(_close_session)
         # One that the application has chosen itself stays.
         app.url_map.converters.setdefault("object_id", ObjectIdConverter)
         app.cli.add_command(shard_commands)
+        if app.config.get("SQLA_SHARD_ERRORS"):
+            register_errors(app)
         if health is not None:
             app.add_url_rule(
                 health, "sqla_shard_health", partial(_health, cluster)
@@ -196,7 +236,9 @@ class FlaskCluster:
             return
         classes: Mapping[Any, Any] | None = self._cached or None
         if isinstance(regions, (str, os.PathLike)):
-            regions, classes, prefix = _of_file(app, regions, classes, prefix)
+            regions, classes, prefix = cache_of_file(
+                app, regions, classes, prefix
+            )
         wrong = None
         if not isinstance(regions, Mapping):
             kind = type(regions).__name__
@@ -243,9 +285,147 @@ class FlaskCluster:
         cluster = self.cluster
         session: ShardSession | None = g.get(_SESSION)
         if session is None:
-            session = cluster.session()
+            options = current_app.config.get("SQLA_SHARD_SESSION") or {}
+            session = cluster.session(class_=ContextSession, **options)
             setattr(g, _SESSION, session)
         return session
+
+    # -- what views ask for
+
+    def get_or_404(
+        self,
+        entity: type[T],
+        ident: Any,
+        *,
+        description: str | None = None,
+        **options: Any,
+    ) -> T:
+        """Return an object by its id, or abort with 404.
+
+        That is also done for what is not an id of the class, and for the id
+        of a shard that is not open.
+
+        :param description: for the page of the error.
+        :param options: as for ``session.get()``.
+        """
+        try:
+            found = self.session.get(entity, ident, **options)
+        except (InvalidIdError, UnknownShardError):
+            found = None
+        if found is None:
+            abort(404, description=description)
+        return found
+
+    def first_or_404(
+        self, statement: Any, *, description: str | None = None
+    ) -> Any:
+        """Return the first row of a select, or abort with 404.
+
+        :returns: the object, where one entity or column is selected; else
+            the row.
+        """
+        found = self.session.execute(statement).unique().first()
+        if found is None:
+            abort(404, description=description)
+        return found[0] if len(found) == 1 else found
+
+    def one_or_404(
+        self, statement: Any, *, description: str | None = None
+    ) -> Any:
+        """Return the only row of a select, or abort with 404.
+
+        :returns: as :meth:`first_or_404`.
+        """
+        try:
+            found = self.session.execute(statement).unique().one()
+        except (NoResultFound, MultipleResultsFound):
+            abort(404, description=description)
+        return found[0] if len(found) == 1 else found
+
+    def paginate(
+        self,
+        statement: Select[Any],
+        *,
+        page: int | None = None,
+        per_page: int | None = None,
+        max_per_page: int = 100,
+        error_out: bool = True,
+        count: bool = True,
+    ) -> Pagination[Any]:
+        """Return a numbered page of a select, for templates with page links.
+
+        One statement reads the rows, by LIMIT and OFFSET, and one counts
+        them.  Over several shards that takes ``scatter(max_offset=...)``,
+        which bounds how far it may go.
+
+        :param statement: selects one entity or column, in an order.
+        :param page: number of the page, from 1; by default the argument
+            ``page`` of the request, or 1.
+        :param per_page: rows of a page; by default the argument ``per_page``
+            of the request, or 20.
+        :param max_per_page: how many at most, whatever the request says.
+        :param error_out: abort with 404 for a page that does not exist;
+            otherwise it is empty, and the first one for a number that is
+            none.
+        :param count: whether to count the rows.
+        """
+        return paginate(
+            self.session,
+            statement,
+            page=page,
+            per_page=per_page,
+            max_per_page=max_per_page,
+            error_out=error_out,
+            count=count,
+        )
+
+    def repeat_reads(
+        self, view: Callable[P, T] | None = None, *, timeout: float = 3.0
+    ) -> Any:
+        """Repeat a view while a shard moves or a primary is exchanged.
+
+        A decorator, below that of the route::
+
+            @app.get("/boards/<object_id(2):board_id>")
+            @db.repeat_reads
+            def board(board_id): ...
+
+        GET and HEAD requests alone are repeated, with a new session each
+        time, after the errors after which :meth:`Cluster.run` repeats.  What
+        the view does not commit itself is rolled back.
+
+        :param timeout: seconds after which no further attempt begins.
+        """
+        if view is None:
+            return partial(self.repeat_reads, timeout=timeout)
+
+        @wraps(view)
+        def repeated(*args: P.args, **kwargs: P.kwargs) -> T:
+            if request.method not in ("GET", "HEAD"):
+                return view(*args, **kwargs)
+
+            failed: list[SQLAlchemyError] = []
+
+            def attempt(_: ShardSession) -> Any:
+                try:
+                    return view(*args, **kwargs)
+                except SQLAlchemyError as error:
+                    session: ShardSession | None = g.get(_SESSION)
+                    if session is None or not session.has_committed:
+                        # The next attempt opens another one, of the
+                        # topology that is in use then.
+                        _close_session(None)
+                        raise
+                    # Repeated, the view would do it twice.
+                    failed.append(error)
+
+            # The transaction of run() itself stays empty.
+            done: T = self.cluster.run(attempt, timeout=timeout)
+            if failed:
+                raise failed[0]
+            return done
+
+        return repeated
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run ``fn(session, *args)`` as :meth:`Cluster.run` does.
@@ -259,77 +439,6 @@ class FlaskCluster:
         :raises ExtensionSetupError: see :attr:`cluster`.
         """
         return self.cluster.run(fn, *args, **kwargs)
-
-
-def _configured(app: Flask) -> Cluster:
-    """Return the cluster that the configuration of an application names."""
-    topology: Any = app.config.get("SQLA_SHARD_TOPOLOGY")
-    options: Any = app.config.get("SQLA_SHARD_OPTIONS") or {}
-    if not isinstance(options, Mapping):
-        raise ExtensionSetupError(
-            "has an SQLA_SHARD_OPTIONS that is not a mapping, but "
-            f"{type(options).__name__}",
-            app=app.name,
-        )
-    if not topology:
-        raise ExtensionSetupError(
-            "has no topology; set SQLA_SHARD_TOPOLOGY to the path of a "
-            "topology file before init_app(), or pass cluster=",
-            app=app.name,
-        )
-    if isinstance(topology, (str, os.PathLike)):
-        return Cluster.from_location(topology, **options)
-    if isinstance(topology, (Mapping, Topology)):
-        return Cluster.from_topology(topology, **options)
-    raise ExtensionSetupError(
-        "has an SQLA_SHARD_TOPOLOGY that is neither path nor topology, but "
-        f"{type(topology).__name__}",
-        app=app.name,
-    )
-
-
-def _of_file(
-    app: Flask,
-    path: str | os.PathLike[str],
-    classes: Mapping[Any, Any] | None,
-    prefix: Any,
-) -> tuple[Mapping[str, Any], Mapping[Any, Any] | None, Any]:
-    """Return the regions of a file, and what it says of the rest.
-
-    :raises CacheConfigError: when it cannot be used.
-    :raises ExtensionSetupError: when the application says the same, too.
-    """
-    from sqla_shard.cache.settings import read_cache
-
-    file = read_cache(path)
-    wrong = None
-    # Programs beside the application would write for others than it reads.
-    if file.classes is not None and classes is not None:
-        wrong = "with classes, and FlaskCluster(cached=...)"
-    elif file.prefix is not None and prefix not in (None, file.prefix):
-        wrong = f"with another prefix than {prefix!r}"
-    if wrong is not None:
-        raise ExtensionSetupError(
-            f"has an SQLA_SHARD_CACHE {wrong}; leave one out", app=app.name
-        )
-    return (
-        file.regions,
-        classes if file.classes is None else file.classes,
-        prefix if file.prefix is None else file.prefix,
-    )
-
-
-def _health_path(app: Flask) -> str | None:
-    path: Any = app.config.get("SQLA_SHARD_HEALTH")
-    if path is None:
-        return None
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise ExtensionSetupError(
-            f"has an SQLA_SHARD_HEALTH that is not the path of a route, but "
-            f"{path!r}; write one such as '/health/shards'",
-            app=app.name,
-        )
-    return path
 
 
 def _health(cluster: Cluster) -> Response:
