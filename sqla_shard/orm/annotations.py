@@ -7,7 +7,6 @@ import sys
 import typing
 from typing import Any
 
-from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped
 
 from sqla_shard.exc import ClassDefinitionError
@@ -16,7 +15,6 @@ from sqla_shard.orm.fields import FieldSettings
 __all__ = ["field_type", "hide"]
 
 _SAVED = "__sqla_shard_annotations__"
-_FIELDS = (FieldSettings, hybrid_property)
 
 
 def field_type(cls: type[Any], key: str) -> Any:
@@ -49,7 +47,7 @@ def _resolved(
     own = {
         name: value
         for name, value in vars(base).items()
-        if not isinstance(value, _FIELDS)
+        if not isinstance(value, FieldSettings)
     }
     holder = type("holder", (), {"__annotations__": {key: annotation}})
     try:
@@ -75,7 +73,7 @@ def hide(cls: type[Any]) -> None:
         found = {
             key: annotation
             for key, annotation in inspect.get_annotations(base).items()
-            if isinstance(base.__dict__.get(key), _FIELDS)
+            if isinstance(base.__dict__.get(key), FieldSettings)
         }
         for key in found:
             del base.__annotations__[key]

@@ -22,6 +22,8 @@ from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.orm.annotations import field_type
 from sqla_shard.orm.annotations import hide
+from sqla_shard.orm.attributes import FieldProperty
+from sqla_shard.orm.attributes import loaded_as
 from sqla_shard.orm.codecs import codec_for
 from sqla_shard.orm.creation import check_bases
 from sqla_shard.orm.creation import check_table
@@ -117,9 +119,13 @@ def define(
     _check_keys(cls, definition)
     _check_own(cls, mixin)
     cls.__sqla_shard__ = definition
-    for key, made in definition.fields.items():
-        setattr(cls, key, made.attribute())
+    for key, settings in declared.items():
+        # Also where the class itself has no more than another annotation.
+        setattr(cls, key, settings)
     hide(cls)
+    for key in declared:
+        # finish() puts the attribute in its place.
+        delattr(cls, key)
 
 
 @whole_or_not_at_all
@@ -135,6 +141,8 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
         mapper, definition.colocate_with, definition.fields
     )
     types_of(cls.metadata).register(definition.type_id, cls)
+    for key, made in definition.fields.items():
+        mapper.add_property(key, FieldProperty(made))
     keep_updated(table, "ts")
     # Without it SQLite gives the id of a deleted row to the next one, and
     # whoever kept the old id would find another object.
@@ -148,6 +156,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             type_id=definition.type_id,
             colocation=colocation,
             encode_row=_row_encoder(definition, mapper),
+            loaded_as=loaded_as,
             is_shown=lambda instance: bool(instance.active),
         ),
     )

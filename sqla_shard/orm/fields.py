@@ -25,7 +25,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped
 from sqlalchemy.types import TypeEngine
 
@@ -162,12 +161,16 @@ class BlobField:
         self._names_type = settings.ref is not None
         self._default = settings.default
         self._factory = settings.default_factory
-        self._expression: Any = None
 
     @property
     def label(self) -> str:
         """The field as ``Class.field``, for messages."""
         return f"{self.class_name}.{self.name}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys in a blob that may hold it, the present name first."""
+        return (self.name, *self.aliases)
 
     @property
     def required(self) -> bool:
@@ -235,6 +238,13 @@ class BlobField:
             if alias in data:
                 return data[alias]
         return MISSING
+
+    def shown(self, data: dict[str, Any]) -> Any:
+        """Return the JSON value that reads show; MISSING for none yet."""
+        stored = self.stored(data)
+        if stored is MISSING and self._default is not MISSING:
+            return self.encode(self._default)
+        return stored
 
     def read(self, data: Blob) -> Any:
         """Return the value in a blob, or the default.
@@ -346,7 +356,7 @@ class BlobField:
                 value=None,
             )
         data.decoded.pop(self.name, None)
-        for key in (self.name, *self.aliases):
+        for key in self.keys:
             data.pop(key, None)
 
     def supersede(self, data: Blob, error: Exception) -> None:
@@ -379,21 +389,12 @@ class BlobField:
 
     def expression(self, cls: Any) -> Any:
         """Return the field as SQL, of the class or an alias of it."""
-        if not isinstance(cls, type):
-            return self._expression_of(cls)
-        # One for the class: the constructor asks whether it has each
-        # attribute that it is given.
-        if self._expression is None:
-            self._expression = self._expression_of(cls)
-        return self._expression
-
-    def _expression_of(self, cls: Any) -> Any:
         column = cls.data.__clause_element__()
         form, kind = self.sql_type()
         default = self._default
         return BlobValue(
             column,
-            (self.name, *self.aliases),
+            self.keys,
             form,
             kind,
             nullable=self.codec.nullable,
@@ -414,37 +415,6 @@ class BlobField:
             "cannot change; change the objects in a session, which keeps "
             "what other writers change",
             construct=f"SET {self.name}",
-        )
-
-    def attribute(self) -> hybrid_property[Any]:
-        """Return the descriptor that the class gets."""
-
-        def fget(instance: Any) -> Any:
-            data = blob_of(instance)
-            value = self.read(data)
-            if isinstance(value, Node):
-                # ``session.get(Pin, i).tags.append(x)`` drops the object
-                # before it changes the list.
-                data.holder = instance
-            return value
-
-        def fset(instance: Any, value: Any) -> None:
-            self.write(blob_of(instance), value)
-
-        def fdel(instance: Any) -> None:
-            self.remove(blob_of(instance))
-
-        def update_expr(cls: Any, value: Any) -> Any:
-            raise self.no_update()
-
-        # SQLAlchemy takes the name of the attribute from the getter.
-        fget.__name__ = self.name
-        return hybrid_property(
-            fget,
-            fset,
-            fdel,
-            expr=lambda cls: self.expression(cls),
-            update_expr=update_expr,
         )
 
 

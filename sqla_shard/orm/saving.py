@@ -5,6 +5,9 @@ the new text takes its place, and that is the usual case, one statement.  If
 not, the row is read again under its lock and the two sets of changes are put
 together field by field.  A field changed on both sides is a conflict:
 :exc:`~sqla_shard.exc.StaleDataError`, and nothing is written.
+
+Of a class with a ``version_id_col``, the UPDATE compares and counts the
+version too, and a row of another version is a conflict whatever was changed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import object_session
 from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
 
 from sqla_shard.exc import StaleDataError
 from sqla_shard.orm.fields import raiser
@@ -51,42 +55,54 @@ def write_blob(
     if "data" not in state.committed_state:
         return
     blob: Blob = target.data
-    statements = _statements_of(mapper)
+    statements = _statements_of(mapper, state)
     text = encode_blob(blob, statements.max_bytes)
     if text != blob.source:
-        object_id = state.identity[0]
+        values = {"object_id": state.identity[0], "new_text": text}
+        if statements.version is not None:
+            values.update(statements.version.values_of(target))
         if blob.source is None or not statements.replace(
-            connection, object_id, blob.source, text
+            connection, {**values, "old_text": blob.source}
         ):
-            text = _put_together(target, connection, statements, object_id)
-        blob.source = text
+            _put_together(target, connection, statements, values)
+        blob.source = values["new_text"]
         session = object_session(target)
         if session is not None:
             session.expire(target, ["ts"])
+        if statements.version is not None:
+            statements.version.count(target, values)
     # The flush finds nothing left to write.
     set_committed_value(target, "data", blob)
 
 
 def _put_together(
-    target: Any, connection: Connection, statements: _Statements, key: int
-) -> str:
+    target: Any,
+    connection: Connection,
+    statements: _Statements,
+    values: dict[str, Any],
+) -> None:
     """Merge the object's changes into the row, which it locks."""
     blob: Blob = target.data
     name = type(target).__name__
-    stored = statements.lock(connection, key)
+    object_id = values["object_id"]
+    stored = statements.lock(connection, object_id)
     if stored is None:
-        raise StaleDataError(class_name=name, object_id=key, fields=())
-    current = decode_blob(stored)
+        raise StaleDataError(class_name=name, object_id=object_id, fields=())
+    version = statements.version
+    if version is not None and stored.version != values["old_version"]:
+        raise _stale(name, object_id, version.key)
+    current = decode_blob(stored.text)
     base = decode_blob("{}" if blob.source is None else blob.source)
     mine = changes(base, blob)
     theirs = changes(base, current)
     found = conflicts(mine, theirs)
     if found:
-        raise StaleDataError(class_name=name, object_id=key, fields=found)
+        raise StaleDataError(
+            class_name=name, object_id=object_id, fields=found
+        )
     _take_over(target, blob, current, theirs)
-    text = encode_blob(blob, statements.max_bytes)
-    statements.overwrite(connection, key, text)
-    return text
+    values["new_text"] = encode_blob(blob, statements.max_bytes)
+    statements.overwrite(connection, values)
 
 
 def _take_over(
@@ -101,7 +117,7 @@ def _take_over(
     name = type(target).__name__
     object_id = target.id
     for made in target.__sqla_shard__.fields.values():
-        if not {made.name, *made.aliases}.isdisjoint(theirs):
+        if not set(made.keys).isdisjoint(theirs):
             made.supersede(blob, _stale(name, object_id, made.name))
     for field in theirs:
         old = blob.get(field)
@@ -119,10 +135,41 @@ def _stale(class_name: str, object_id: int, field: str) -> StaleDataError:
     )
 
 
-class _Statements:
-    """The statements that write the blobs of one table."""
+class _Version:
+    """What counts the versions of the rows of a class."""
 
-    def __init__(self, mapper: Mapper[Any]) -> None:
+    def __init__(self, mapper: Mapper[Any], column: Any) -> None:
+        self.column = column
+        self.key = mapper.get_property_by_column(column).key
+        self._generator: Any = mapper.version_id_generator
+        self.is_old = column == bindparam("old_version", type_=column.type)
+        self.change: dict[Any, Any] = {}
+        if self._generator is not False:
+            self.change[column] = bindparam("new_version", type_=column.type)
+
+    def values_of(self, target: Any) -> dict[str, Any]:
+        """Return the version that an object has, and the next."""
+        old = getattr(target, self.key)
+        if self._generator is False:
+            return {"old_version": old}
+        return {"old_version": old, "new_version": self._generator(old)}
+
+    def count(self, target: Any, values: dict[str, Any]) -> None:
+        """Give an object the version that was written."""
+        if "new_version" in values:
+            set_committed_value(target, self.key, values["new_version"])
+        else:
+            # The server counts.
+            inspect(target).session.expire(target, [self.key])
+
+
+class _Statements:
+    """The statements that write the blobs of one table.
+
+    :param counts: whether they count the version, where there is one.
+    """
+
+    def __init__(self, mapper: Mapper[Any], *, counts: bool) -> None:
         table: Any = mapper.local_table
         (key,) = table.primary_key
         data = table.c.data
@@ -131,35 +178,56 @@ class _Statements:
         here = key == bindparam("object_id", type_=key.type)
         new = bindparam("new_text", type_=Text())
         change = update(table).values({data: type_coerce(new, Text())})
+        change = change.where(here)
+        read: list[Any] = [text.label("text")]
+        self.version: _Version | None = None
+        if counts and mapper.version_id_col is not None:
+            self.version = _Version(mapper, mapper.version_id_col)
+            read.append(mapper.version_id_col.label("version"))
+            change = change.where(self.version.is_old)
+            change = change.values(self.version.change)
         old = bindparam("old_text", type_=Text())
-        self._replace = change.where(here, text == old)
-        self._overwrite = change.where(here)
-        self._lock = select(text).where(here).with_for_update()
+        self._replace = change.where(text == old)
+        self._overwrite = change
+        self._lock = select(*read).where(here).with_for_update()
 
-    def replace(
-        self, connection: Connection, key: int, old: str, new: str
-    ) -> bool:
+    def replace(self, connection: Connection, values: dict[str, Any]) -> bool:
         """Write a text if the row still holds the old one."""
-        values = {"object_id": key, "old_text": old, "new_text": new}
         return connection.execute(self._replace, values).rowcount == 1
 
-    def lock(self, connection: Connection, key: int) -> str | None:
-        """Lock the row and return its text, None if it is gone."""
-        found: str | None = connection.scalar(self._lock, {"object_id": key})
-        return found
+    def lock(self, connection: Connection, key: int) -> Any:
+        """Lock the row and return its text and version, None if it is gone."""
+        return connection.execute(self._lock, {"object_id": key}).first()
 
-    def overwrite(self, connection: Connection, key: int, text: str) -> None:
+    def overwrite(
+        self, connection: Connection, values: dict[str, Any]
+    ) -> None:
         """Write a text; the row is locked."""
-        values = {"object_id": key, "new_text": text}
         connection.execute(self._overwrite, values)
 
 
 _INFO = "sqla_shard.saving"
 
 
-def _statements_of(mapper: Mapper[Any]) -> _Statements:
+def _statements_of(mapper: Mapper[Any], state: Any) -> _Statements:
+    # Where columns are changed too, the UPDATE of SQLAlchemy itself comes
+    # next: one of the two counts.
+    counts = mapper.version_id_col is None or not _is_followed(mapper, state)
     table: Any = mapper.local_table
-    found: _Statements | None = table.info.get(_INFO)
+    known = table.info.setdefault(_INFO, {})
+    found: _Statements | None = known.get(counts)
     if found is None:
-        found = table.info[_INFO] = _Statements(mapper)
+        found = known[counts] = _Statements(mapper, counts=counts)
     return found
+
+
+def _is_followed(mapper: Mapper[Any], state: Any) -> bool:
+    """Tell whether SQLAlchemy has other columns of the row to write."""
+    columns = {
+        mapper.get_property_by_column(column).key
+        for column in mapper.local_table.c
+    } - {"data"}
+    return any(
+        state.get_history(key, PASSIVE_NO_INITIALIZE).has_changes()
+        for key in columns.intersection(state.committed_state)
+    )

@@ -61,6 +61,8 @@ class TableSpec:
     :ivar colocation: None for roots.
     :ivar encode_row: turns a dictionary of attributes, given to a bulk
         INSERT, into one of mapped columns.
+    :ivar loaded_as: returns the attributes that are read for those of a
+        list, of an object; None where they are the same.
     :ivar is_shown: tells whether reads show an object that they are not
         asked for in particular; None for all.
     :ivar commits_late: whether the COMMIT of its rows comes after that of
@@ -77,6 +79,7 @@ class TableSpec:
     type_id: int | None = None
     colocation: Colocation | None = None
     encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    loaded_as: Callable[[Any, list[str]], list[str]] | None = None
     is_shown: Callable[[Any], bool] | None = None
     commits_late: bool = False
     # Each class has one of its own, so that none is equal to another.

@@ -51,6 +51,7 @@ from sqla_shard.session.contract import Home
 from sqla_shard.session.listening import listen
 from sqla_shard.session.loading import getter_of
 from sqla_shard.session.loading import is_plain
+from sqla_shard.session.refreshing import Refreshing
 from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.stale import announce
 from sqla_shard.session.stale import reads_the_present
@@ -71,7 +72,7 @@ __all__ = ["CrossShard", "ShardSession"]
 T = TypeVar("T")
 
 
-class ShardSession(Answered):
+class ShardSession(Refreshing, Answered):
     """A session over the virtual shards of a cluster.
 
     :param cluster: the cluster; ``cluster.session()`` gives it.
@@ -110,7 +111,6 @@ class ShardSession(Answered):
         self._reset_transaction()
         #: Set while SQLAlchemy's bulk INSERT and UPDATE run on one shard.
         self.bulk: Place | None = None
-        self.shows_hidden = False
 
     # -- the transaction
 
@@ -469,16 +469,6 @@ class ShardSession(Answered):
             rows in such an order.
         """
         return scatter_page(self.execute, statement, limit, after, parameters)
-
-    def merge(self, instance: T, **kwargs: Any) -> T:
-        """Merge an object; see :meth:`sqlalchemy.orm.Session.merge`."""
-        # An inactive row is there all the same: taken for missing, it
-        # would be inserted a second time.
-        before, self.shows_hidden = self.shows_hidden, True
-        try:
-            return super().merge(instance, **kwargs)
-        finally:
-            self.shows_hidden = before
 
     def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse what knows nothing of shards.

@@ -13,6 +13,7 @@ pytest.register_assert_rewrite(
         f"{__name__}.{module}"
         for module in (
             "aliases",
+            "attributes",
             "bulk",
             "changes",
             "expressions",
@@ -26,6 +27,7 @@ pytest.register_assert_rewrite(
             "random_values",
             "sizes",
             "values",
+            "versions",
             "writers",
         )
     )
