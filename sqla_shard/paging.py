@@ -34,10 +34,12 @@ class Page(Generic[T]):
 
     :ivar items: the rows, in order.
     :ivar next: bookmark of the next page; None where there is none.
+    :ivar previous: bookmark of the page before; None of the first one.
     """
 
     items: list[T]
     next: str | None
+    previous: str | None = None
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)

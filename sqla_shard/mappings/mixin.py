@@ -292,7 +292,7 @@ class MappingMixin:
         or both its last row and the row after it were moved.
 
         :param limit: how many rows at most.
-        :param after: the bookmark of the page before, its ``next``.
+        :param after: a bookmark: the ``next`` or ``previous`` of a page.
         :param newest_first: in descending order of ``sequence``; a bookmark
             holds for the order that it was made in.
         :param targets: load ``row.target`` of all rows, with as many

@@ -49,6 +49,10 @@ __all__ = ["contains", "count", "iterate", "load_targets", "page", "position"]
 #: How many of the rows shown a bookmark remembers, besides the row ahead.
 _WITNESSES = 4
 _KEY = struct.Struct(">QQQ")
+#: What a bookmark begins with that pages backwards.
+_BACK = b"<"
+#: Bookmarks of the last page, and of the first one.
+_EDGES = {True: _BACK, False: b">"}
 _HALF = 64
 
 
@@ -153,12 +157,15 @@ def page(
     """Return a page of the list."""
     check_limit(limit)
     about = _about(rows, newest_first)
-    mark = None if after is None else _opened(rows, after, about)
+    mark, back = None, False
+    if after is not None:
+        mark, back = _opened(rows, after, about)
+    descending = newest_first is not back
     kept = kept_rows([rows]).get(rows.source_id)
     if kept is not None:
         with suppress(Beyond):
-            return _page(_Kept(kept, newest_first), mark, limit, about)
-    return _page(_Stored(rows, newest_first), mark, limit, about)
+            return _page(_Kept(kept, descending), mark, limit, about, back)
+    return _page(_Stored(rows, descending), mark, limit, about, back)
 
 
 def first_page_of(rows: List, kept: KeptRows, limit: int) -> Page[Any] | None:
@@ -170,39 +177,68 @@ def first_page_of(rows: List, kept: KeptRows, limit: int) -> Page[Any] | None:
 
 
 def _page(
-    reader: _Reader, mark: Mark | None, limit: int, about: str
+    reader: _Reader,
+    mark: Mark | None,
+    limit: int,
+    about: str,
+    back: bool = False,
 ) -> Page[Any]:
     seen: tuple[Key, ...] = ()
     if mark is None:
         found = reader.first(limit + 1)
     else:
         found, seen = _after(reader, mark, limit + 1)
-    page = page_of(found, limit, seen, about)
+    follows = mark is not None
+    page = page_of(found, limit, seen, about, follows=follows, back=back)
     return replace(page, items=reader.objects(page.items))
 
 
 def page_of(
-    found: list[Found], limit: int, seen: tuple[Key, ...], about: str
+    found: list[Found],
+    limit: int,
+    seen: tuple[Key, ...],
+    about: str,
+    *,
+    follows: bool = False,
+    back: bool = False,
 ) -> Page[Any]:
     """Return a page of rows, of which there is one more if it is not last.
 
     :param seen: rows shown before it.
-    :param about: what its bookmark is of.
+    :param about: what its bookmarks are of.
+    :param follows: whether another page was shown before it.
+    :param back: whether the rows were read backwards.
     """
     shown = found[:limit]
-    bookmark = None
+    keys = tuple(each.key for each in shown)
+    items = [each.row for each in shown]
+    onward = turned = None
     if len(found) > limit:
-        last = (*seen, *(each.key for each in shown))[-_WITNESSES:]
-        payload = b"".join(
-            _KEY.pack(
-                key.sequence >> _HALF,
-                key.sequence & (1 << _HALF) - 1,
-                key.target_id,
-            )
-            for key in (*last, found[limit].key)
+        last = (*seen, *keys)[-_WITNESSES:]
+        onward = _sealed(last, found[limit].key, about, back=back)
+    if follows and keys:
+        first = keys[_WITNESSES - 1 :: -1]
+        ahead = seen[-1] if seen else keys[0]
+        turned = _sealed(first, ahead, about, back=not back)
+    elif follows:
+        turned = seal(_EDGES[not back], about)
+    if back:
+        return Page(items[::-1], turned, onward)
+    return Page(items, onward, turned)
+
+
+def _sealed(
+    last: tuple[Key, ...], ahead: Key, about: str, *, back: bool
+) -> str:
+    payload = b"".join(
+        _KEY.pack(
+            key.sequence >> _HALF,
+            key.sequence & (1 << _HALF) - 1,
+            key.target_id,
         )
-        bookmark = seal(payload, about)
-    return Page([each.row for each in shown], bookmark)
+        for key in (*last, ahead)
+    )
+    return seal(_BACK + payload if back else payload, about)
 
 
 def _about(rows: List, newest_first: bool) -> str:
@@ -215,8 +251,18 @@ def about_first(rows: List) -> str:
     return _about(rows, True)
 
 
-def _opened(rows: List, bookmark: str, about: str) -> Mark:
+def _opened(rows: List, bookmark: str, about: str) -> tuple[Mark | None, bool]:
+    """Return what a bookmark remembers, and whether it pages backwards.
+
+    :returns: None where the page begins at the end of the list.
+    """
     payload = unseal(bookmark, about)
+    for edge_back, edge in _EDGES.items():
+        if payload == edge:
+            return None, edge_back
+    back = len(payload) % _KEY.size == len(_BACK) and payload[:1] == _BACK
+    if back:
+        payload = payload[len(_BACK) :]
     number, rest = divmod(len(payload), _KEY.size)
     keys: tuple[Key, ...] = ()
     if not rest and 2 <= number <= _WITNESSES + 1:
@@ -231,7 +277,7 @@ def _opened(rows: List, bookmark: str, about: str) -> Mark:
             f"{shown(bookmark)} is not a bookmark of {about}",
             bookmark=bookmark,
         )
-    return Mark(keys[:-1], keys[-1])
+    return Mark(keys[:-1], keys[-1]), back
 
 
 def _makes_sense(rows: List, key: Key) -> bool:

@@ -459,7 +459,7 @@ class ShardSession(Refreshing, Answered):
         :param statement: without LIMIT, DISTINCT or GROUP BY; its
             ``scatter()`` limits hold for each page.
         :param limit: how many rows a page has, from 1.
-        :param after: the ``next`` of the page before.
+        :param after: a bookmark: the ``next`` or ``previous`` of a page.
         :param parameters: of the statement, if any.
         :returns: objects where the statement selects one class or column,
             else rows.

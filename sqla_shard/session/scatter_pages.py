@@ -14,6 +14,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -68,13 +69,17 @@ def scatter_page(
     keys = _keys(statement)
     about = f"the rows of {_described(statement)} by {_listed(keys)}"
     count = len(statement.column_descriptions)
+    mark = _Mark()
+    if after is not None:
+        mark = _unpacked(unseal(after, about), len(keys), after)
+    if mark.back:
+        keys = [replace(key, descending=not key.descending) for key in keys]
     made = statement.order_by(None).limit(limit + 1)
     made = made.add_columns(
         *[key.value.label(f"sqla_shard_key{i}") for i, key in enumerate(keys)]
     ).order_by(*[key.ordered for key in keys])
-    if after is not None:
-        values = _unpacked(unseal(after, about), len(keys), after)
-        made = made.where(_beyond(keys, values))
+    if mark.values:
+        made = made.where(_beyond(keys, mark.values))
     made = made.options(_limits(statement, limit))
     found = execute(made, parameters).freeze()
     rows = found().all()
@@ -82,10 +87,30 @@ def scatter_page(
         items = list(found().scalars())[:limit]
     else:
         items = found().columns(*range(count)).all()[:limit]
-    following = None
+    onward = turned = None
     if len(rows) > limit:
-        following = seal(_packed(rows[limit - 1][count:], keys), about)
-    return Page(items, following)
+        last = rows[limit - 1][count:]
+        onward = seal(_packed(last, keys, back=mark.back), about)
+    if mark.values:
+        # Of a page without rows, the one before is the last of all.
+        first = rows[0][count:] if rows else ()
+        turned = seal(_packed(first, keys, back=not mark.back), about)
+    if mark.back:
+        return Page(items[::-1], turned, onward)
+    return Page(items, onward, turned)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What a bookmark holds.
+
+    :ivar values: those of the row after which the page begins; none where
+        it begins with the first row, or the last one.
+    :ivar back: whether it goes backwards.
+    """
+
+    values: Sequence[Any] = ()
+    back: bool = False
 
 
 def _limits(statement: Any, limit: int) -> Scatter:
@@ -303,9 +328,15 @@ _KINDS = {
 }
 
 
-def _packed(values: Sequence[Any], keys: Sequence[_Key]) -> bytes:
-    out = []
-    for value, key in zip(values, keys, strict=True):
+def _packed(
+    values: Sequence[Any], keys: Sequence[_Key], *, back: bool
+) -> bytes:
+    """Return what a bookmark holds.
+
+    :param values: by key, or none.
+    """
+    out: list[Any] = []
+    for value, key in zip(values, keys, strict=bool(values)):
         if isinstance(value, str) and len(value) > MOST_COMPARED:
             raise ScatterUnsupportedError(
                 f"{value[:40]!r}... is longer than the {MOST_COMPARED} "
@@ -325,20 +356,23 @@ def _packed(values: Sequence[Any], keys: Sequence[_Key]) -> bytes:
                 f"ORDER BY {key.element}, whose value is {value!r}",
                 "order by a number, a time or a text",
             )
-    return json.dumps(out, separators=(",", ":")).encode()
+    marked: Any = {"back": out} if back else out
+    return json.dumps(marked, separators=(",", ":")).encode()
 
 
-def _unpacked(payload: bytes, count: int, bookmark: str) -> list[Any]:
+def _unpacked(payload: bytes, count: int, bookmark: str) -> _Mark:
     try:
+        marked = json.loads(payload)
+        back = isinstance(marked, dict)
         values = [
             _KINDS[value[0]][2](value[1]) if isinstance(value, list) else value
-            for value in json.loads(payload)
+            for value in (marked["back"] if back else marked)
         ]
     except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise _not_ours(bookmark) from error
-    if len(values) != count:
+    if len(values) not in (0, count):
         raise _not_ours(bookmark)
-    return values
+    return _Mark(values, back)
 
 
 def _not_ours(bookmark: str) -> InvalidBookmarkError:

@@ -136,6 +136,54 @@ class Pages(Lists):
         assert found == order
         assert count == -(-10 // limit)
 
+    @pytest.mark.parametrize("newest", [True, False])
+    @pytest.mark.parametrize("limit", [1, 3, 5, 10])
+    def test_pages_backwards(self, session, board, ten, newest, limit):
+        def read(after):
+            return BoardHasPins.page(
+                session, board, limit, after, newest_first=newest
+            )
+
+        pages = [read(None)]
+        while pages[-1].next is not None:
+            pages.append(read(pages[-1].next))
+        assert pages[0].previous is None
+        page = pages[-1]
+        for there in reversed(pages[:-1]):
+            page = read(page.previous)
+            assert ids(page) == ids(there)
+            assert ids(read(page.next)) == ids(pages[pages.index(there) + 1])
+        assert page.previous is None
+
+    def test_backwards_while_the_list_changes(self, cluster, session, board):
+        rows = pins(12)
+        put(
+            cluster,
+            BoardHasPins,
+            board,
+            {p: 9 * 10**30 - i * 10**25 for i, p in enumerate(rows)},
+        )
+        shown = [BoardHasPins.page(session, board, 4)]
+        for _ in range(2):
+            shown.append(BoardHasPins.page(session, board, 4, shown[-1].next))
+        listed = [ids(page) for page in shown]
+        with cluster.begin() as other:
+            for gone in (listed[2][0], listed[1][3], listed[1][0]):
+                BoardHasPins.remove(other, board, gone)
+        session.rollback()
+        back = BoardHasPins.page(session, board, 4, shown[2].previous)
+        assert ids(back) == [*listed[0][2:], *listed[1][1:3]]
+        on = BoardHasPins.page(session, board, 4, back.next)
+        assert ids(on) == listed[2][1:]
+        with cluster.begin() as other:
+            for gone in (*listed[0], *listed[1][1:3]):
+                BoardHasPins.remove(other, board, gone)
+        session.rollback()
+        none = BoardHasPins.page(session, board, 4, on.previous)
+        assert (ids(none), none.previous) == ([], None)
+        start = BoardHasPins.page(session, board, 4, none.next)
+        assert (ids(start), start.previous) == (listed[2][1:], None)
+
     def test_an_empty_list(self, session, board):
         page = BoardHasPins.page(session, board)
         assert (page.items, page.next, len(page), bool(page)) == (

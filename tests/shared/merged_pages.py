@@ -176,17 +176,32 @@ class MergedPages:
         compared.plain.expunge_all()
         want = compared.plain.execute(made.order_by(*ties))
         made, _ = _CASES[name](SHARDED)
-        found = []
+        wanted = [_shown(row) for row in want]
+        pages = []
         after = None
         with compared.cluster.session() as session:
             while True:
                 page = session.scatter_page(made, 3, after)
-                found += [_shown(item) for item in page]
+                pages.append(page)
                 after = page.next
                 if after is None:
                     break
                 assert len(page) == 3
-        assert found == [_shown(row) for row in want]
+            found = [_shown(item) for page in pages for item in page]
+            assert found == wanted
+            assert pages[0].previous is None
+            # And back again, turning round once on the way.
+            after = pages.pop().previous
+            while after is not None:
+                page = session.scatter_page(made, 3, after)
+                there = pages.pop()
+                assert list(map(_shown, page)) == list(map(_shown, there))
+                again = session.scatter_page(made, 3, page.next)
+                start = 3 * (len(pages) + 1)
+                want_again = wanted[start : start + 3]
+                assert list(map(_shown, again)) == want_again
+                after = page.previous
+            assert not pages
 
     def test_an_enum_of_the_server_has_no_pages(self, compared):
         made = select(SHARDED.Ware).order_by(SHARDED.Ware.colour)

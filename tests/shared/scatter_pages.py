@@ -205,6 +205,48 @@ class ScatterPages:
             for _ in gone:
                 session.add(random_thing(rng))
 
+    def test_backwards_while_rows_arrive_and_go(self, cluster, filled, rng):
+        made = select(Thing).order_by(Thing.n, Thing.id)
+        with cluster.begin(cross_shard="unordered") as session:
+            session.add_all([random_thing(rng) for _ in range(20)])
+            page = session.scatter_page(made, 7)
+            second = session.scatter_page(made, 7, page.next)
+            third = session.scatter_page(made, 7, second.next)
+            first_of_third = third.items[0]
+            session.delete(first_of_third)
+            for gone in second.items[-2:]:
+                session.delete(gone)
+            session.flush()
+            back = session.scatter_page(made, 7, third.previous)
+            assert list(back) == [*page.items[-2:], *second.items[:5]]
+            # On with what follows it now.
+            again = session.scatter_page(made, 6, back.next)
+            assert list(again) == third.items[1:]
+            for gone in [*page.items, *second.items[:5]]:
+                session.delete(gone)
+            session.flush()
+            none = session.scatter_page(made, 7, third.previous)
+            assert (none.items, none.previous) == ([], None)
+            start = session.scatter_page(made, 6, none.next)
+            assert list(start) == third.items[1:]
+            assert start.previous is None
+            session.rollback()
+
+    def test_before_a_page_that_is_empty_now(self, cluster, filled):
+        made = select(Thing).order_by(Thing.id)
+        with cluster.session(cross_shard="unordered") as session:
+            all_of_them = session.scalars(made.options(scatter())).all()
+            page = session.scatter_page(made, len(all_of_them) - 2)
+            for gone in all_of_them[-2:]:
+                session.delete(gone)
+            session.flush()
+            end = session.scatter_page(made, 5, page.next)
+            assert (end.items, end.next) == ([], None)
+            last = session.scatter_page(made, 5, end.previous)
+            assert list(last) == all_of_them[-7:-2]
+            assert last.next is None
+            session.rollback()
+
     def test_joined_rows_have_both_keys(self, filled):
         with filled.begin(cross_shard="unordered") as session:
             wholes = session.scatter_page(select(Thing), 6).items
