@@ -7,7 +7,6 @@ transaction begins with.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from sqla_shard.engines import Places
 from sqla_shard.following import check_newer
 from sqla_shard.following import Fixed
 from sqla_shard.following import Follower
+from sqla_shard.forking import in_children
 from sqla_shard.loops import Loops
 from sqla_shard.topology import Topology
 
@@ -48,7 +48,7 @@ class Current:
         engines.follow(topology)
         #: Where newer ones come from.
         self.feed: Fixed | Follower = Fixed(topology)
-        _all.add(self)
+        in_children(self)
 
     @property
     def places(self) -> Places:
@@ -122,14 +122,3 @@ class Current:
         self._updating = threading.Lock()
         if isinstance(self.feed, Fixed):
             self.feed.after_fork()
-
-
-_all: weakref.WeakSet[Current] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for current in list(_all):
-        current.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

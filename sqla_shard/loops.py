@@ -20,14 +20,12 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import TypeVar
 
 from sqlalchemy import Engine
-from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
@@ -61,23 +59,7 @@ class LoopEngines(Engines):
         self._awaited = AwaitedLanes()
         super().__init__(lanes=self._awaited, **options)
         self._all_back = asyncio.Event()
-        self._open: dict[int, tuple[Backend, Any]] = {}
         self._disposing: set[asyncio.Task[None]] = set()
-
-    def _listen(
-        self, engine: Engine, backend: Backend, names: Iterable[str]
-    ) -> None:
-        super()._listen(engine, backend, names)
-
-        def opened(connection: Any, record: Any) -> None:
-            self._open[id(connection)] = backend, connection
-
-        def closed(connection: Any, record: Any = None) -> None:
-            self._open.pop(id(connection), None)
-
-        event.listen(engine, "connect", opened)
-        event.listen(engine, "close", closed)
-        event.listen(engine, "close_detached", closed)
 
     def _came_back(self, record: Any) -> None:
         # No lock: the garbage collector calls it too, at any time.

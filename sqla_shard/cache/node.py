@@ -8,7 +8,6 @@ as many as callers at once.  A forked process opens its own.
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 from sqla_shard.cache.wire import Connection
 from sqla_shard.cache.wire import parse_server
+from sqla_shard.forking import in_children
 
 __all__ = ["Node"]
 
@@ -46,7 +46,7 @@ class Node:
         self._idle: deque[Connection] = deque()
         self._connections = connections
         self._serials = count(1)
-        self._owner = os.getpid()
+        in_children(self)
         self._dead_until = 0.0
         self._young_until = 0.0
         self._opened = 0
@@ -130,13 +130,14 @@ class Node:
         while (connection := self._pop()) is not None:
             connection.close()
 
+    def after_fork(self) -> None:
+        """Forget the parent's connections, which close themselves."""
+        # Questions of the child would be mixed with those of the parent.
+        self._idle.clear()
+
     # -- inside -----------------------------------------------------------
 
     def _take(self, upto: int | None = None) -> Connection | None:
-        if self._owner != os.getpid():
-            # Ours would mix its questions with those of the parent.
-            self.close()
-            self._owner = os.getpid()
         now = monotonic()
         if now < self._dead_until:
             return None

@@ -38,6 +38,7 @@ from secrets import token_bytes
 from time import monotonic
 from typing import Any
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from sqla_shard import exc
 from sqla_shard.cache import redis_scripts
@@ -50,6 +51,7 @@ from sqla_shard.cache.store import check_wait
 from sqla_shard.cache.store import Found
 from sqla_shard.cache.store import State
 from sqla_shard.cache.store import TOKEN_BYTES
+from sqla_shard.forking import in_children
 
 if TYPE_CHECKING:
     import redis
@@ -114,7 +116,9 @@ class RedisStore:
         self._largest = largest
         self._retry = retry
         self._dead_until = 0.0
-        self._client, self._errors = _connect(client, timeout)
+        self._opened: WeakSet[Any] = WeakSet()
+        self._client, self._errors = _connect(client, timeout, self._opened)
+        in_children(self)
         self._scripts = {
             text: self._client.register_script(text)
             for text in (
@@ -126,6 +130,13 @@ class RedisStore:
     def close(self) -> None:
         """Close idle connections; they are opened again when needed."""
         self._client.connection_pool.disconnect(inuse_connections=False)
+
+    def after_fork(self) -> None:
+        """Close the child's copies of connections, and nothing else."""
+        # The pool itself would forget them, and leave them to the garbage
+        # collector, at the next question.
+        for connection in list(self._opened):
+            connection.disconnect()
 
     def fetch(self, keys: Sequence[str], lease: int) -> dict[str, Found]:
         """Return what is under each key; see :class:`~.store.Store`."""
@@ -234,9 +245,12 @@ class RedisStore:
 
 
 def _connect(
-    client: Any, timeout: float
+    client: Any, timeout: float, opened: WeakSet[Any]
 ) -> tuple[redis.Redis, tuple[type[Exception], ...]]:
-    """Return a client that fails in time, and the errors of a server."""
+    """Return a client that fails in time, and the errors of a server.
+
+    :param opened: gets its connections.
+    """
     try:
         import redis
         from redis.backoff import NoBackoff
@@ -264,7 +278,14 @@ def _connect(
         for name, value in given.items()
         if name in _KEPT or name.startswith("ssl")
     }
-    ours = redis.ConnectionPool(
+
+    class Pool(redis.ConnectionPool):
+        def make_connection(self) -> Any:
+            made = super().make_connection()
+            opened.add(made)
+            return made
+
+    ours = Pool(
         connection_class=pool.connection_class,
         max_connections=_MANY,
         socket_timeout=timeout,

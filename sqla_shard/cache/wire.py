@@ -20,6 +20,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from sqla_shard import exc
+from sqla_shard.forking import in_children
 
 __all__ = ["Answer", "Connection", "parse_server"]
 
@@ -138,7 +139,10 @@ class Connection:
     :raises OSError: when it cannot be opened.
     """
 
-    __slots__ = ("_deadline", "_poll", "_socket", "_timeout", "serial")
+    __slots__ = (
+        *("__weakref__", "_deadline", "_poll", "_socket", "_timeout"),
+        "serial",
+    )
 
     def __init__(self, address: tuple[str, int] | str, timeout: float) -> None:
         self.serial = 0
@@ -147,10 +151,15 @@ class Connection:
         self._socket = _connect(address, timeout)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        in_children(self)
 
     def close(self) -> None:
         """Close it; a process that was forked may still use its own."""
         self._socket.close()
+
+    def after_fork(self) -> None:
+        """Close the child's copy, which a thread of the parent may use."""
+        self.close()
 
     @property
     def is_idle(self) -> bool:

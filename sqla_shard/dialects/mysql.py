@@ -120,9 +120,8 @@ class MySQL:
 
     def abandon(self, dbapi_connection: Any) -> None:
         """Close the child's copy of the socket without saying goodbye."""
-        force_close = getattr(dbapi_connection, "_force_close", None)
-        if force_close is not None:
-            force_close()
+        if hasattr(dbapi_connection, "_rfile"):
+            _close_copy(dbapi_connection)
         else:
             _abandoned.append(dbapi_connection)
             if self._asynchronous:
@@ -227,6 +226,20 @@ _TABLES = text(
 # Connections of unknown drivers that a child process inherited: kept until
 # it ends, because closing or collecting them would speak to the server.
 _abandoned: list[Any] = []
+
+
+def _close_copy(connection: Any) -> None:
+    """Close a child's copy of the socket of PyMySQL.
+
+    Closing its file would wait for a lock, which a thread of the parent has
+    that waits for an answer; and that thread is not in the child.
+    """
+    file, connection._rfile = connection._rfile, None
+    sock, connection._sock = connection._sock, None
+    if file is not None:
+        file.detach().close()
+    if sock is not None:
+        sock.close()
 
 
 def _forget_database(dbapi_connection: Any, record: Any) -> None:

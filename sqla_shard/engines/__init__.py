@@ -11,8 +11,8 @@ topology, which of them has a shard.
 ``places``       the virtual shards on them
 
 Fork: a child process finds every pool empty and opens connections of its
-own.  Connections that were in use when the parent forked are given up in the
-child without a word to the server, since the parent goes on using them.
+own.  Its copies of the parent's sockets, idle or in use, are closed at once
+and without a word to the server, since the parent goes on using them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -38,6 +37,7 @@ from sqla_shard.engines.pools import warm
 from sqla_shard.engines.retiring import Retired
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerRetiredError
+from sqla_shard.forking import in_children
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
 from sqla_shard.scattering import execute_many
@@ -96,7 +96,8 @@ class Engines:
         # Kept when a server leaves: its last errors are told afterwards.
         self._kinds: dict[type[Backend], Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
-        self._busy: dict[int, tuple[Engine, Backend, Any]] = {}
+        self._busy: dict[int, Engine] = {}
+        self._open: dict[int, tuple[Backend, Any]] = {}
         self._retired = Retired(grace)
         #: The URLs of the topology that an engine was located by.
         self._texts: dict[URL, set[str]] = {}
@@ -104,7 +105,7 @@ class Engines:
         #: Whether a connection that comes back is kept for the next user.
         self._keeps = True
         self._start()
-        _registries.add(self)
+        in_children(self)
 
     def _start(self) -> None:
         self._lock = threading.Lock()
@@ -170,6 +171,7 @@ class Engines:
     def _listen(
         self, engine: Engine, backend: Backend, names: Iterable[str]
     ) -> None:
+        self._note_open(engine, backend)
         leaving = self._retired.watch(engine)
         errors = Errors(self, names, backend)
         event.listen(
@@ -188,7 +190,7 @@ class Engines:
                 raise ClusterClosedError("the cluster is closed")
             leaving.check()
             record.info[PROCESS] = os.getpid()
-            self._busy[id(record)] = engine, backend, connection
+            self._busy[id(record)] = engine
 
         def checkin(connection: Any, record: Any) -> None:
             try:
@@ -208,6 +210,21 @@ class Engines:
         Reset(engine, backend)
         event.listen(engine, "handle_error", errors)
         self._on_open(engine)
+
+    def _note_open(self, engine: Engine, backend: Backend) -> None:
+        """Know the connections of an engine, which a child must close."""
+
+        # Not when it is opened: where a listener of others refuses it then,
+        # nothing tells that it was closed.
+        def taken(connection: Any, record: Any, fairy: Any) -> None:
+            self._open[id(connection)] = backend, connection
+
+        def closed(connection: Any, record: Any = None) -> None:
+            self._open.pop(id(connection), None)
+
+        event.listen(engine, "checkout", taken)
+        event.listen(engine, "close", closed)
+        event.listen(engine, "close_detached", closed)
 
     def _came_back(self, record: Any) -> None:
         with self._returned:
@@ -277,7 +294,7 @@ class Engines:
     def _retire(self, url: URL) -> Engine:
         engine = self._engines.pop(url)
         del self._texts[url], self._backends[url]
-        busy = [one for one, _, _ in list(self._busy.values())]
+        busy = list(self._busy.values())
         self._retired.add(engine, self._names.pop(url), busy.count(engine))
         return engine
 
@@ -287,8 +304,7 @@ class Engines:
     def _forget_idle(self) -> None:
         """Forget the engines of servers that nobody uses any more."""
         if self._retired:
-            busy = {engine for engine, _, _ in list(self._busy.values())}
-            self._retired.forget(busy)
+            self._retired.forget(set(self._busy.values()))
 
     def at_once(
         self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
@@ -315,7 +331,9 @@ class Engines:
         backend = self._backends.get(engine.url)
         if backend is None:
             raise ServerRetiredError(server=server_name(engine.url))
-        return backend.open(engine.url, self._options)
+        found = backend.open(engine.url, self._options)
+        self._note_open(found, backend)
+        return found
 
     @contextmanager
     def visit(self, engine: Engine) -> Iterator[Connection]:
@@ -377,7 +395,7 @@ class Engines:
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
-        busy = [engine for engine, _, _ in list(self._busy.values())]
+        busy = list(self._busy.values())
         found = []
         retired = set(self._retired)
         for engine in [*list(self._engines.values()), *retired]:
@@ -423,14 +441,17 @@ class Engines:
         return drained
 
     def after_fork(self) -> None:
-        """Forget, in a child process, the connections of the parent."""
-        busy = list(self._busy.values())
+        """Give up, in a child process, the connections of the parent.
+
+        The idle ones, too: nothing says when the garbage collector would.
+        """
+        open_, self._open = self._open, {}
         self._busy = {}
         self._start()
         for engine in (*self._engines.values(), *self._retired):
             engine.dispose(close=False)
         self._retired.clear()
-        for _, backend, connection in busy:
+        for backend, connection in open_.values():
             backend.abandon(connection)
 
     def __repr__(self) -> str:
@@ -455,14 +476,3 @@ def _texts(topology: Topology) -> set[str]:
 
 def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
     return None if text is None else fill(text, environ)
-
-
-_registries: weakref.WeakSet[Engines] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for registry in list(_registries):
-        registry.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

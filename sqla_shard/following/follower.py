@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -18,6 +16,7 @@ from sqla_shard.exc import TopologyError
 from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.following.contract import FollowedSource
 from sqla_shard.following.snapshots import Snapshot
+from sqla_shard.forking import in_children
 from sqla_shard.topology import diff
 from sqla_shard.topology import refusals
 from sqla_shard.topology import Topology
@@ -122,7 +121,7 @@ class Follower:
         self._from_snapshot = False
         self._is_forked = False
         self._prepare()
-        _followers.add(self)
+        in_children(self)
 
     def _prepare(self) -> None:
         self._wake = threading.Event()
@@ -486,14 +485,3 @@ def check_newer(old: Topology, new: Topology, *, source: str) -> None:
         raise TopologyRefusedError(
             problems, source=source, epoch=new.epoch, current=old.epoch
         )
-
-
-_followers: weakref.WeakSet[Follower] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for follower in list(_followers):
-        follower.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -23,6 +23,7 @@ from typing import Any
 
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.forking import in_children
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import read_document
 from sqla_shard.topology import Topology
@@ -94,6 +95,7 @@ class ZooKeeperConnection:
         self._client: KazooClient | None = None
         self._notify: Callable[[], None] | None = None
         self._without = 0.0
+        in_children(self)
 
     def listen(self, notify: Callable[[], None]) -> None:
         """Have ``notify()`` called when a connection is lost or made."""
@@ -170,7 +172,7 @@ class ZooKeeperConnection:
         client.stop()
         client.close()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Leave the parent's session alone."""
         client, self._client = self._client, None
         if client is None:
@@ -313,8 +315,7 @@ class ZooKeeperSource:
         self._connection.close()
 
     def forked(self) -> None:
-        """Leave the parent's session alone; the next load opens one."""
-        self._connection.forked()
+        """Leave the rest to the connection; the next load opens one."""
 
     def _changed(self, event: object) -> None:
         """Called by kazoo, in its thread."""

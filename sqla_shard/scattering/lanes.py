@@ -12,9 +12,7 @@ drivers a ``read_timeout``.
 from __future__ import annotations
 
 import contextvars
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -29,6 +27,7 @@ from typing import Any
 from typing import Generic
 from typing import TypeVar
 
+from sqla_shard.forking import in_children
 from sqla_shard.scattering.deadlines import Deadlines
 
 __all__ = ["Lanes", "Task"]
@@ -95,7 +94,7 @@ class Lanes:
         self._per_server = per_server or max(1, threads // 4)
         self._name = name
         self.after_fork()
-        _all.add(self)
+        in_children(self)
 
     def after_fork(self) -> None:
         """Forget the threads, which a child process does not have."""
@@ -310,14 +309,3 @@ def _stop(
             continue
         if everything or not task.handed_over:
             abort(index)
-
-
-_all: weakref.WeakSet[Lanes] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for lanes in list(_all):
-        lanes.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

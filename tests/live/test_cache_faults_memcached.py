@@ -23,9 +23,11 @@ from tests.shared.cache_store import put
 from tests.shared.cache_store import state
 from tests.shared.cache_store import states
 from tests.shared.cache_store import token
+from tests.shared.following import in_child
 from tests.shared.memcached import grow_old
 from tests.shared.memcached import nodes
 from tests.shared.memcached import stats
+from tests.shared.sockets import count_sockets_to
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
@@ -384,6 +386,27 @@ def test_a_forked_process_has_connections_of_its_own(server):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
+    """Not even of one that a thread of its parent uses at the fork."""
+    with connected([server]) as store:
+        assert state(store, "a") is State.LEASED
+        (node,) = store._nodes
+        waiting = node.begin(b"mg nothing v\r\n")
+        assert waiting is not None
+        assert state(store, "b") is State.LEASED
+        assert count_sockets_to(server.port) == 2
+
+        def child():
+            assert count_sockets_to(server.port) == 0
+            assert state(store, "c") is State.LEASED
+
+        in_child(child, tmp_path)
+        (answer,) = node.finish(waiting, lambda one: one._answers(1))
+        assert answer.code == b"EN"
+        assert state(store, "d") is State.LEASED
+        assert count_sockets_to(server.port) == 2
 
 
 def test_nobody_listens():

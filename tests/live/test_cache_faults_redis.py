@@ -22,9 +22,11 @@ from tests.shared.cache_store import put
 from tests.shared.cache_store import state
 from tests.shared.cache_store import states
 from tests.shared.cache_store import token
+from tests.shared.following import in_child
 from tests.shared.redis import client_of
 from tests.shared.redis import grow_old
 from tests.shared.redis import old_server
+from tests.shared.sockets import count_sockets_to
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("redis_installed")]
 
@@ -351,6 +353,27 @@ def test_a_forked_process_has_connections_of_its_own(server):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
+    """Not even of one that a thread of its parent uses at the fork."""
+    with connected(server) as store:
+        assert state(store, "a") is State.LEASED
+        waiting = store._client.connection_pool.get_connection()
+        assert count_sockets_to(server.port) == 1
+        assert state(store, "b") is State.LEASED
+        assert count_sockets_to(server.port) == 2
+
+        def child():
+            assert count_sockets_to(server.port) == 0
+            assert state(store, "c") is State.LEASED
+
+        in_child(child, tmp_path)
+        waiting.send_command("PING")
+        assert waiting.read_response() == b"PONG"
+        store._client.connection_pool.release(waiting)
+        assert state(store, "d") is State.LEASED
+        assert count_sockets_to(server.port) == 2
 
 
 def test_nobody_listens():

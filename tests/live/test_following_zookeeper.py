@@ -20,6 +20,7 @@ from sqla_shard import Topology
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.following import source_at
 from sqla_shard.following.locations import AUTH_VARIABLE
+from sqla_shard.following.zookeeper import ZooKeeperConnection
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperEnsemble
@@ -35,6 +36,7 @@ from tests.shared.chaos import Scene
 from tests.shared.following import in_child
 from tests.shared.following import Pin
 from tests.shared.following import until
+from tests.shared.sockets import count_sockets_to
 from tests.shared.threads import begun_since
 from tests.shared.threads import running
 
@@ -258,8 +260,11 @@ def test_a_child_process(
         if used:
             scene.is_followed(cluster)
         session = client_of(cluster).client_id
+        ((_, port),) = client_of(cluster).hosts
+        assert count_sockets_to(port) == 1
 
         def child() -> None:
+            assert count_sockets_to(port) == 0
             assert client_of(cluster) is None
             scene.is_followed(cluster)
             assert client_of(cluster).client_id != session
@@ -273,6 +278,25 @@ def test_a_child_process(
         assert client_of(cluster).client_id == session
         assert until(lambda: client_of(cluster).connected, PATIENCE)
         scene.is_followed(cluster)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_of_a_process_that_publishes(
+    zookeeper: ZooKeeperServer, tmp_path: Path
+) -> None:
+    """Nobody follows anything there; the session is the parent's alone."""
+    connection = ZooKeeperConnection(zookeeper.hosts)
+    try:
+        session = connection.client().client_id
+
+        def child() -> None:
+            assert count_sockets_to(zookeeper.port) == 0
+
+        in_child(child, tmp_path)
+        assert connection.client().client_id == session
+        assert connection.ask(lambda one: one.exists_async("/")) is not None
+    finally:
+        connection.close()
 
 
 def test_an_ensemble_without_its_leader(
