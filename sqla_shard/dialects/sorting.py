@@ -2,9 +2,7 @@
 
 Rows that several servers have sorted are merged in Python.  Numbers and times
 are compared there as they are; text is not: its order is that of a collation,
-which only the server knows.  ``WEIGHT_STRING()`` of a text are bytes that
-compare as the collation compares the text; padded to a number of characters,
-also where spaces at the end make no difference.
+which only the server knows (:mod:`sqla_shard.dialects.weights`).
 """
 
 from __future__ import annotations
@@ -26,23 +24,14 @@ from sqlalchemy.dialects.mysql import SET
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import roles
 from sqlalchemy.sql.elements import ClauseElement
-from sqlalchemy.sql.elements import CollationClause
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import LargeBinary
 from sqlalchemy.types import NullType
 from sqlalchemy.types import TypeDecorator
 
-from sqla_shard.exc import ScatterUnsupportedError
-
-__all__ = ["MOST_COMPARED", "Hidden", "LongText", "SortKey", "kind_of"]
-
-#: Characters of a text that are compared, where its column has no length.
-#: Their weights fill what servers themselves look at when they sort,
-#: ``max_sort_length``: 1,024 bytes.
-MOST_COMPARED = 340
+__all__ = ["Hidden", "SortKey", "kind_of"]
 
 _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 
@@ -125,7 +114,7 @@ def _kind_of_type(type_: Any) -> str | None:
 class SortKey(ColumnElement[Any]):
     """A value that compares in Python as an expression does on the server.
 
-    :param element: the expression.
+    :param element: the expression, no text.
     :param kind: see :func:`kind_of`.
     """
 
@@ -134,13 +123,11 @@ class SortKey(ColumnElement[Any]):
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("element", InternalTraversal.dp_clauseelement),
         ("kind", InternalTraversal.dp_string),
-        ("length", InternalTraversal.dp_plain_obj),
     ]
 
     def __init__(self, element: Any, kind: str) -> None:
         self.element = element
         self.kind = kind
-        self.length = _length(element)
         self.type = NullType()
 
     @property
@@ -148,86 +135,18 @@ class SortKey(ColumnElement[Any]):
         return self.element._from_objects
 
 
-def _length(element: Any) -> int:
-    """Return how many characters of a text are compared."""
-    length = None
-    # What a function makes of a column may be longer than the column.
-    if element.__visit_name__ == "column":
-        length = getattr(element.type, "length", None)
-    return min(length or MOST_COMPARED, MOST_COMPARED)
-
-
 @compiles(SortKey)
 def _sort_key(element: SortKey, compiler: Any, **kw: Any) -> str:
-    if element.kind == "text" and _collated(element.element):
-        # Without one, Python compares text as SQLite does.
-        raise ScatterUnsupportedError(
-            f"{element.element} has a collation of its own, which cannot be "
-            "followed outside of the server; compare func.lower() of it",
-            construct="COLLATE",
-        )
     return str(compiler.process(element.element, **kw))
-
-
-def _collated(element: Any) -> bool:
-    return any(
-        isinstance(part, CollationClause)
-        or getattr(getattr(part, "type", None), "collation", None) is not None
-        for part in iterate(element)
-    )
 
 
 @compiles(SortKey, "mysql", "mariadb")
 def _sort_key_mysql(element: SortKey, compiler: Any, **kw: Any) -> str:
     value = compiler.process(element.element, **kw)
-    if element.kind == "text":
-        padded = f"WEIGHT_STRING({value} AS CHAR({element.length}))"
-        if getattr(compiler.dialect, "is_mariadb", False):
-            return padded
-        # MySQL pads where its collation does not, which MariaDB does not.
-        return (
-            f"IF(CONCAT({value}, ' ') = {value}, {padded}, "
-            f"WEIGHT_STRING({value}))"
-        )
     # A FLOAT is shown with six digits, and sorted with all of them; an ENUM
     # is sorted by the position of its value in the list.
     zero = {"float": "0E0", "enum": "0"}.get(element.kind)
     return value if zero is None else f"({value} + {zero})"
-
-
-class LongText(ColumnElement[Any]):
-    """A text that is longer than what its :class:`SortKey` compares.
-
-    NULL for others.  Of such texts it cannot be told in Python whether they
-    are equal to one another.
-    """
-
-    __visit_name__ = "sqla_shard_long_text"
-    inherit_cache = True
-    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
-        ("element", InternalTraversal.dp_clauseelement),
-        ("length", InternalTraversal.dp_plain_obj),
-    ]
-
-    def __init__(self, element: Any) -> None:
-        self.element = element
-        self.length = _length(element)
-        self.type = String()
-
-    @property
-    def _from_objects(self) -> Any:
-        return self.element._from_objects
-
-
-@compiles(LongText)
-def _long_text(element: LongText, compiler: Any, **kw: Any) -> str:
-    return "NULL"
-
-
-@compiles(LongText, "mysql", "mariadb")
-def _long_text_mysql(element: LongText, compiler: Any, **kw: Any) -> str:
-    value = compiler.process(element.element, **kw)
-    return f"IF(CHAR_LENGTH({value}) > {element.length}, {value}, NULL)"
 
 
 class Hidden(roles.StatementOptionRole, ClauseElement):

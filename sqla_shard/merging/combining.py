@@ -23,6 +23,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import SortKey
+from sqla_shard.dialects.weights import LONGEST_COMPARED
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import depends_only_on
@@ -107,12 +108,12 @@ class Combiner:
                 construct="DISTINCT",
             )
         same = []
-        long = []
+        texts = []
         for element in self._groups:
-            at, too_long = self._added.identity(element, "GROUP BY")
+            at, is_text = self._added.identity(element, "GROUP BY")
             same.append(at)
-            if too_long is not None:
-                long.append(too_long)
+            if is_text:
+                texts.append(at)
         shown = statement._raw_columns
         columns = [
             self._recipe(element, index - len(shown))
@@ -121,7 +122,7 @@ class Combiner:
         having = Having(self._groups, self._added, self._recipe)
         return Combine(
             tuple(same),
-            tuple(long),
+            tuple(texts),
             tuple(columns),
             having.condition(statement._having_criteria),
         )
@@ -135,20 +136,18 @@ class Combiner:
 
     def _key(self, ordering: Ordering) -> Key:
         element = ordering.element
-        recipe: Recipe
         if depends_only_on(element, self._groups):
-            recipe = First(self._added.comparable(element, "ORDER BY"))
-        else:
-            recipe = self._recipe(element, self._added.value(element))
-            if isinstance(recipe, Extreme):
-                recipe = Extreme(recipe.by, recipe.by, recipe.greatest)
-            if isinstance(recipe, Otherwise) and recipe.weighed:
-                raise ScatterUnsupportedError(
-                    f"ORDER BY {element} over several shards: how what takes "
-                    "the place of NULL compares is known to the server only; "
-                    "order by the aggregate itself",
-                    construct="ORDER BY",
-                )
+            return self._added.key(ordering)
+        recipe = self._recipe(element, self._added.value(element))
+        if isinstance(recipe, Extreme):
+            recipe = Extreme(recipe.by, recipe.by, recipe.greatest)
+        if isinstance(recipe, Otherwise) and recipe.weighed:
+            raise ScatterUnsupportedError(
+                f"ORDER BY {element} over several shards: how what takes "
+                "the place of NULL compares is known to the server only; "
+                "order by the aggregate itself",
+                construct="ORDER BY",
+            )
         return Key(recipe, ordering.descending, ordering.nulls_last)
 
     def _recipe(self, element: Any, at: int) -> Recipe:
@@ -226,10 +225,11 @@ class Combiner:
                 "the server only; cast() them to a number, a time or a text",
             )
         choose = func.max if greatest else func.min
-        key = SortKey(argument, kind)
-        by = self._added.add(choose(key))
-        length = key.length if kind == "text" else None
-        return Extreme(at, by, greatest, length)
+        if kind == "text":
+            by = self._added.extreme(choose(argument), at)
+            return Extreme(at, by, greatest, LONGEST_COMPARED)
+        by = self._added.add(choose(SortKey(argument, kind)))
+        return Extreme(at, by, greatest)
 
     def _refused(self, function: Any, why: str) -> ScatterUnsupportedError:
         name = f"{getattr(function, 'name', 'a function')}()"

@@ -21,8 +21,8 @@ from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.visitors import iterate
 
 from sqla_shard.dialects.sorting import kind_of
-from sqla_shard.dialects.sorting import LongText
 from sqla_shard.dialects.sorting import SortKey
+from sqla_shard.dialects.weights import OfText
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.routing.clauses import children
@@ -30,7 +30,10 @@ from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import is_textual
+from sqla_shard.scattering import First
+from sqla_shard.scattering import Key
 from sqla_shard.scattering.merge import most_of
+from sqla_shard.scattering.texts import Text
 from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
 
@@ -72,10 +75,12 @@ class Added:
     :ivar grouped: whether rows are groups: then what is made of their
         columns is asked for as the least of a group, in which it is always
         the same.  Servers do not let through what is merely made of them.
+    :ivar texts: where those columns have the weights of texts.
     """
 
     def __init__(self) -> None:
         self.elements: list[Any] = []
+        self.texts: list[Text] = []
         self.grouped = False
 
     def add(self, element: Any) -> int:
@@ -97,15 +102,46 @@ class Added:
         key = SortKey(element, _kind(element, construct))
         return self.add(self._of_group(element, key))
 
-    def identity(self, element: Any, construct: str) -> tuple[int, int | None]:
+    def key(self, ordering: Ordering, *, distinct: bool = False) -> Key:
+        """Add what rows are sorted by.
+
+        :param distinct: whether rows are dropped that are equal in all of
+            their columns, also in this.
+        :raises ScatterUnsupportedError: when their order cannot be told.
+        """
+        element = ordering.element
+        how = ordering.descending, ordering.nulls_last
+        if _kind(_whole(element), "ORDER BY") != "text":
+            return Key(First(self.comparable(element, "ORDER BY")), *how)
+        made = [
+            OfText(element, "same" if distinct else "sorted"),
+            OfText(element, "sorted_padding"),
+            element,
+        ]
+        text = Text(*[self.add(self._of_group(element, m)) for m in made])
+        self.texts.append(text)
+        return Key(First(text.at), *how, sorted_by=text.shown)
+
+    def extreme(self, chosen: Any, shown: int) -> int:
+        """Add what the least or greatest texts of shards are compared by.
+
+        :param chosen: the ``min()`` or ``max()`` of a text.
+        :param shown: its own position.
+        """
+        at = self.add(OfText(chosen, "extreme"))
+        padding = self.add(OfText(chosen, "extreme_padding"))
+        self.texts.append(Text(at, padding, shown))
+        return at
+
+    def identity(self, element: Any, construct: str) -> tuple[int, bool]:
         """Add what is equal for values that the server takes for equal.
 
-        :returns: its position, and that of texts too long to tell.
+        :returns: its position, and whether they are texts.
         """
-        at = self.comparable(element, construct)
-        if _kind(element, construct) != "text":
-            return at, None
-        return at, self.add(self._of_group(element, LongText(element)))
+        if _kind(_whole(element), construct) != "text":
+            return self.comparable(element, construct), False
+        made = OfText(element, "identity")
+        return self.add(self._of_group(element, made)), True
 
     def _of_group(self, element: Any, made: Any) -> Any:
         if self.grouped and not has_aggregate(element):

@@ -36,7 +36,6 @@ from sqla_shard.routing import sought
 from sqla_shard.routing import Spread
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.scattering import Combine
-from sqla_shard.scattering import First
 from sqla_shard.scattering import Key
 from sqla_shard.scattering import Merge
 from sqla_shard.scattering.merge import Extreme
@@ -134,14 +133,8 @@ def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
         _check_distinct(statement, ordered)
         if not spread.distinct_on_shard:
             combine = _distinct(statement, added)
-    keys = tuple(
-        Key(
-            First(added.comparable(ordering.element, "ORDER BY")),
-            ordering.descending,
-            ordering.nulls_last,
-        )
-        for ordering in ordered
-    )
+    distinct = combine is not None
+    keys = tuple(added.key(one, distinct=distinct) for one in ordered)
     if statement._offset_clause is not None:
         statement = statement.limit(bounds.most).offset(None)
     if not keys and not bounds and combine is None:
@@ -255,7 +248,7 @@ def _combined(
 def _distinct(statement: Any, added: Added) -> Combine:
     """Return how equal rows of several shards become one."""
     same = []
-    long = []
+    texts = []
     for column in statement._raw_columns:
         if not isinstance(column, ColumnElement):
             raise ScatterUnsupportedError(
@@ -263,11 +256,11 @@ def _distinct(statement: Any, added: Added) -> Combine:
                 f"{column}; select its columns, or its id among them",
                 construct="DISTINCT",
             )
-        at, too_long = added.identity(unlabelled(column), "DISTINCT")
+        at, is_text = added.identity(unlabelled(column), "DISTINCT")
         same.append(at)
-        if too_long is not None:
-            long.append(too_long)
-    return Combine(tuple(same), tuple(long))
+        if is_text:
+            texts.append(at)
+    return Combine(tuple(same), tuple(texts))
 
 
 def _check_distinct(statement: Any, ordered: list[Ordering]) -> None:
@@ -304,6 +297,7 @@ def _with_hidden(
         bounds.limit,
         combine,
         bounds.offset,
+        texts=tuple(added.texts),
         steps=tuple(steps),
     )
     return Planned(statement, merge)

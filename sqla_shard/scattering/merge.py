@@ -23,6 +23,9 @@ from typing import Any
 from typing import Protocol
 
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.scattering.texts import check_identities
+from sqla_shard.scattering.texts import Text
+from sqla_shard.scattering.texts import weigh
 
 __all__ = [
     "Combine",
@@ -96,13 +99,13 @@ class Extreme:
 
     :ivar at: position of the value.
     :ivar by: position of what is compared.
-    :ivar length: of texts, how many of their characters that stands for.
+    :ivar longest: of texts, up to how many characters that tells all.
     """
 
     at: int
     by: int
     greatest: bool
-    length: int | None = None
+    longest: int | None = None
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return it; None where there is none but NULL.
@@ -114,17 +117,17 @@ class Extreme:
             return None
         choose = max if self.greatest else min
         found = choose(known, key=lambda row: row[self.by])
-        if self.length is not None:
+        if self.longest is not None:
             alike = [row for row in known if row[self.by] == found[self.by]]
-            self._check_long(alike, self.length)
+            self._check_long(alike, self.longest)
         return found[self.at]
 
-    def _check_long(self, rows: Sequence[Row], length: int) -> None:
+    def _check_long(self, rows: Sequence[Row], longest: int) -> None:
         texts = {row[self.at] for row in rows}
-        if len(texts) > 1 and any(len(text) > length for text in texts):
+        if len(texts) > 1 and any(len(text) > longest for text in texts):
             raise ScatterUnsupportedError(
                 f"{max(texts)[:40]!r}... and another text agree in as much as "
-                f"is compared over shards, {length} characters; use "
+                f"is compared over shards, {longest} characters; use "
                 "min() or max() of func.left() of the column",
                 construct="max()" if self.greatest else "min()",
             )
@@ -205,11 +208,14 @@ class Key:
     :ivar descending: the greatest first.
     :ivar nulls_last: where NULL goes; None for what servers do, which is
         to take it for the least.
+    :ivar sorted_by: position of what a server sorts by, where that is not
+        what Python compares.
     """
 
     recipe: Recipe
     descending: bool = False
     nulls_last: bool | None = None
+    sorted_by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -217,14 +223,14 @@ class Combine:
     """How rows are made of the groups that shards have made.
 
     :ivar same: positions of what tells groups apart.
-    :ivar long: positions of texts too long to be told apart.
+    :ivar texts: those of them that stand for texts.
     :ivar columns: what the row consists of, for each column; None where
         the first row of a group is taken as it is, as for DISTINCT.
     :ivar having: what is true for groups that are shown; None for all.
     """
 
     same: tuple[int, ...]
-    long: tuple[int, ...] = ()
+    texts: tuple[int, ...] = ()
     columns: tuple[Recipe, ...] | None = None
     having: Recipe | None = None
 
@@ -240,6 +246,7 @@ class Merge:
     :ivar counts: whether the answer is the number of these rows, instead
         of the rows.
     :ivar combine: None where each row stands for itself.
+    :ivar texts: those that are sorted by, or chosen from.
     :ivar steps: for people: what is done, in order.
     """
 
@@ -249,6 +256,7 @@ class Merge:
     combine: Combine | None = None
     offset: int = 0
     counts: bool = False
+    texts: tuple[Text, ...] = ()
     steps: tuple[str, ...] = field(default=(), compare=False)
 
     def compared(self) -> frozenset[int]:
@@ -311,9 +319,10 @@ def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
         if len(runs) == 1:
             rows = runs[0]
         else:
-            rows = [row for run in runs for row in run]
+            rows = [row for run in weigh(runs, merge.texts) for row in run]
             _sort(rows, merge.keys, _of_row)
     else:
+        runs = weigh(runs, merge.texts)
         groups = _groups(runs, combine)
         if combine.columns is not None:
             if combine.having is not None:
@@ -347,17 +356,9 @@ def _groups(
         for row in run:
             key = tuple([row[at] for at in same])
             found.setdefault(key, []).append(row)
-    for at in combine.long:
-        for group in found.values():
-            texts = {row[at] for row in group}
-            if len(texts) > 1:
-                text = max(filter(None, texts))
-                raise ScatterUnsupportedError(
-                    f"{text[:40]!r}... and another text agree in as "
-                    "much as is compared over shards, and differ after it; "
-                    "group by func.left() of the column, or a hash of it",
-                    construct="GROUP BY",
-                )
+    for at in combine.texts:
+        which = same.index(at)
+        check_identities(key[which] for key in found)
     return list(found.values())
 
 

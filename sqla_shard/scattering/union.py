@@ -150,7 +150,8 @@ def _order(merge: Merge) -> str:
     keys = []
     for key in merge.keys:
         assert isinstance(key.recipe, First)  # noqa: S101  # rows are as read
-        name = Hidden.name(key.recipe.at)
+        at = key.recipe.at if key.sorted_by is None else key.sorted_by
+        name = Hidden.name(at)
         keys.append(f"{name} DESC" if key.descending else name)
     return f"\nORDER BY {', '.join(keys)}"
 

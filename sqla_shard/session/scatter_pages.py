@@ -33,7 +33,9 @@ from sqlalchemy.sql.selectable import TableClause
 from sqlalchemy.types import NullType
 
 from sqla_shard.dialects.sorting import kind_of
-from sqla_shard.dialects.sorting import MOST_COMPARED
+from sqla_shard.dialects.weights import OfText
+from sqla_shard.dialects.weights import TOO_LONG
+from sqla_shard.dialects.weights import UNSORTED
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
@@ -75,8 +77,13 @@ def scatter_page(
     if mark.back:
         keys = [replace(key, descending=not key.descending) for key in keys]
     made = statement.order_by(None).limit(limit + 1)
+    texts = [key.element for key in keys if key.is_text]
     made = made.add_columns(
-        *[key.value.label(f"sqla_shard_key{i}") for i, key in enumerate(keys)]
+        *[key.value.label(f"sqla_shard_key{i}") for i, key in enumerate(keys)],
+        *[
+            OfText(text, "unsorted").label(f"sqla_shard_unsorted{i}")
+            for i, text in enumerate(texts)
+        ],
     ).order_by(*[key.ordered for key in keys])
     if mark.values:
         made = made.where(_beyond(keys, mark.values))
@@ -89,11 +96,11 @@ def scatter_page(
         items = found().columns(*range(count)).all()[:limit]
     onward = turned = None
     if len(rows) > limit:
-        last = rows[limit - 1][count:]
+        last = _bookmarked(rows, limit - 1, count, keys)
         onward = seal(_packed(last, keys, back=mark.back), about)
     if mark.values:
         # Of a page without rows, the one before is the last of all.
-        first = rows[0][count:] if rows else ()
+        first = _bookmarked(rows, 0, count, keys) if rows else ()
         turned = seal(_packed(first, keys, back=not mark.back), about)
     if mark.back:
         return Page(items[::-1], turned, onward)
@@ -111,6 +118,30 @@ class _Mark:
 
     values: Sequence[Any] = ()
     back: bool = False
+
+
+def _bookmarked(
+    rows: Sequence[Any], at: int, count: int, keys: Sequence[_Key]
+) -> Sequence[Any]:
+    """Return the values of the row that another page begins after.
+
+    :param at: which of them.
+    :param count: how many columns come before those values.
+    :raises ScatterUnsupportedError: where servers do not sort as they
+        compare, so that others would be missing or come twice.
+    """
+    whys = count + len(keys)
+    texts = [key for key in keys if key.is_text]
+    for number, row in enumerate(rows):
+        for why, key in zip(row[whys:], texts, strict=True):
+            if why is None or (why == TOO_LONG and number != at):
+                continue
+            raise ScatterUnsupportedError(
+                f"scatter_page() by {key.element}: a text {UNSORTED[why]}",
+                construct="ORDER BY",
+            )
+    values: Sequence[Any] = rows[at][count:whys]
+    return values
 
 
 def _limits(statement: Any, limit: int) -> Scatter:
@@ -142,6 +173,10 @@ class _Key:
     element: Any
     descending: bool
     nullable: bool
+
+    @property
+    def is_text(self) -> bool:
+        return kind_of(self.element) == "text"
 
     @property
     def ordered(self) -> Any:
@@ -337,13 +372,6 @@ def _packed(
     """
     out: list[Any] = []
     for value, key in zip(values, keys, strict=bool(values)):
-        if isinstance(value, str) and len(value) > MOST_COMPARED:
-            raise ScatterUnsupportedError(
-                f"{value[:40]!r}... is longer than the {MOST_COMPARED} "
-                f"characters by which rows are sorted; order by "
-                f"func.left({key.element}, {MOST_COMPARED})",
-                construct="ORDER BY",
-            )
         if value is None or type(value) in (int, float, bool, str):
             out.append(value)
             continue

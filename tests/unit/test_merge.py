@@ -20,6 +20,7 @@ from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.merge import merge_rows
 from sqla_shard.scattering.merge import Otherwise
 from sqla_shard.scattering.merge import Total
+from sqla_shard.scattering.texts import Text
 
 
 def test_runs_are_put_one_after_another() -> None:
@@ -183,16 +184,74 @@ def test_distinct_rows_of_several_shards() -> None:
     assert merge_rows(runs, merge) == [("a",), ("b",)]
 
 
-def test_texts_too_long_to_tell_apart() -> None:
-    merge = Merge(hidden=2, combine=Combine((0,), (1,)))
-    same: list[Any] = [[(b"x", "long", "long")], [(b"x", "long", "long")]]
-    assert merge_rows(same, merge) == [("long",)]
-    differ: list[Any] = [[(b"x", "long 1", 1)], [(b"x", "long 2", 2)]]
-    with pytest.raises(ScatterUnsupportedError, match="left"):
-        merge_rows(differ, merge)
-    shorter: list[Any] = [[(b"x", None, 1)], [(b"x", "long 2", 2)]]
-    with pytest.raises(ScatterUnsupportedError, match="left"):
-        merge_rows(shorter, merge)
+@pytest.mark.parametrize("identity", [b"long", b"big5_chinese_ci", b"no text"])
+def test_texts_that_cannot_be_told_apart(identity: bytes) -> None:
+    merge = Merge(hidden=1, combine=Combine((0,), (0,)))
+    alike = b"x" * 32
+    same: list[Any] = [[(alike, "a"), (None, None)], [(alike, "A")]]
+    assert merge_rows(same, merge) == [("a",), (None,)]
+    runs: list[Any] = [[(alike, "a")], [(identity, "b")]]
+    with pytest.raises(ScatterUnsupportedError):
+        merge_rows(runs, merge)
+
+
+_SPACE = b"\x02\x09"
+
+
+def _by_weights(*rows: Any) -> list[Any]:
+    text = Text(0, 1, 2)
+    merge = Merge(3, (Key(First(0), sorted_by=2),), texts=(text,))
+    runs = [[(weights, padding, w, w)] for weights, padding, w in rows]
+    return [shown for (shown,) in merge_rows(runs, merge)]
+
+
+def test_texts_that_end_are_padded() -> None:
+    tab, letter = b"\x02\x01", b"\x20\x75"
+    rows = [
+        (letter + letter, _SPACE, "aa"),
+        (letter, _SPACE, "a"),
+        (letter + tab, _SPACE, "a\t"),
+        (letter + _SPACE * 9 + tab, _SPACE, "a         \t"),
+        (letter + _SPACE, _SPACE, "a "),
+        (b"", _SPACE, ""),
+    ]
+    want = ["", "a\t", "a         \t", "a", "a ", "aa"]
+    assert _by_weights(*rows) == want
+    # Without padding, what ends comes first.
+    bare = [(weights, b"", shown) for weights, _, shown in rows]
+    want = ["", "a", "a\t", "a ", "a         \t", "aa"]
+    assert _by_weights(*bare) == want
+
+
+def test_texts_are_compared_level_by_level() -> None:
+    padding = b"\x02\x09\x00\x20\x00\x02"
+    # A weight ends in 0 where the next one begins with it.
+    rows = [
+        (b"\x20\x00\0\0\0\x24\0\0\0\x02", padding, "accent"),
+        (b"\x20\x00\0\0\0\x20\0\0\0\x08", padding, "case"),
+        (b"\x20\x00\x02\x09\0\0\0\x20\0\0", padding, "none"),
+        (b"\x20\x00\x20\x00\0\0\0\x20\0\0", padding, "longer"),
+    ]
+    want = ["none", "case", "accent", "longer"]
+    assert _by_weights(*rows) == want
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ((b"b", b"\x00", "b"), "differ from shard to shard"),
+        ((b"b", b"big5_chinese_ci", "b"), "differ from shard to shard"),
+        ((None, b" ", 5), "no text"),
+    ],
+)
+def test_weights_that_do_not_compare(row: Any, match: str) -> None:
+    with pytest.raises(ScatterUnsupportedError, match=match):
+        _by_weights((b"a", b" ", "a"), row)
+
+
+def test_collations_whose_weights_are_not_exact() -> None:
+    with pytest.raises(ScatterUnsupportedError, match="latin2_czech_cs"):
+        _by_weights(*[(b"a", b"latin2_czech_cs", "a")] * 2)
 
 
 @pytest.mark.parametrize(
