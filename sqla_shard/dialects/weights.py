@@ -103,8 +103,12 @@ def _declared(element: Any) -> int | None:
 
 @compiles(OfText)
 def _of_text(element: OfText, compiler: Any, **kw: Any) -> str:
-    if element.part in ("sorted_padding", "extreme_padding", "unsorted"):
+    if element.part in ("sorted_padding", "extreme_padding"):
         return "NULL"
+    if element.part == "unsorted":
+        # So that tests on SQLite show what other servers refuse.
+        value = compiler.process(element.element, **kw)
+        return f"CASE WHEN LENGTH({value}) > {MOST_SORTED} THEN {TOO_LONG} END"
     if _collated(element.element):
         # Without one, Python compares text as SQLite does.
         raise ScatterUnsupportedError(
