@@ -64,7 +64,7 @@ class TestLongTexts:
         made = select(on_server(Ware.story)).where(chosen)
         assert kept.scalar(made) == choose(f"{alike}a", f"{alike}b")
         kept.rollback()
-        alike = "x" * 5000
+        alike = "x" * 30_000
         chosen = _wares(kept, {"story": f"{alike}a"}, {"story": f"{alike}b"})
         made = select(on_server(Ware.story)).where(chosen)
         with pytest.raises(ScatterUnsupportedError, match=r"func\.left"):
