@@ -78,6 +78,13 @@ class DDL(Protocol):
         """Tell whether every table of the database has transactions."""
         ...
 
+    def is_killed(self, error: BaseException) -> bool:
+        """Tell whether a driver's error says that a statement was ended.
+
+        By KILL, so the connection may be there still.
+        """
+        ...
+
     def rows(
         self,
         engine: Engine,

@@ -63,7 +63,8 @@ _READ_ONLY_MODE = 1836
 # Of a missing database MariaDB says that the table is not there, where the
 # statement names both.
 _LACKS = {1146: "table", 1049: "database", 1142: "grant", 1044: "grant"}
-_GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055})
+# The last: MySQL 8 says so of a connection that was idle for too long.
+_GONE = frozenset({1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 4031})
 #: The bit of it in the status of each answer.
 _IN_TRANSACTION = 1
 _KNOWN_DATABASE = "sqla_shard.database"

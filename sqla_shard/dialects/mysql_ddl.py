@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 __all__ = ["MySQLDDL"]
 
 _NO_SUCH_TABLE = 1146
+_INTERRUPTED = 1317
 # More tables in one statement take longer than a second statement.
 _CHUNK = 256
 # MySQL 8 refuses longer names of locks.
@@ -112,6 +113,10 @@ class MySQLDDL:
     def rolls_back(self, connection: Connection) -> bool:
         """Ask for tables of other engines than InnoDB."""
         return not connection.scalar(_NOT_TRANSACTIONAL)
+
+    def is_killed(self, error: BaseException) -> bool:
+        """Read the number, which KILL QUERY and KILL CONNECTION share."""
+        return error.args[:1] == (_INTERRUPTED,)
 
     def rows(
         self,

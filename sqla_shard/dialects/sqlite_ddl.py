@@ -95,6 +95,10 @@ class SQLiteDDL:
         """Every table has transactions here."""
         return True
 
+    def is_killed(self, error: BaseException) -> bool:
+        """Nobody else ends a statement here."""
+        return False
+
     def rows(
         self,
         engine: Engine,

@@ -28,6 +28,8 @@ from sqla_shard.schema.emptied import others_of
 from sqla_shard.schema.emptied import without_tables
 from sqla_shard.schema.newer import Newer
 from sqla_shard.schema.options import RunOptions
+from sqla_shard.schema.printing import databases
+from sqla_shard.schema.printing import printable
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.reports import RunReport
@@ -208,6 +210,7 @@ class Environment:
     def run(self) -> None:
         """Do what the command does."""
         try:
+            self._check_scripts()
             if self._context.is_offline_mode():
                 self._print_sql()
                 return
@@ -233,6 +236,16 @@ class Environment:
         finally:
             if self._closes:
                 self._cluster.close()
+
+    def _check_scripts(self) -> None:
+        try:
+            self.script.get_heads()
+        except KeyError as error:
+            raise SchemaError(
+                f"a script has {error} as its down_revision, or in "
+                "depends_on, and no script is that revision; bring its file "
+                "back, or put down_revision right"
+            ) from error
 
     def _configure(self, **more: Any) -> None:
         self._context.configure(**{**self.settings, **more})
@@ -294,7 +307,7 @@ class Environment:
             raise unwritten
         context = self._context.get_context()
         purges = context.opts.get("purge", False)
-        return run(
+        report = run(
             versions,
             command=command,
             target=target,
@@ -312,6 +325,10 @@ class Environment:
             progress=self._progress(),
             moves=moves or _stays,
         )
+        # Servers may have ended what was idle for as long as that took.
+        for engine in {version.shard.place.engine for version in versions}:
+            engine.dispose()
+        return report
 
     def _progress(self) -> Progress:
         given: Progress | None = self._given.get("progress")
@@ -428,34 +445,21 @@ class Environment:
     def _print_sql(self) -> None:
         shards = self.shards()
         url = shards[0].place.engine.url
+        # Without the rest: only to learn the steps.
+        self._configure(dialect_name=url.get_backend_name())
         self._configure(
             dialect_name=url.get_backend_name(),
             literal_binds=True,
             dialect_opts={"paramstyle": "named"},
+            fn=printable(self._context.get_context().opts["fn"]),
         )
         context = self._context.get_context()
         context.impl.static_output(
             f"-- The same for each of {len(shards)} databases: "
-            f"{_databases(shards)}"
+            f"{databases(shards)}"
         )
         with self._context.begin_transaction():
             self._context.run_migrations()
-
-
-def _databases(shards: Sequence[Shard]) -> str:
-    """Name the databases of shards; who pastes SQL believes the list."""
-    runs: list[list[Shard]] = []
-    for shard in shards:
-        if runs and runs[-1][-1].shard_id + 1 == shard.shard_id:
-            runs[-1].append(shard)
-        else:
-            runs.append([shard])
-    return ", ".join(
-        run[0].database
-        if len(run) == 1
-        else f"{run[0].database} to {run[-1].database}"
-        for run in runs
-    )
 
 
 def _shown(target: Any) -> str:

@@ -26,8 +26,10 @@ class State(Enum):
     INTERRUPTED = "interrupted, the next run goes on"
     HELD = "another runner is at work"
     EMPTIED = "no revision, where others have one"
+    NO_LEDGER = "no ledger"
     MISSING = "no such database"
     UNREACHABLE = "server not reached"
+    READ_ONLY = "server is read-only"
     MOVED = "elsewhere in a newer topology"
     SKIPPED = "not attempted"
 

@@ -28,6 +28,7 @@ from sqla_shard.schema.running.ledger import open_entries
 from sqla_shard.schema.running.ledger import UNDONE
 from sqla_shard.schema.selecting import Shard
 from sqla_shard.schema.selecting import shards_of
+from sqla_shard.schema.versions import without_ledger
 
 __all__ = ["Answer", "Resolution", "resolve_shard"]
 
@@ -61,16 +62,22 @@ def resolve_shard(
 ) -> Resolution:
     """Write down what is true of a shard.
 
-    :raises SchemaError: when no revision is unfinished there, or a runner
-        is at work.
+    :raises SchemaError: when no revision is unfinished there, a runner is
+        at work, or the server does not answer.
     """
     [shard] = shards_of(environment.places, environment.keyspace, [shard_id])
     [version] = environment.versions([shard])
-    if not version.is_known or version.open is None:
+    if version.is_missing:
+        raise SchemaError(f"there is no such database: {shard}")
+    if version.error is not None:
         raise SchemaError(
-            f"no revision is unfinished on {shard}"
-            + (f": {version.error}" if version.error else "")
+            f"{shard} could not be asked whether a revision is unfinished: "
+            f"{version.error}"
         )
+    if not version.has_ledger:
+        raise SchemaError(without_ledger(version))
+    if version.open is None:
+        raise SchemaError(f"no revision is unfinished on {shard}")
     ddl = shard.place.backend.ddl
     with environment.places.engines.visit(shard.place.engine) as connection:
         ddl.enter(connection, shard.schema)

@@ -18,6 +18,7 @@ from sqla_shard.schema.running.ledger import settled
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.versions import listed
 from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import without_ledger
 
 __all__ = ["ShardStatus", "StatusReport", "status_of"]
 
@@ -30,6 +31,7 @@ UNFINISHED = "interrupted"
 FAILED_STEP = "failed"
 IN_DOUBT = "in doubt"
 EMPTIED = "no revision, where others have one"
+NO_LEDGER = "no ledger"
 MISSING = "no such database"
 UNREACHABLE = "server not reached"
 
@@ -43,7 +45,8 @@ class ShardStatus:
         ``"a runner is at work"``, ``"interrupted"`` (the next run goes on),
         ``"failed"`` (likewise), ``"in doubt"`` (somebody has to look), ``"no
         revision, where others have one"`` (its objects may be elsewhere, or
-        lost), ``"no such database"`` or ``"server not reached"``.
+        lost), ``"no ledger"`` (whether a revision is unfinished is not
+        known), ``"no such database"`` or ``"server not reached"``.
     :ivar detail: more of it, or None.
     """
 
@@ -176,6 +179,8 @@ def _condition(
         return MISSING, None
     if version.error is not None:
         return UNREACHABLE, version.error
+    if not version.has_ledger:
+        return NO_LEDGER, without_ledger(version)
     if version.open is not None:
         return _unfinished(environment, version)
     if version.lost is not None:

@@ -16,7 +16,7 @@ from sqla_shard.internal import LEDGER
 from sqla_shard.schema.internal import VERSION_TABLE
 from sqla_shard.schema.selecting import Shard
 
-__all__ = ["Open", "Version", "listed", "read_versions"]
+__all__ = ["Open", "Version", "listed", "read_versions", "without_ledger"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class Version:
     :ivar open: the revision that was interrupted there, or None.
     :ivar closed: direction and state of the last entry of its ledger that
         is closed, for one without revisions; None where there is none.
+    :ivar has_ledger: whether that is there, where tables of this package
+        are.
     :ivar is_missing: whether its server has no such database.
     :ivar lost: why it is taken for one that has lost its tables, or None.
     :ivar error: why its server could not be asked, or None.
@@ -55,6 +57,7 @@ class Version:
     internal: str | None = None
     open: Open | None = None
     closed: tuple[str, str] | None = None
+    has_ledger: bool = True
     is_missing: bool = False
     lost: str | None = None
     error: str | None = None
@@ -63,6 +66,17 @@ class Version:
     def is_known(self) -> bool:
         """Whether the database is there and has answered."""
         return not self.is_missing and self.error is None
+
+
+def without_ledger(version: Version) -> str:
+    """Return what is the matter where the ledger is gone."""
+    return (
+        f"{version.shard.database} has lost its table {LEDGER.name}, so it "
+        "is not known whether a revision is unfinished there. Compare its "
+        "tables with those of others (sqla-shard schema verify), and put "
+        f"them right; then DROP TABLE {VERSION_TABLE} there, and the next "
+        "upgrade makes the ledger again"
+    )
 
 
 def listed(heads: Sequence[str]) -> str:
@@ -154,6 +168,9 @@ def _read(
             heads=tuple(sorted(row[0] for row in heads.get(shard.schema, ()))),
             internal=next(
                 (row[0] for row in internal.get(shard.schema, ())), None
+            ),
+            has_ledger=(
+                shard.schema in opened or not internal.get(shard.schema)
             ),
             open=_last(opened.get(shard.schema, ()), columns),
         )

@@ -11,6 +11,7 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard import schema
 from sqla_shard.exc import MigrationFailedError
+from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import RunOptions
 from tests.shared.schema import on_sqlite
@@ -108,3 +109,43 @@ def test_what_a_revision_prints_is_not_in_the_report(project):
     )
     assert json.loads(done.stdout)["ok"]
     assert done.stderr.count("hello") == 4
+
+
+@pytest.mark.parametrize(
+    "command", [("upgrade", "head"), ("current",), ("stamp", "head")]
+)
+def test_a_revision_whose_predecessor_is_gone_is_named(project, command):
+    project.add("0001", PINS)
+    project.add("0002", BOARDS)
+    (project.directory / "migrations" / "versions" / "0001.py").unlink()
+    done = project.alembic(*command, status=255)
+    assert "Traceback" not in done.stderr, done.shown
+    assert "'0001'" in done.stdout
+    assert "down_revision" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore:Revision 0001 referenced:UserWarning")
+@pytest.mark.parametrize("function", [schema.upgrade, schema.status])
+def test_functions_name_it_too(project, function):
+    project.add("0002", BOARDS, after="0001")
+    with pytest.raises(SchemaError, match="'0001'"):
+        function(project.config())
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        'op.get_bind().execute(sa.text("SELECT 1")).scalar()',
+        "sa.inspect(op.get_bind()).get_table_names()",
+        "current_shard()",
+    ],
+)
+def test_sql_of_a_revision_that_reads_is_refused(project, reading):
+    project.add(
+        "0001",
+        f"from sqla_shard.schema import current_shard\n{PINS}\n{reading}",
+    )
+    done = project.alembic("upgrade", "head", "--sql", status=255)
+    assert "Traceback" not in done.stderr, done.shown
+    assert "--sql" in done.stdout
+    assert "upgrade of 0001" in done.stdout

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+from functools import wraps
 from time import monotonic
 from typing import Any
 
@@ -26,6 +27,7 @@ from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.running.journal import Interrupted
 from sqla_shard.schema.running.journal import Journal
+from sqla_shard.schema.running.journal import UnfinishedError
 from sqla_shard.schema.running.ledger import Entry
 from sqla_shard.schema.running.ledger import said
 from sqla_shard.schema.running.static import is_static
@@ -43,6 +45,23 @@ _CACHED = frozenset({"upgrade", "downgrade"})
 _ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 #: How much of an error is kept.
 _MOST = 10_000
+
+
+#: What is added to an error, by whether a statement was under way.
+_OF_LOST = {
+    True: "\nThe connection is lost: the next run looks at what the "
+    "statement in flight has done",
+    False: "\nThe connection is lost. No statement was under way: the next "
+    "run goes on where this one was",
+}
+_OF_KILLED = (
+    "\nSomebody has ended the statement with KILL QUERY; repeat the command"
+)
+_OF_READ_ONLY = (
+    "\nThe server is read-only: it is a standby, or fenced, or somebody has "
+    "set read_only. Repeat the command with the topology that names the "
+    "primary"
+)
 
 
 class Applier:
@@ -119,7 +138,11 @@ class Applier:
 
     def _connected(self, shard: Shard) -> tuple[Connection, Journal]:
         engine, ddl = shard.place.engine, shard.place.backend.ddl
-        if self._engine is None or self._engine.url != engine.url:
+        if (
+            self._engine is None
+            or self._engine.url != engine.url
+            or not self._answers()
+        ):
             self.close()
             self._engine = self._places.engines.apart(engine)
         if self._connection is None or self._journal is None:
@@ -132,6 +155,21 @@ class Applier:
             self._journal = Journal(self._connection, ddl)
             self._journal.stop = self._is_stopped
         return self._connection, self._journal
+
+    def _answers(self) -> bool:
+        """Tell whether the connection is there, if there is one.
+
+        A server ends one that is idle for too long, between two waves or
+        while another shard takes its time.
+        """
+        connection = self._connection
+        if connection is None:
+            return True
+        try:
+            raw = connection.connection.dbapi_connection
+            return connection.dialect.do_ping(raw)  # type: ignore[arg-type]  # the driver's
+        except connection.dialect.loaded_dbapi.Error:
+            return False
 
     def _attempt(
         self, version: Version, connection: Connection, journal: Journal
@@ -169,6 +207,8 @@ class Applier:
         if version.internal != internal.head():
             internal.upgrade(connection, version.internal)
         journal.enter()
+        if self._fn.__name__ == "do_stamp":
+            journal.check_stamp()
         self._expected = version.heads
         # Alembic would not commit by itself what others have begun.
         connection.commit()
@@ -223,6 +263,8 @@ class Applier:
                 step.revision.path, direction
             )
 
+            # Alembic logs the name of what it runs.
+            @wraps(run)
             def journalled(**kwargs: Any) -> None:
                 journal = self._journal
                 assert journal is not None  # noqa: S101 - of _connected()
@@ -264,18 +306,22 @@ class Applier:
         done: Sequence[Entry] | None = None
         text = "" if state is State.INTERRUPTED else _shown(error)
         try:
-            if not self._is_lost(shard, error):
-                done, doubt = self._recorded(shard, journal, state, text)
+            if self._is_lost(shard, error):
+                self.close()
+                text += _OF_LOST[journal.is_running]
+            elif self._is_refused(shard, error):
+                state = State.READ_ONLY
+                text += _OF_READ_ONLY
+                self._rolled_back()
+                self._let_go(shard)
+            else:
+                if _is_killed(shard, error):
+                    text += _OF_KILLED
+                done, doubt = self._recorded(shard, journal, error, text)
                 if doubt is not None:
                     # The next run would say so; somebody can look now.
                     state, done = State.IN_DOUBT, None
                     text += f"\n{doubt}"
-            else:
-                self.close()
-                text += (
-                    "\nThe connection is lost: the next run looks at what "
-                    "the statement in flight has done"
-                )
         except (SQLAlchemyError, OSError) as second:
             self.close()
             text += f"\nand nothing could be written down: {_shown(second)}"
@@ -298,28 +344,57 @@ class Applier:
             return True
         if not isinstance(error, DBAPIError) or error.orig is None:
             return False
+        if _is_killed(shard, error):
+            # Either the statement alone, or with its connection.
+            return not self._answers()
         backend = shard.place.backend
         return (
             error.connection_invalidated
             or backend.classify(error.orig) is Failure.LOST
         )
 
+    def _is_refused(self, shard: Shard, error: BaseException) -> bool:
+        """Tell whether the server is read-only."""
+        return (
+            isinstance(error, DBAPIError)
+            and error.orig is not None
+            and shard.place.backend.classify(error.orig) is Failure.FENCED
+        )
+
     def _recorded(
-        self, shard: Shard, journal: Journal, state: State, text: str
+        self, shard: Shard, journal: Journal, error: BaseException, text: str
     ) -> tuple[Sequence[Entry] | None, InDoubtError | None]:
-        connection = self._connection
-        assert connection is not None  # noqa: S101 - of _connected()
-        connection.rollback()
+        self._rolled_back()
         done: Sequence[Entry] | None = None
         doubt = None
-        if state is State.FAILED and journal.step is not None:
+        if isinstance(error, InDoubtError):
+            # What was asked for is not about the one that was interrupted.
+            if not isinstance(error, UnfinishedError):
+                journal.note(text)
+        elif journal.step is not None and not isinstance(error, Interrupted):
             done = journal.fail(text)
             doubt = journal.doubt()
-        elif state is State.IN_DOUBT:
-            journal.note(text)
+        self._let_go(shard)
+        return done, doubt
+
+    def _rolled_back(self) -> None:
+        assert self._connection is not None  # noqa: S101 - of _connected()
+        self._connection.rollback()
+
+    def _let_go(self, shard: Shard) -> None:
+        """Give the lock of a shard back, and commit what was recorded."""
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - of _connected()
         shard.place.backend.ddl.release(connection, shard.database)
         connection.commit()
-        return done, doubt
+
+
+def _is_killed(shard: Shard, error: BaseException) -> bool:
+    return (
+        isinstance(error, DBAPIError)
+        and error.orig is not None
+        and shard.place.backend.ddl.is_killed(error.orig)
+    )
 
 
 def is_relative(target: object) -> bool:

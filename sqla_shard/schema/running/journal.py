@@ -63,7 +63,7 @@ from sqla_shard.schema.statements import Effect
 from sqla_shard.schema.statements import read
 from sqla_shard.schema.statements import Reading
 
-__all__ = ["Interrupted", "Journal"]
+__all__ = ["Interrupted", "Journal", "UnfinishedError"]
 
 _NEW = (
     "direction",
@@ -87,6 +87,10 @@ _CLOSE = (
 
 class Interrupted(Exception):  # noqa: N818 - not an error: it was asked for
     """Raised before a statement, once the run was told to stop."""
+
+
+class UnfinishedError(InDoubtError):
+    """Raised when something else is asked for than what was interrupted."""
 
 
 class Journal:
@@ -158,11 +162,7 @@ class Journal:
             self._direction,
             self._revision,
         ):
-            raise InDoubtError(
-                f"{last.step} was interrupted here; finish it before "
-                f"{self._direction} of {self._revision}",
-                statement=last.statement,
-            )
+            raise self._unfinished(last, f"finish it before {self.step}")
         if settled(self._connection, self._ddl, last):
             self._skipped = self.entries
             return
@@ -186,12 +186,28 @@ class Journal:
         :raises InDoubtError: when one was, and nothing has gone on with it.
         """
         if self.entries:
-            last = self.entries[-1]
-            raise InDoubtError(
-                f"{last.step} was interrupted here, and is not what was asked "
-                "for now; finish it first",
-                statement=last.statement,
+            raise self._unfinished(
+                self.entries[-1],
+                "that is not what was asked for now; finish it first",
             )
+
+    def check_stamp(self) -> None:
+        """Refuse to write another version over a revision that has begun.
+
+        :raises InDoubtError: when one has, and has not ended.
+        """
+        if self.entries:
+            raise self._unfinished(
+                self.entries[-1], "a stamp would forget it; finish it first"
+            )
+
+    @staticmethod
+    def _unfinished(last: Entry, remedy: str) -> UnfinishedError:
+        reason = f" ({said(last.error)})" if last.error else ""
+        return UnfinishedError(
+            f"{last.step} was interrupted here{reason}; {remedy}",
+            statement=last.statement,
+        )
 
     def mute(self) -> None:
         """Let all statements pass, until the next revision begins."""
@@ -216,6 +232,11 @@ class Journal:
         self.entries = []
 
     @property
+    def is_running(self) -> bool:
+        """Whether a statement of the revision was sent, and has not ended."""
+        return self._runs
+
+    @property
     def step(self) -> str | None:
         """The revision that has begun, as messages name it."""
         if not self._revision:
@@ -225,11 +246,15 @@ class Journal:
     def note(self, error: str) -> None:
         """Write down why it cannot be told what a revision has done."""
         self.entries = open_entries(self._connection)
-        if self.entries:
+        if not self.entries:
+            return
+        last = self.entries[-1]
+        # Why it had failed is what somebody has to know first.
+        before = last.error or ""
+        if error not in before:
+            text = f"{before}\n{error}" if before else error
             self._connection.execute(
-                update(LEDGER)
-                .where(LEDGER.c.id == self.entries[-1].id)
-                .values(error=error)
+                update(LEDGER).where(LEDGER.c.id == last.id).values(error=text)
             )
 
     def fail(self, error: str) -> list[Entry]:

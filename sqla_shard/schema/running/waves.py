@@ -32,6 +32,7 @@ from sqla_shard.schema.running.workers import Workers
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.versions import listed
 from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import without_ledger
 
 __all__ = ["check_target", "run"]
 
@@ -188,6 +189,15 @@ def _known(versions: Sequence[Version]) -> Iterator[tuple[int, Outcome]]:
             yield (
                 index,
                 Outcome.of(version.shard, State.EMPTIED, error=version.lost),
+            )
+        elif not version.has_ledger:
+            yield (
+                index,
+                Outcome.of(
+                    version.shard,
+                    State.NO_LEDGER,
+                    error=without_ledger(version),
+                ),
             )
         elif version.error is not None:
             yield (

@@ -32,6 +32,8 @@ __all__ = ["Workers"]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: With how many of them statements in flight are not waited for any more.
 _PATIENCE = 3
+#: What is true of all shards of a server.
+_OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
 
 
 class Workers:
@@ -60,7 +62,8 @@ class Workers:
         self._processes: dict[Connection, BaseProcess] = {}
         self._server: dict[Connection, str] = {}
         self._busy: dict[Connection, int] = {}
-        self._down: dict[str, str] = {}
+        #: What became of a shard of each server that can do no other.
+        self._down: dict[str, Outcome] = {}
         #: The servers of processes that have died.
         self._bereft: list[str] = []
         self._reader, self._writer = os.pipe()
@@ -161,8 +164,8 @@ class Workers:
                 outcome: Outcome = ready.recv()
             except (EOFError, ConnectionResetError):
                 outcome = self._lost(ready, index)
-            if outcome.state is State.UNREACHABLE:
-                self._down[outcome.server] = outcome.error or ""
+            if outcome.state in _OF_SERVER:
+                self._down[outcome.server] = outcome
             yield index, outcome
 
     def _lost(self, pipe: Connection, index: int) -> Outcome:
@@ -177,11 +180,11 @@ class Workers:
             f"{process.exitcode}; the next run looks at what it has done",
         )
 
-    def _not_done(self, index: int, reason: str | None) -> Outcome:
+    def _not_done(self, index: int, before: Outcome | None) -> Outcome:
         shard = self._versions[index].shard
-        if reason is None:
+        if before is None:
             return Outcome.of(shard, State.SKIPPED)
-        return Outcome.of(shard, State.UNREACHABLE, error=reason)
+        return Outcome.of(shard, before.state, error=before.error)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless and until told to stop."""
