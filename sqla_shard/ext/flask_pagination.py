@@ -21,7 +21,6 @@ from sqlalchemy import func
 from sqlalchemy import Select
 from sqlalchemy import select
 
-from sqla_shard.scattering import Scatter
 from sqla_shard.session import ShardSession
 
 __all__ = ["Pagination", "paginate"]
@@ -160,7 +159,4 @@ def _total(session: ShardSession, statement: Select[Any]) -> int:
     """Return how many rows a statement has without LIMIT."""
     inner = statement.order_by(None).limit(None).offset(None)
     counted = select(func.count()).select_from(inner.subquery())
-    scatters = [
-        one for one in statement._with_options if isinstance(one, Scatter)
-    ]
-    return session.scalar(counted.options(*scatters)) or 0
+    return session.scalar(counted) or 0

@@ -1,0 +1,259 @@
+"""Users who follow each other, posts, and messages."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from datetime import timezone
+
+from sqlalchemy import DateTime
+from sqlalchemy import delete
+from sqlalchemy import ForeignKey
+from sqlalchemy import func
+from sqlalchemy import or_
+from sqlalchemy import Select
+from sqlalchemy import select
+from sqlalchemy import String
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import foreign
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import relationship
+from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import WriteOnlyMapped
+from werkzeug.security import check_password_hash
+from werkzeug.security import generate_password_hash
+
+from sqla_shard import lookup
+from sqla_shard import LookupMixin
+from sqla_shard import MappingMixin
+from sqla_shard import ObjectMixin
+from sqla_shard import ObjectRef
+from sqla_shard import scatter
+from sqla_shard import ShardedId
+from sqla_shard import ShardSession
+from sqla_shard.exc import KeyTakenError
+from sqla_shard.ext.flask import FlaskCluster
+from sqla_shard.lookup import normalization
+
+
+class Base(DeclarativeBase):
+    """Holds the tables of the application."""
+
+
+db = FlaskCluster(metadata=Base.metadata)
+
+
+def now() -> datetime:
+    """Return the time in UTC, as the columns have it."""
+    return datetime.now(timezone.utc)
+
+
+class User(ObjectMixin, Base, type_id=1):
+    """Someone who has signed up."""
+
+    __tablename__ = "users"
+
+    username: Mapped[str] = mapped_column(String(64))
+    email: Mapped[str] = mapped_column(String(120))
+    password_hash: Mapped[str] = mapped_column(String(256))
+    about_me: Mapped[str] = mapped_column(String(140), default="")
+    is_admin: Mapped[bool] = mapped_column(default=False)
+    created_at: Mapped[datetime] = mapped_column(
+        DateTime(timezone=True), default=now, index=True
+    )
+
+    posts: WriteOnlyMapped[Post] = relationship(
+        back_populates="author", passive_deletes=True
+    )
+
+    def set_password(self, password: str) -> None:
+        """Keep the hash of a password."""
+        self.password_hash = generate_password_hash(password)
+
+    def check_password(self, password: str) -> bool:
+        """Tell whether a password is the user's."""
+        return check_password_hash(self.password_hash, password)
+
+    def is_following(self, user: User) -> bool:
+        """Tell whether this user follows another one."""
+        found = UserFollowsUsers.contains(db.session, self.id, [user.id])
+        return user.id in found
+
+    def follow(self, user: User) -> None:
+        """Follow another user."""
+        UserFollowsUsers.append(db.session, self.id, user.id)
+
+    def unfollow(self, user: User) -> None:
+        """Follow another user no more."""
+        UserFollowsUsers.remove(db.session, self.id, user.id)
+
+    def followers_count(self) -> int:
+        """Return how many users follow this one."""
+        return UserHasFollowers.count(db.session, self.id)
+
+    def following_count(self) -> int:
+        """Return how many users this one follows."""
+        return UserFollowsUsers.count(db.session, self.id)
+
+    def feed(self) -> Select[tuple[Post]]:
+        """Return the posts of this user and of those followed."""
+        followed = UserFollowsUsers.iterate(db.session, self.id)
+        ids = [self.id, *(row.followed_id for row in followed)]
+        return newest(Post.user_id.in_(ids))
+
+    def inbox(self) -> Select[tuple[Message]]:
+        """Return the messages that were sent to this user."""
+        return (
+            select(Message)
+            .where(Message.recipient_id == self.id)
+            .order_by(Message.created_at.desc(), Message.id.desc())
+            .options(selectinload(Message.sender))
+        )
+
+
+class UserName(
+    LookupMixin,
+    Base,
+    target=User,
+    normalize=normalization.exact,
+    field="username",
+):
+    """Whose name it is; nobody else has it."""
+
+
+class UserEmail(
+    LookupMixin,
+    Base,
+    target=User,
+    normalize=normalization.email,
+    field="email",
+):
+    """Whose address it is."""
+
+
+class UserFollowsUsers(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="follower_id",
+    target_column="followed_id",
+    inverse="UserHasFollowers",
+):
+    """Whom a user follows."""
+
+
+class UserHasFollowers(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="followed_id",
+    target_column="follower_id",
+):
+    """Who follows a user."""
+
+
+class Post(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
+    """What a user has written."""
+
+    __tablename__ = "posts"
+
+    user_id: Mapped[int] = mapped_column(
+        ShardedId(1), ForeignKey("users.local_id"), index=True
+    )
+    body: Mapped[str] = mapped_column(String(140))
+    created_at: Mapped[datetime] = mapped_column(
+        DateTime(timezone=True), default=now, index=True
+    )
+
+    author: Mapped[User] = relationship(back_populates="posts")
+
+
+class Message(ObjectMixin, Base, type_id=3, colocate_with="recipient_id"):
+    """What one user has written to another."""
+
+    __tablename__ = "messages"
+
+    sender_id: Mapped[int] = mapped_column(ObjectRef(1))
+    recipient_id: Mapped[int] = mapped_column(
+        ShardedId(1), ForeignKey("users.local_id"), index=True
+    )
+    body: Mapped[str] = mapped_column(String(140))
+    created_at: Mapped[datetime] = mapped_column(
+        DateTime(timezone=True), default=now, index=True
+    )
+
+    sender: Mapped[User | None] = relationship(
+        primaryjoin=lambda: foreign(Message.sender_id) == User.id,
+        viewonly=True,
+    )
+
+
+def newest(*conditions: object) -> Select[tuple[Post]]:
+    """Return posts with their authors, the newest first."""
+    return (
+        select(Post)
+        .where(*conditions)
+        .order_by(Post.created_at.desc(), Post.id.desc())
+        .options(selectinload(Post.author), scatter(max_offset=1000))
+    )
+
+
+def search(words: str) -> Select[tuple[Post]]:
+    """Return the posts that contain some words."""
+    return newest(Post.body.icontains(words, autoescape=True))
+
+
+def everybody() -> Select[tuple[User]]:
+    """Return all users, by name."""
+    ordered = select(User).order_by(User.username)
+    return ordered.options(scatter(max_offset=10_000))
+
+
+def count(query: Select[tuple[User]] | Select[tuple[Post]]) -> int:
+    """Return how many rows a query has."""
+    counted = select(func.count()).select_from(query.subquery())
+    return db.session.scalar(counted) or 0
+
+
+def find_user(username: str) -> User | None:
+    """Return the user of a name."""
+    user_id = UserName.resolve(db.session, username)
+    return None if user_id is None else db.session.get(User, user_id)
+
+
+def sign_up(username: str, email: str, password: str) -> User | None:
+    """Add a user; return None where the name or the address is taken."""
+    keys = {UserName: username, UserEmail: email}
+    try:
+        user_id = lookup.sign_up(
+            db.cluster, keys, add_user, username, email, password
+        )
+    except KeyTakenError:
+        return None
+    return db.session.get(User, user_id)
+
+
+def add_user(
+    session: ShardSession, username: str, email: str, password: str
+) -> int:
+    """Write a user, and return its id."""
+    user = User(username=username, email=email)
+    user.set_password(password)
+    session.add(user)
+    session.flush()
+    return user.id
+
+
+def delete_user(user: User) -> None:
+    """Delete a user with all that belongs to it."""
+    for statement in (
+        delete(Post).where(Post.user_id == user.id),
+        delete(Message).where(
+            or_(Message.sender_id == user.id, Message.recipient_id == user.id)
+        ),
+    ):
+        db.session.execute(statement)
+    db.session.delete(user)
+    db.session.commit()
