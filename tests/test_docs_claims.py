@@ -1,0 +1,125 @@
+"""Statements of the pages that the code has made untrue.
+
+Each was true when it was written, and stood there long after it was not.
+What a page says is missing is looked for in the package.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqla_shard
+from sqla_shard import Cluster
+from sqla_shard.schema import verify
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.rst"))]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+Fact = Callable[[], Any]
+
+
+def parameters(function: Any) -> Any:
+    return inspect.signature(function).parameters
+
+
+#: What no page may say, and what in the package makes it untrue.
+UNTRUE: dict[str, Fact] = {
+    r"(finding|find) an? (row|object)[^.]* (is|are) not there yet": (
+        lambda: sqla_shard.LookupMixin.resolve
+    ),
+    r"(and|so) restart (them|everything|all processes)": (
+        lambda: parameters(Cluster.from_file)["watch"].default
+    ),
+    r"reads the (topology )?file when it starts, so": (
+        lambda: parameters(Cluster.from_file)["watch"].default
+    ),
+    r"never connects to (it|a standby|the standby|standbys)": (
+        lambda: parameters(verify)["standby"].default
+    ),
+    r"only PyMySQL is tested": (
+        lambda: PYPROJECT["project"]["optional-dependencies"]["asyncmy"]
+    ),
+    r"not there yet:[^.]*writes to several shards": (
+        lambda: sqla_shard.operation
+    ),
+    r"many-to-many[^.]* (is|are) (refused|not there yet)": (
+        lambda: ROOT.joinpath("docs/howto/many-to-many.rst").stat()
+    ),
+    r"OFFSET (is|and [^.]* are) (always )?refused\.": (
+        lambda: parameters(sqla_shard.scatter)["max_offset"]
+    ),
+}
+
+
+def sentences(path: Path) -> str:
+    """Return a page without the ends of its lines."""
+    return " ".join(path.read_text("utf-8").split())
+
+
+@pytest.mark.parametrize("pattern", UNTRUE)
+def test_what_makes_a_statement_untrue_is_there(pattern: str) -> None:
+    assert UNTRUE[pattern]()
+
+
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_no_page_says_what_is_untrue(page: Path) -> None:
+    text = sentences(page)
+    for pattern in UNTRUE:
+        found = re.search(pattern, text, re.IGNORECASE)
+        assert found is None, f"{found and found[0]!r} is not true any more"
+
+
+def test_the_statements_would_be_found() -> None:
+    """Those that stood on the pages."""
+    for statement in (
+        "Finding an object by another key on sharded tables is not there yet.",
+        "finding a row in them by its key is not there yet.",
+        "A process reads the file when it starts, so restart them all:",
+        "give all processes the new file and restart them.",
+        "the library never connects to it.",
+        "Only PyMySQL is tested.",
+        "**Not there yet:** writes to several shards that complete after a",
+    ):
+        assert any(
+            re.search(pattern, statement, re.IGNORECASE) for pattern in UNTRUE
+        ), statement
+
+
+def test_every_extra_is_listed() -> None:
+    page = (ROOT / "docs" / "quickstart.rst").read_text("utf-8")
+    _, _, table = page.partition("Extras\n------")
+    listed = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
+    assert listed == set(PYPROJECT["project"]["optional-dependencies"])
+
+
+#: What the pages say is missing, by the words of the README's table and of
+#: the landing page; each with the name that it would have.
+MISSING = {
+    "commands that move shards and fail over": "fleet",
+    "jobs": "jobs",
+}
+
+
+def test_what_is_said_to_be_missing_is_missing() -> None:
+    text = sentences(ROOT / "docs" / "index.rst")
+    said = re.search(r"\*\*Not there yet:\*\* (.*?)\.", text)
+    assert said is not None
+    for words, name in MISSING.items():
+        assert words in said[1]
+        package = ROOT / "sqla_shard" / name
+        assert not package.exists(), f"{words}: there is sqla_shard.{name}"
