@@ -27,21 +27,37 @@ from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cluster import Cluster
+from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
+from sqla_shard.exc import SchemaOptionError
+from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.exc import UnknownServerError
+from sqla_shard.exc import UnknownShardError
 from sqla_shard.topology import Topology
 
 __all__ = ["schema_group"]
 
 
+#: What a command raises that was asked for something that there is not.
+_WRONG_USE = (
+    CommandError,
+    SchemaOptionError,
+    DivergedRevisionsError,
+    UnknownKeyspaceError,
+    UnknownServerError,
+    UnknownShardError,
+)
+
+
 class _Group(click.Group):
-    """Shows what alembic has to say against a command as an error."""
+    """Ends wrong uses alike, whoever has found them: with status 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except CommandError as error:
-            raise click.ClickException(str(error)) from error
+        except _WRONG_USE as error:
+            raise click.UsageError(str(error)) from error
 
 
 @click.group("schema", cls=_Group)
@@ -77,11 +93,11 @@ def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
 def _config() -> Config:
     """Return alembic's configuration.
 
-    :raises click.ClickException: when there is none, or not that section.
+    :raises click.UsageError: when there is none, or not that section.
     """
     ini, name = click.get_current_context().meta["sqla_shard.ini"]
     if not ini.is_file():
-        raise click.ClickException(
+        raise click.UsageError(
             f"there is no {ini}; name the configuration of alembic with "
             "--config, or make one with: sqla-shard schema init"
         )
@@ -92,7 +108,7 @@ def _config() -> Config:
         if config.file_config.has_option(section, "script_location")
     ]
     if name not in sections:
-        raise click.ClickException(
+        raise click.UsageError(
             f"{ini} has no section [{name}] with a script_location; name one "
             f"that has with --name: {', '.join(sections) or 'there is none'}"
         )

@@ -131,11 +131,45 @@ def invoke(*arguments: str) -> Result:
 
 def test_a_section_that_is_not_there(project: Path) -> None:
     done = invoke("-n", "nosuch", "status")
-    assert done.exit_code == 1
-    assert done.stderr == (
-        "sqla-shard: error: alembic.ini has no section [nosuch] with a "
-        "script_location; name one that has with --name: alembic\n"
+    assert done.exit_code == 2
+    assert done.stderr.endswith(
+        "Error: alembic.ini has no section [nosuch] with a script_location; "
+        "name one that has with --name: alembic\n"
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "upgrade --shards 7-2",
+        "upgrade --shards 99",
+        "upgrade --new 99",
+        "upgrade --servers nosuch",
+        "upgrade --shards 1 --servers nosuch",
+        "upgrade --jobs 0",
+        "upgrade --jobs many",
+        "upgrade --pause -1",
+        "upgrade --nosuch",
+        "upgrade nosuch",
+        "upgrade base:head",
+        "upgrade +9",
+        "upgrade --report nosuch/report",
+        "downgrade",
+        "downgrade nosuch",
+        "status --shards 99",
+        "verify --reference 99",
+        "verify --keyspace nosuch",
+        "provision",
+        "resolve 99 revision-done",
+        "resolve 0 nosuch",
+        "--config nosuch.ini status",
+        "nosuch",
+    ],
+)
+def test_wrong_uses_end_alike(project: Path, arguments: str) -> None:
+    done = invoke(*arguments.split())
+    assert done.exit_code == 2, done.output
+    assert "Error: " in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -203,7 +237,7 @@ def test_an_env_py_of_alembic_itself_is_refused(
 
 def test_a_range_is_for_sql(project: Path) -> None:
     done = invoke("upgrade", "a:b")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "'a:b' is a range, which is for: alembic" in done.stderr
     assert "8 at no revision" in invoke("status").stdout
 
