@@ -35,6 +35,7 @@ class Failure(Enum):
     FENCED = "the server is read-only, and has written nothing; repeat it"
     MISPLACED = "there is no such table or database, or no grant for it"
     TIMEOUT = "the statement took longer than it was allowed to"
+    COLLATIONS = "it compares texts that were made of two collations"
     OTHER = "an error of the statement"
 
 

@@ -56,6 +56,8 @@ _CHANGED_SINCE_SNAPSHOT = 1020
 _CONFLICTS = frozenset({_DEADLOCK, _CHANGED_SINCE_SNAPSHOT})
 # MariaDB's max_statement_time, and MySQL's MAX_EXECUTION_TIME.
 _TIMEOUTS = frozenset({1969, 3024})
+# Of a UNION too, whose columns must have one.
+_COLLATIONS = frozenset({1267, 1270, 1271})
 # The server is configured so: which of its options, the text tells.
 _OPTION_PREVENTS = 1290
 _READ_ONLY_OPTION = re.compile("(?:super[-_])?read[-_]only")
@@ -203,6 +205,8 @@ class MySQL:
             return Failure.BUSY
         if number in _TIMEOUTS:
             return Failure.TIMEOUT
+        if number in _COLLATIONS:
+            return Failure.COLLATIONS
         if number in _GONE:
             return Failure.LOST
         if number in _LACKS:

@@ -259,9 +259,8 @@ UNSORTED: Mapping[int, str] = {
     f"{MOST_SORTED} characters or {_SORTED // 2} weights of its collation; "
     "order by func.left() of the column",
     2: "is of a collation that compares accents or case after all letters, "
-    "and servers do not sort by so much of a column of this length; order by "
-    "func.left() of the column, or collate() it to one that compares letters "
-    "only",
+    "and servers do not sort by so much of a column of this length; collate() "
+    "it to one that compares letters only",
     3: "ends in a character that its collation sorts as if nothing were "
     "there; order by another column, or collate() it to one that pads",
 }

@@ -18,6 +18,7 @@ from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import Failure
+from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
@@ -71,6 +72,14 @@ class Known(Protocol):
         ...
 
 
+def _collations(error: Any) -> ScatterUnsupportedError:
+    return ScatterUnsupportedError(
+        "a text that is made of two collations, such as a column and a "
+        f"cast(), cannot be compared: {error.orig}; collate() it to one",
+        construct="COLLATE",
+    )
+
+
 class Errors:
     """Says what an error of a server means: gone, fenced, or not there.
 
@@ -108,6 +117,8 @@ class Errors:
         options = {} if execution is None else execution.execution_options
         plan = options.get(OPTION)
         places = options.get(PLACES) or (() if plan is None else plan.places)
+        if failure is Failure.COLLATIONS and len(places) > 1:
+            return _collations(error)
         return self.told(
             error, [p for p in places if p.engine is context.engine]
         )
@@ -130,6 +141,8 @@ class Errors:
         if failure is Failure.MISPLACED and places:
             self._ask()
             return self._misplaced(error, places)
+        if failure is Failure.COLLATIONS and len(places) > 1:
+            return _collations(error)
         return None
 
     def _ask(self) -> None:

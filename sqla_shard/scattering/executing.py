@@ -293,7 +293,24 @@ class _Work:
             self.job.seconds = perf_counter() - start
 
     def _send(self) -> _Answer:
+        try:
+            return _more(self.job, _Answer(), 0, self._plan)
+        except ScatterUnsupportedError as error:
+            if error.construct != "COLLATE" or not self._separate():
+                raise
         return _more(self.job, _Answer(), 0, self._plan)
+
+    def _separate(self) -> bool:
+        """Take a statement for each shard; tell whether that is another.
+
+        A text that is made of two collations can be shown, but not in a
+        UNION, whose columns must have one.
+        """
+        apart, self.job.apart = self.job.apart, None
+        if apart is None or len(self.job.places) == 1:
+            return False
+        self.job.statements = apart()
+        return True
 
     def first(
         self, how: Callable[[], _Answer], context: Any, explain: Explain
@@ -307,6 +324,10 @@ class _Work:
         try:
             return how()
         except dbapi.Error as error:
+            backend = self.job.places[0].backend
+            mixed = backend.classify(error) is Failure.COLLATIONS
+            if mixed and self._separate():
+                return self._send()
             if self._raises(error) and not self._timed_out(error):
                 raise
             connection = self.job.connection

@@ -192,6 +192,7 @@ class Job:
 
     :ivar places: the shards that it is for.
     :ivar statements: text and parameters of each, at least one.
+    :ivar apart: returns them with one for each shard.
     :ivar rows: how many rows it has brought.
     :ivar seconds: how long it took.
     :ivar error: what it raised.
@@ -200,6 +201,9 @@ class Job:
     connection: Connection
     places: Sequence[Place]
     statements: list[tuple[str, Any]]
+    apart: Callable[[], list[tuple[str, Any]]] | None = field(
+        default=None, repr=False
+    )
     rows: int = 0
     seconds: float = 0.0
     error: Exception | None = field(default=None, repr=False)

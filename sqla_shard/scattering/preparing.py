@@ -68,10 +68,6 @@ def render_event(
             sent = sent[0] + _comment([place], 1), sent[1]
         return sent
     plan.jobs = _jobs(plan, statement, parameters, context, placeholder)
-    if watch is not None and watch.comments:
-        for job in plan.jobs:
-            comment = _comment(job.places, len(plan.jobs))
-            job.statements = [(t + comment, v) for t, v in job.statements]
     return plan.jobs[0].statements[0]
 
 
@@ -101,8 +97,12 @@ def _jobs(
         plan.before = partial(_lock_all, plan)
     limits = plan.limits
     left = plan.seconds_left()
-    jobs = []
-    for connection, places in plan.by_connection():
+    by_connection = plan.by_connection()
+    comments = plan.watch is not None and plan.watch.comments
+
+    def rendered(
+        connection: Connection, places: Sequence[Place], *, united: bool
+    ) -> list[tuple[str, Any]]:
         statements = statements_for(
             statement,
             parameters,
@@ -111,6 +111,7 @@ def _jobs(
             plan.merge,
             sorts_more=bool(getattr(compiled, "eager_order_by", ())),
             most_rows=None if limits is None else limits.max_rows,
+            united=united,
         )
         if left is not None:
             limited = places[0].backend.limited
@@ -118,8 +119,20 @@ def _jobs(
                 (limited(connection, text, left), values)
                 for text, values in statements
             ]
-        jobs.append(Job(connection, places, statements))
-    return jobs
+        if comments:
+            comment = _comment(places, len(by_connection))
+            statements = [(t + comment, values) for t, values in statements]
+        return statements
+
+    return [
+        Job(
+            connection,
+            places,
+            rendered(connection, places, united=True),
+            partial(rendered, connection, places, united=False),
+        )
+        for connection, places in by_connection
+    ]
 
 
 def _check_wrapped(compiled: Any) -> None:

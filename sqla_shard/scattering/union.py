@@ -86,6 +86,7 @@ def statements_for(
     *,
     sorts_more: bool = False,
     most_rows: int | None = None,
+    united: bool = True,
 ) -> list[Sent]:
     """Return the statements that read some shards of one server.
 
@@ -95,8 +96,13 @@ def statements_for(
     :param merge: what is made of the rows of all shards.
     :param sorts_more: whether the text sorts by more than the merge does.
     :param most_rows: of more rows than this, one more is read.
+    :param united: whether one statement may be for several shards.
     """
-    if len(places) == 1 or not _fits(text, merge, sorts_more=sorts_more):
+    if (
+        not united
+        or len(places) == 1
+        or not _fits(text, merge, sorts_more=sorts_more)
+    ):
         sent = [render(text, parameters, p, placeholder) for p in places]
         whole = merge is not None and not merge.on_server
         if most_rows is None or whole or not _is_open(text):
