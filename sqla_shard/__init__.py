@@ -46,6 +46,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   mappings/    ordered lists of objects
 #   lookup/      mod shards: from a key to an id, and claims of keys
 #   reference/   small tables that are the same on every shard
+#   deleting/    deleting an object with what belongs to it
 #   verifying/   finding and mending rows that do not fit others
 #   schema/      alembic over every virtual shard
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
@@ -56,6 +57,7 @@ every object lives on a virtual shard that its 64-bit id names.
 
 from __future__ import annotations
 
+from sqla_shard import deleting as _deleting  # noqa: F401  # names operations
 from sqla_shard.async_session import AsyncShardSession
 from sqla_shard.cluster import Cluster
 from sqla_shard.cluster_events import ClusterEvents

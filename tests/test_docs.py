@@ -404,6 +404,7 @@ def test_every_public_name_is_in_the_reference(name):
 @pytest.mark.parametrize(
     "module",
     [
+        "deleting",
         "topology",
         "testing",
         "ext.flask",
