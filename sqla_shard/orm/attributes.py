@@ -84,7 +84,9 @@ class _Comparator(ColumnProperty.Comparator[Any]):
         return super()._fallback_getattr(key)
 
     def _bulk_update_tuples(self, value: Any) -> Any:
-        raise self._of.field.no_update()
+        # The name alone: an INSERT puts it into the blob, and an UPDATE is
+        # refused by it.
+        return [(self._of.key, value)]
 
 
 class FieldProperty(MapperProperty[Any]):

@@ -32,6 +32,7 @@ from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.orm.fields import BlobField
 from sqla_shard.orm.fields import FieldSettings
 from sqla_shard.orm.fields import MISSING
+from sqla_shard.orm.hiding import write_active
 from sqla_shard.orm.kinds import Kind
 from sqla_shard.orm.references import any_type
 from sqla_shard.orm.references import colocation_of
@@ -329,6 +330,8 @@ def _row_encoder(definition: Definition, mapper: Mapper[Any]) -> Any:
     fields = definition.fields
 
     def encode_row(row: dict[str, Any]) -> dict[str, Any]:
+        row = dict(row)
+        active = row.pop("active", True)
         check_names(mapper, fields, row)
         given = row.pop("data", None)
         # A copy: it may be the blob of an object, or given for many rows.
@@ -337,6 +340,7 @@ def _row_encoder(definition: Definition, mapper: Mapper[Any]) -> Any:
             fields[key].write(data, row.pop(key))
         for made in fields.values():
             made.fill(data)
+        write_active(data, active)
         row["data"] = data
         return row
 

@@ -408,14 +408,15 @@ class BlobField:
         type_id = self.refers()[0] if self._names_type else None
         return "id", ObjectRef(type_id, colocated=self.colocates)
 
-    def no_update(self) -> UnsupportedStatementError:
-        """Return the error for an UPDATE statement that sets the field."""
-        return UnsupportedStatementError(
-            f"{self.label} is a field of a blob, which UPDATE statements "
-            "cannot change; change the objects in a session, which keeps "
-            "what other writers change",
-            construct=f"SET {self.name}",
-        )
+
+def no_update(class_name: str, key: str) -> UnsupportedStatementError:
+    """Return the error for an UPDATE statement that sets a field."""
+    return UnsupportedStatementError(
+        f"{class_name}.{key} is a field of a blob, which UPDATE statements "
+        "cannot change; change the objects in a session, which keeps "
+        "what other writers change",
+        construct=f"SET {key}",
+    )
 
 
 def blob_of(instance: Any) -> Blob:

@@ -23,12 +23,13 @@ from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard.dialects.sql import BlobActive
+from sqla_shard.exc import BlobValueError
 from sqla_shard.orm.fields import blob_of
 from sqla_shard.routing import spec_of
 from sqla_shard.session import INCLUDE_INACTIVE
 from sqla_shard.session import ShardSession
 
-__all__ = ["Activity", "active_only"]
+__all__ = ["Activity", "active_only", "write_active"]
 
 _KEY = "active"
 
@@ -50,15 +51,38 @@ class Activity:
     def _active(cls) -> Any:
         return active_only(cls)
 
+    @active.inplace.setter
+    def _set_active(self, value: bool) -> None:
+        write_active(blob_of(self), value)
+
+    @active.inplace.update_expression
+    @classmethod
+    def _update_active(cls, value: Any) -> Any:
+        # The name alone, which says what the statement wants to change.
+        return [(_KEY, value)]
+
     def deactivate(self) -> None:
         """Hide the object from reads, from the next flush on."""
-        blob_of(self)[_KEY] = False
+        write_active(blob_of(self), False)
 
     def restore(self) -> None:
         """Show the object to reads again, from the next flush on."""
-        data = blob_of(self)
-        if data.get(_KEY) is False:
-            del data[_KEY]
+        write_active(blob_of(self), True)
+
+
+def write_active(data: dict[str, Any], value: bool) -> None:
+    """Put into a blob whether reads show the object.
+
+    :raises BlobValueError: for what is no bool.
+    """
+    if type(value) is not bool:
+        raise BlobValueError(
+            f"expects a bool, not {value!r}", field=_KEY, value=value
+        )
+    if not value:
+        data[_KEY] = False
+    elif data.get(_KEY) is False:
+        del data[_KEY]
 
 
 def active_only(cls: Any) -> Any:

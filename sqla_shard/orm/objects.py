@@ -52,6 +52,7 @@ from sqla_shard.orm.definition import define
 from sqla_shard.orm.definition import Definition
 from sqla_shard.orm.definition import finish
 from sqla_shard.orm.fields import blob_of
+from sqla_shard.orm.fields import no_update
 from sqla_shard.orm.hiding import Activity
 from sqla_shard.orm.merging import watch_assignments
 from sqla_shard.orm.saving import write_blob
@@ -219,28 +220,31 @@ def _before_update(mapper: Any, connection: Any, target: ObjectMixin) -> None:
         state.session.expire(target, ["ts"])
 
 
-def _check_bulk_update(context: ORMExecuteState) -> None:
+def _check_update(context: ORMExecuteState) -> None:
     """Handle ``do_orm_execute``: refuse what SQLAlchemy would not write.
 
     Of a row of a bulk UPDATE it takes the columns and drops other keys.
 
-    :raises UnsupportedStatementError: for a row that sets a field, or what
-        is no attribute at all.
+    :raises UnsupportedStatementError: for one that sets a field, or what is
+        no attribute at all.
     """
     mapper = context.bind_mapper
-    rows: Any = context.parameters
     if (
         not context.is_update
-        or not isinstance(rows, list)
         or mapper is None
         or not issubclass(mapper.class_, ObjectMixin)
     ):
         return
-    fields = mapper.class_.__sqla_shard__.fields
-    for row in rows:
+    in_blob = {"active", *mapper.class_.__sqla_shard__.fields}
+    statement: Any = context.statement
+    rows: Any = context.parameters
+    given = [statement._values or {}]
+    if isinstance(rows, list):
+        given += rows
+    for row in given:
         for name in row:
-            if name in fields:
-                raise fields[name].no_update()
+            if isinstance(name, str) and name in in_blob:
+                raise no_update(mapper.class_.__name__, name)
         check_names(mapper, (), row)
 
 
@@ -253,4 +257,5 @@ event.listen(ObjectMixin, "after_insert", _after_insert, propagate=True)
 event.listen(ObjectMixin, "before_update", _before_update, propagate=True)
 event.listen(ObjectMixin, "before_update", write_blob, propagate=True)
 event.listen(ShardSession, "before_flush", _fill_new)
-event.listen(ShardSession, "do_orm_execute", _check_bulk_update)
+# Before the session sends it.
+event.listen(ShardSession, "do_orm_execute", _check_update, insert=True)

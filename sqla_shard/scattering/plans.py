@@ -12,6 +12,7 @@ from typing import Literal
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import UserDefinedOption
+from sqlalchemy.sql.cache_key import HasCacheKey
 from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import UnaryExpression
@@ -55,9 +56,12 @@ _YEAR = 365 * 24 * 3600
 OnError = Literal["raise", "partial"]
 
 
-class Scatter(UserDefinedOption):
+class Scatter(UserDefinedOption, HasCacheKey):
     """The option that :func:`scatter` returns; its limits are attributes."""
 
+    # SQLAlchemy takes what has none for a literal, which a function called
+    # inside lambda_stmt() must not return.  Limits change no SQL.
+    _is_has_cache_key = False
     propagate_to_loaders = False
 
     def __init__(

@@ -25,23 +25,55 @@ from sqla_shard.routing import spec_of
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.placement import parent_shard
 
-__all__ = ["check_rows", "group_rows", "ids_of", "rows_of", "updated_rows"]
+__all__ = ["check_rows", "encoded", "group_rows", "ids_of", "updated_rows"]
 
 Row = dict[str, Any]
 
 
-def rows_of(statement: Any, parameters: Any) -> list[Row] | None:
-    """Return the rows that are given as parameters, ready for columns.
+def encoded(statement: Any, parameters: Any) -> tuple[Any, Any]:
+    """Return an INSERT and its parameters, ready for columns.
 
-    Fields that a class keeps in a blob are put into it.
+    Fields that a class keeps in a blob are put into it, wherever they are
+    given, and the blob has the defaults of the others.
+
+    :raises UnsupportedStatementError: for INSERT .. FROM SELECT without it.
     """
-    if parameters is None:
-        return None
-    rows = parameters if isinstance(parameters, list) else [parameters]
     encode = spec_of(statement.table).encode_row
-    if encode is None or _mapper_of(statement) is None:
-        return list(rows)
-    return [encode(dict(row)) for row in rows]
+    mapper = _mapper_of(statement)
+    if encode is None or mapper is None:
+        return statement, parameters
+    if statement.select is not None:
+        if "data" not in statement._select_names:
+            raise UnsupportedStatementError(
+                f"INSERT INTO {statement.table.name} .. FROM SELECT gives no "
+                '"data", which holds the fields of a row; select it too, or '
+                "insert rows: session.execute(insert(Class), rows)",
+                construct="FROM SELECT",
+            )
+        return statement, parameters
+    columns = {*statement.table.c.keys(), *mapper.columns.keys()} - {"data"}
+    own = [
+        {
+            name: value if name in columns else _literal(value)
+            for name, value in row.items()
+        }
+        for row in _own_rows(statement)
+    ]
+    if parameters is None:
+        own = [encode(row) for row in own]
+    else:
+        fields = {
+            k: v for row in own for k, v in row.items() if k not in columns
+        }
+        own = [{k: v for k, v in row.items() if k in columns} for row in own]
+        if isinstance(parameters, list):
+            parameters = [encode({**fields, **row}) for row in parameters]
+        else:
+            parameters = encode({**fields, **parameters})
+    many = bool(statement._multi_values)
+    statement = statement._generate()
+    statement._values, statement._multi_values = None, ()
+    return statement.values(own if many else own[0]), parameters
 
 
 def group_rows(
@@ -61,8 +93,7 @@ def group_rows(
         )
     placer = _Placer(scope, statement)
     own = _own_values(statement)
-    ready = rows_of(statement, parameters)
-    if ready is None or len(own) > 1:
+    if parameters is None or len(own) > 1:
         places = {placer.place(row) for row in own}
         if len(places) > 1:
             raise UnsupportedStatementError(
@@ -70,12 +101,12 @@ def group_rows(
                 "use session.execute(insert(Class), rows)",
                 construct="VALUES",
             )
-        return dict.fromkeys(places, ready)
+        return dict.fromkeys(places, parameters)
     grouped: dict[Place, Any] = {}
     given = parameters if isinstance(parameters, list) else [parameters]
-    for row, encoded in zip(given, ready, strict=True):
+    for row in given:
         place = placer.place({**own[0], **row})
-        grouped.setdefault(place, []).append(encoded)
+        grouped.setdefault(place, []).append(row)
     if len(grouped) > 1 and statement._sort_by_parameter_order:
         raise ScatterUnsupportedError(
             "RETURNING in the order of the rows is not supported for rows "
@@ -279,13 +310,18 @@ def _value(row: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 def _own_values(statement: Any) -> list[Row]:
     """Return the values inside a statement, by column or attribute name."""
+    return [
+        {name: _literal(value) for name, value in row.items()}
+        for row in _own_rows(statement)
+    ]
+
+
+def _own_rows(statement: Any) -> list[Row]:
+    """Return them as they stand there: parameters, or other SQL."""
     multi = statement._multi_values
     sources = multi[0] if multi else [statement._values or {}]
     return [
-        {
-            getattr(key, "key", key): _literal(value)
-            for key, value in source.items()
-        }
+        {getattr(key, "key", key): value for key, value in source.items()}
         for source in sources
     ]
 

@@ -26,6 +26,7 @@ from sqlalchemy import literal_column
 from sqlalchemy import or_
 from sqlalchemy import true
 from sqlalchemy import type_coerce
+from sqlalchemy.sql.lambdas import LambdaElement
 from sqlalchemy.sql.selectable import Alias
 from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.selectable import Select
@@ -68,6 +69,8 @@ def scatter_page(
     :param execute: the session's.
     """
     check_limit(limit)
+    if isinstance(statement, LambdaElement):
+        statement = statement._resolved
     keys = _keys(statement)
     about = f"the rows of {_described(statement)} by {_listed(keys)}"
     count = len(statement.column_descriptions)

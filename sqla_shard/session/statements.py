@@ -47,8 +47,8 @@ from sqla_shard.session.connecting import connect
 from sqla_shard.session.contract import OUR_OWN
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.inserting import check_rows
+from sqla_shard.session.inserting import encoded
 from sqla_shard.session.inserting import group_rows
-from sqla_shard.session.inserting import rows_of
 from sqla_shard.session.inserting import updated_rows
 from sqla_shard.session.nearest import nearest
 from sqla_shard.session.stale import check_count
@@ -447,14 +447,20 @@ def _insert(
             tables=(statement.table.name,),
         )
     check(statement)
-    if told is not None:
+    statement, parameters = encoded(statement, context.parameters)
+    context.statement, context.parameters = statement, parameters
+    if told is None:
+        rows = group_rows(scope, statement, parameters)
+    else:
+        check_rows(scope, statement, parameters, told)
         place = scope.places.place(keyspace, told)
-        check_rows(scope, statement, context.parameters, told)
-        rows = rows_of(statement, context.parameters)
-        return _by_shard(context, scope, {place: rows})
-    return _by_shard(
-        context, scope, group_rows(scope, statement, context.parameters)
-    )
+        listed = None if parameters is None else _listed(parameters)
+        rows = {place: listed}
+    return _by_shard(context, scope, rows)
+
+
+def _listed(parameters: Any) -> list[Any]:
+    return parameters if isinstance(parameters, list) else [parameters]
 
 
 def _by_shard(

@@ -28,6 +28,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.operators import ColumnOperators
 from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
@@ -75,6 +76,8 @@ COMPARISONS = frozenset(
         operators.not_between_op,
     }
 )
+#: The last is a variable inside lambda_stmt(), which is iterable, too.
+_NO_LIST = (str, bytes, ClauseElement, ColumnOperators)
 _ORDERINGS = frozenset(
     {
         operators.asc_op,
@@ -142,7 +145,7 @@ class IdType(TypeDecorator[int]):
             if (
                 op in (operators.in_op, operators.not_in_op)
                 and isinstance(other[0], Iterable)
-                and not isinstance(other[0], (str, bytes, ClauseElement))
+                and not isinstance(other[0], _NO_LIST)
                 and not hasattr(other[0], "__clause_element__")
             ):
                 # Every iterable, of which SQLAlchemy takes any: it caches a
@@ -168,9 +171,11 @@ class IdType(TypeDecorator[int]):
 
     def slot_parameter(self, values: Any) -> BindParameter[Any]:
         """Return the one parameter that stands for an ``IN`` list."""
+        # As its value: with a callable, the criteria of an eager load that
+        # SQLAlchemy has in its cache would get None.
         return BindParameter(
             None,
-            callable_=self.slot(values),
+            self.slot(values)(),
             expanding=True,
             unique=True,
             type_=self,
@@ -293,10 +298,9 @@ def full_id(column: Any) -> ColumnElement[int]:
             "column, such as the id of an object class",
             value=column,
         )
-    prefix = Prefix(kind.type_id)
     return type_coerce(column, BigInteger()) + BindParameter(
         "sqla_shard_prefix",
-        callable_=lambda: prefix,
+        Prefix(kind.type_id),
         type_=BigInteger(),
         unique=True,
     )

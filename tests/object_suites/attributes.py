@@ -25,6 +25,8 @@ from sqlalchemy.orm import Bundle
 from sqlalchemy.orm import column_property
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import defer
+from sqlalchemy.orm import joinedload
+from sqlalchemy.orm import lazyload
 from sqlalchemy.orm import load_only
 from sqlalchemy.orm import make_transient
 from sqlalchemy.orm import Mapped
@@ -33,6 +35,7 @@ from sqlalchemy.orm import object_session
 from sqlalchemy.orm import raiseload
 from sqlalchemy.orm import relationship
 from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import subqueryload
 from sqlalchemy.orm import synonym
 from sqlalchemy.orm import undefer
 from sqlalchemy.orm import validates
@@ -42,6 +45,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
 from tests.object_suites.harness import raw
 from tests.object_suites.harness import stored
@@ -403,6 +407,61 @@ class AttributeSuite(Suite):
         ).one()
         assert found.name == "s"
 
+    @pytest.mark.parametrize(
+        "load", [selectinload, subqueryload, joinedload, lazyload]
+    )
+    def test_criteria_of_related_objects(self, cluster, session, load):
+        """SQLAlchemy keeps the statement, and has other values for it."""
+        shelves, books = [], []
+        for shard_id in (1, 2):
+            shelf = Shelf(
+                books=[Book(title=t) for t in "abc"], shard_id=shard_id
+            )
+            with cluster.begin() as other:
+                other.add(shelf)
+                other.flush()
+                shelves.append(shelf.id)
+                books.append([book.id for book in shelf.books])
+
+        def titles(*criteria: Any) -> list[str]:
+            found = session.scalars(
+                select(Shelf)
+                .where(Shelf.id.in_(shelves))
+                .options(load(Shelf.books.and_(*criteria)))
+                .execution_options(populate_existing=True)
+            )
+            return [
+                "".join(book.title for book in shelf.books)
+                for shelf in sorted(found.unique(), key=lambda s: s.id)
+            ]
+
+        first, second = books
+        for wanted in ([first[0]], [first[1], second[2]], [*first, *second]):
+            for listed in (wanted, set(wanted), tuple(wanted)):
+                assert titles(Book.id.in_(listed)) == [
+                    "".join(
+                        title
+                        for key, title in zip(here, "abc", strict=True)
+                        if key in wanted
+                    )
+                    for here in books
+                ]
+        for shelf_ids in (shelves[:1], shelves, shelves[1:]):
+            assert titles(Book.shelf_id.in_(shelf_ids)) == [
+                "abc" if key in shelf_ids else "" for key in shelves
+            ]
+        for above in (first[0], first[1], second[0]):
+            assert titles(full_id(Book.id) > above) == [
+                "".join(
+                    title
+                    for key, title in zip(here, "abc", strict=True)
+                    if key > above
+                )
+                for here in books
+            ]
+        for title in "ab":
+            assert titles(Book.title.in_([title])) == [title, title]
+
     def test_it_is_no_relationship(self, session, sheet):
         with pytest.raises(InvalidRequestError):
             session.get(
@@ -520,8 +579,29 @@ class ValidatorSuite(Suite):
         with pytest.raises(BlobValueError):
             new.tags = [1, 2]
 
-    def test_refused_statements(self, session):
-        with pytest.raises(UnsupportedStatementError, match="blob"):
-            session.execute(
-                update(Checked).where(Checked.id == 1).values(title="x")
-            )
+    @pytest.mark.parametrize("name", ["title", "active"])
+    def test_refused_statements(self, session, name):
+        attribute = getattr(Checked, name)
+        change = update(Checked).where(Checked.id == 1)
+        for statement in (
+            change.values({name: False}),
+            change.values({attribute: False}),
+            change.values(label="x").values({attribute: False}),
+        ):
+            with pytest.raises(
+                UnsupportedStatementError, match=rf"Checked\.{name} is a field"
+            ):
+                session.execute(statement)
+        with pytest.raises(UnsupportedStatementError, match=name):
+            session.execute(update(Checked), [{"id": 1, name: False}])
+
+    def test_active(self, cluster, session):
+        new = Checked(title="t", active=False, shard_id=1)
+        session.add(new)
+        session.commit()
+        assert raw(cluster, Checked, new.id)["active"] is False
+        new.active = True
+        session.commit()
+        assert "active" not in raw(cluster, Checked, new.id)
+        with pytest.raises(BlobValueError, match="bool"):
+            new.active = None

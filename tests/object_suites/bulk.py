@@ -8,6 +8,7 @@ from datetime import timezone
 from decimal import Decimal
 
 import pytest
+from sqlalchemy import func
 from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy import text
@@ -75,6 +76,95 @@ class BulkInsertSuite(Suite):
         assert raw(cluster, Thing, new) == raw(
             cluster, Thing, thing(cluster, text="x")
         )
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            insert(Thing).values(text="x", kind="k"),
+            insert(Thing).values({Thing.text: "x", Thing.kind: "k"}),
+            insert(Thing).values({"text": "x"}).values(kind="k"),
+            insert(Thing).values(data={"text": "x"}, kind="k"),
+            insert(Thing).values(text="x", kind=func.lower("K")),
+            insert(Thing).values([{"text": "x", "kind": "k"}]),
+        ],
+    )
+    def test_values(self, cluster, session, statement):
+        there = {"shard_id": 2}
+        new = session.scalars(
+            statement.returning(Thing), bind_arguments=there
+        ).one()
+        assert (new.text, new.kind, new.tags) == ("x", "k", [])
+        assert new.shard_id == 2
+        session.commit()
+        assert raw(cluster, Thing, new.id) == raw(
+            cluster, Thing, thing(cluster, text="x")
+        )
+        other = session.execute(statement, bind_arguments=there)
+        if not statement._multi_values:
+            (key,) = other.inserted_primary_key
+            assert session.get(Thing, key).text == "x"
+
+    def test_values_of_nothing(self, cluster, session):
+        for statement in (insert(Thing), insert(Thing).values()):
+            (key,) = session.execute(statement).inserted_primary_key
+            session.commit()
+            assert raw(cluster, Thing, key) == raw(
+                cluster, Thing, thing(cluster)
+            )
+
+    def test_values_and_rows(self, session):
+        statement = insert(Thing).values(note="n", kind="k")
+        rows = [{"text": "a"}, {"text": "b"}]
+        found = session.scalars(statement.returning(Thing), rows).all()
+        shown = [(new.text, new.note, new.kind) for new in found]
+        assert shown == [("a", "n", "k"), ("b", "n", "k")]
+        found = session.scalars(
+            statement.returning(Thing), {"text": "c", "tags": ["t"]}
+        ).one()
+        assert (found.text, found.note, found.tags) == ("c", "n", ["t"])
+
+    def test_values_of_children(self, cluster, session):
+        board = stored(cluster, Board, title="b", shard_id=3)
+        statement = insert(Pin).values(board_id=board, link="l")
+        new = session.scalars(statement.returning(Pin)).one()
+        assert (new.shard_id, new.board_id, new.link) == (3, board, "l")
+        with pytest.raises(BlobValueError, match=r"Pin\.link.*no value"):
+            session.execute(insert(Pin).values(board_id=board))
+        with pytest.raises(BlobValueError, match=r"Pin\.link.*not a str"):
+            session.execute(
+                insert(Pin).values(board_id=board, link=func.lower("L"))
+            )
+        with pytest.raises(ColocationError):
+            session.execute(statement, bind_arguments={"shard_id": 1})
+        with pytest.raises(UnsupportedStatementError, match="no attribute"):
+            session.execute(insert(Thing), {"txt": "mistyped"})
+
+    def test_values_from_a_select(self, session):
+        old = select(Thing.kind, Thing.data).where(Thing.id.in_([]))
+        there = {"shard_id": 1}
+        with pytest.raises(UnsupportedStatementError, match='no "data"'):
+            session.execute(
+                insert(Thing).from_select(
+                    ["kind"], old.with_only_columns(Thing.kind)
+                ),
+                bind_arguments=there,
+            )
+        session.execute(
+            insert(Thing).from_select(["kind", "data"], old),
+            bind_arguments=there,
+        )
+
+    def test_inactive_rows(self, cluster, session):
+        rows = [{"text": "a", "active": False}, {"text": "b", "active": True}]
+        found = session.scalars(insert(Thing).returning(Thing), rows).all()
+        assert [new.active for new in found] == [False, True]
+        statement = insert(Thing).values(text="c", active=False)
+        new = session.scalars(statement.returning(Thing)).one()
+        session.commit()
+        assert raw(cluster, Thing, new.id)["active"] is False
+        assert "active" not in raw(cluster, Thing, found[1].id)
+        with pytest.raises(BlobValueError, match="bool"):
+            session.execute(insert(Thing), [{"active": 0}])
 
     def test_rows_do_not_share_containers(self, cluster, session):
         shared = ["a"]

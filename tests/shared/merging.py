@@ -31,6 +31,7 @@ from sqlalchemy.orm import subqueryload
 
 from sqla_shard import pack
 from sqla_shard import scatter
+from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.testing import StatementLog
@@ -387,6 +388,22 @@ class Merging:
             )
             want = sorted(ids, key=lambda i: (i & 7, i))
             assert found.all() == want
+
+    def test_lambda_statements_that_scatter(self, session, data):
+        made = lambda_stmt(lambda: select(Ware.id).options(scatter()))
+        outside = lambda_stmt(lambda: select(Ware.id)).options(scatter())
+        added = lambda_stmt(lambda: select(Ware.id))
+        added += lambda found: found.options(scatter(max_rows=10_000))
+        for statement in (made, outside, added, made):
+            assert sorted(session.scalars(statement)) == sorted(data.wares)
+        ordered = lambda_stmt(lambda: select(Ware.id).order_by(Ware.id))
+        page = session.scatter_page(ordered, 2)
+        assert page.items == sorted(data.wares)[:2]
+        few = lambda_stmt(lambda: select(Ware.id).options(scatter(max_rows=2)))
+        with pytest.raises(ScatterLimitError):
+            session.scalars(few)
+        with pytest.raises(NoShardKeyError):
+            session.scalars(lambda_stmt(lambda: select(Ware.id)))
 
     @pytest.mark.parametrize(
         ("key", "word"),
