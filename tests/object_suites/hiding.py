@@ -211,8 +211,10 @@ class HidingSuite(Suite):
         new.deactivate()
         session.commit()
         assert not updates(log)
-        with pytest.raises(AttributeError):
-            new.active = True
+        new.active = True
+        session.commit()
+        assert session.get(Thing, new.id) is new
+        assert "active" not in raw(cluster, Thing, new.id)
 
     def test_object_that_a_select_has_loaded(self, cluster, session, ids):
         """It remembers the condition, and can be refreshed all the same."""
