@@ -26,6 +26,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   merging/     what is asked of several shards, to make one answer
 #   session/     ShardSession and its parts
 #   tokens       keys of transactions that were committed
+#   committed    what all shards know of a key
 #   intents/     what is done on other shards after a COMMIT
 #   cache/       what is kept of rows on memcached, and when it may not be
 #   retrying     repeating a transaction when that is safe

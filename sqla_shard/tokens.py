@@ -49,12 +49,28 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.views import ShardView
 
-__all__ = ["Token", "forget"]
+__all__ = ["Token", "encoded", "forget"]
 
 _PARALLEL = 8
 #: What a mark begins with: no byte of UTF-8, so that no key is one.
 _MARK = b"\xff"
 _MARK_BYTES = 16
+
+
+def encoded(key: object) -> bytes:
+    """Return a key as the table has it.
+
+    :raises ValueError: when it cannot be one.
+    """
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"key={key!r}; it is a text, and not empty")
+    found = key.encode()
+    if len(found) > LONGEST_TOKEN:
+        raise ValueError(
+            f"key={key[:40]!r}... has {len(found)} bytes; at most "
+            f"{LONGEST_TOKEN} can be stored. Take a digest of it"
+        )
+    return found
 
 
 class Token:
@@ -64,16 +80,9 @@ class Token:
     :raises ValueError: when it cannot be one.
     """
 
-    def __init__(self, key: object) -> None:
-        if not isinstance(key, str) or not key:
-            raise ValueError(f"key={key!r}; it is a text, and not empty")
+    def __init__(self, key: str) -> None:
         self._key = key
-        self._token = key.encode()
-        if len(self._token) > LONGEST_TOKEN:
-            raise ValueError(
-                f"key={key[:40]!r}... has {len(self._token)} bytes; at most "
-                f"{LONGEST_TOKEN} are kept. Take a digest of it"
-            )
+        self._token = encoded(key)
         self._mark = b""
         self._where: tuple[str, int] | None = None
 

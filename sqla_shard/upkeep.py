@@ -5,8 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from sqla_shard.committed import CommittedKey
+from sqla_shard.committed import find_key
+from sqla_shard.intents import count_pending
 from sqla_shard.intents import Pending
 from sqla_shard.intents import pending
+from sqla_shard.intents import PendingCount
 from sqla_shard.intents import repair
 from sqla_shard.intents import RepairReport
 from sqla_shard.intents.repairing import KEEP
@@ -23,9 +27,20 @@ class Upkeep:
 
         A healthy cluster has those of the last moments; see :meth:`repair`.
 
-        :returns: of each shard at most 200.
+        :returns: of each shard at most 200; :meth:`count_pending` counts
+            all of them.
         """
         return pending(self)
+
+    def count_pending(self: Any) -> list[PendingCount]:
+        """Return how many calls of each operation wait to be done.
+
+        It counts all of them, on every shard.
+
+        :returns: in the order of the operations' names.
+        :raises SQLAlchemyError: when a server cannot be asked.
+        """
+        return count_pending(self)
 
     def repair(
         self: Any, *, keep: timedelta = KEEP, now: bool = False
@@ -44,6 +59,22 @@ class Upkeep:
         :raises ValueError: when that makes no sense.
         """
         return repair(self, keep=keep, now=now)
+
+    def find_key(self: Any, key: str) -> list[CommittedKey]:
+        """Return the shards on which a key of :meth:`run` has committed.
+
+        That answers what became of a transaction whose caller is gone.  All
+        shards are asked, and none is locked: one that is about to commit is
+        not among them yet.  Nor is a key that was forgotten, or one whose
+        transaction has written nothing.
+
+        :returns: mostly one; several where transactions with one key have
+            written different shards first; none where none has committed.
+        :raises ValueError: when it cannot be a key.
+        :raises SQLAlchemyError: when a server cannot be asked, or a shard
+            does not have the table.
+        """
+        return find_key(self, key)
 
     def forget_keys(
         self: Any, older_than: timedelta, *, batch: int = 1000

@@ -20,6 +20,7 @@ from sqla_shard.cli.following import agent_command
 from sqla_shard.cli.following import watch_command
 from sqla_shard.cli.ids import id_command
 from sqla_shard.cli.ids import where_command
+from sqla_shard.cli.keys import key_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.publishing import history_command
@@ -44,6 +45,7 @@ _COMMANDS = (
     explain_command,
     topology_group,
     repair_command,
+    key_command,
     cache_group,
     verify_group,
     shell_command,

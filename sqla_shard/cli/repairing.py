@@ -34,6 +34,7 @@ from sqla_shard.cluster import Cluster
 from sqla_shard.intents import discard
 from sqla_shard.intents import Pending
 from sqla_shard.intents import RepairReport
+from sqla_shard.intents.pending import counts
 from sqla_shard.intents.pending import everything
 from sqla_shard.intents.repairing import KEEP
 
@@ -49,6 +50,7 @@ _HOUR = timedelta(hours=1)
         "sqla-shard repair --models shop.models --once",
         "sqla-shard repair --models shop.models --cache cache.toml",
         "sqla-shard repair --models shop.models --dry-run --json",
+        "sqla-shard repair --count",
         "sqla-shard repair --discard 5f0c2b7e9a314d1e8c6f7a0b1d2e3f40",
     ),
 )
@@ -75,6 +77,11 @@ _HOUR = timedelta(hours=1)
     help="List what was left to be done; write nothing.",
 )
 @click.option(
+    "--count",
+    is_flag=True,
+    help="Print how many calls of each operation wait; write nothing.",
+)
+@click.option(
     "--discard",
     "tokens",
     metavar="TOKEN",
@@ -92,6 +99,7 @@ def repair_command(
     now: bool,
     keep: float,
     dry_run: bool,
+    count: bool,
     tokens: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -107,11 +115,13 @@ def repair_command(
     file with --cache, or readers get what was there before.
 
     With --once and --dry-run the status is 1 when something has failed, is
-    not defined in these modules, or could not be asked for.
+    not defined in these modules, or could not be asked for.  --dry-run lists
+    200 calls of each shard; --count needs no --models, and counts them all.
+    Its status is 1 when some have failed, or a server could not be asked.
     """
-    if sum((once, dry_run, bool(tokens))) > 1:
+    if sum((once, dry_run, count, bool(tokens))) > 1:
         raise click.UsageError(
-            "--once, --dry-run and --discard are three things; say one"
+            "--once, --dry-run, --count and --discard are four things; say one"
         )
     if now and not once:
         raise click.UsageError("--now goes with --once")
@@ -128,6 +138,8 @@ def repair_command(
         told.give(cluster)
         if tokens:
             is_clean = _discard(cluster, tokens, as_json)
+        elif count:
+            is_clean = _count(cluster, as_json)
         elif dry_run:
             is_clean = _list(cluster, as_json)
         else:
@@ -153,11 +165,35 @@ def _wrong(report: RepairReport) -> list[str]:
     return [*report.failed, *map(str, report.unknown), *report.troubles]
 
 
+def _count(cluster: Cluster, as_json: bool) -> bool:
+    found, troubles = counts(cluster)
+    wrong = [f"{server}: {one_line(error)}" for server, error in troubles]
+    total = sum(one.count for one in found)
+    if as_json:
+        operations = [one.as_dict() for one in found]
+        print_json(
+            {"operations": operations, "total": total, "troubles": wrong}
+        )
+    else:
+        for line in (*map(str, found), *wrong, f"{total:,} left to be done"):
+            click.echo(line)
+    return not (wrong or any(one.failed for one in found))
+
+
 def _list(cluster: Cluster, as_json: bool) -> bool:
     found, troubles = everything(cluster)
     wrong = [f"{server}: {one_line(error)}" for server, error in troubles]
+    # Those of a server that fails between the two may be missing here.
+    counted = sum(one.count for one in counts(cluster)[0])
+    total = max(counted, len(found))
     if as_json:
-        print_json({"pending": _documents(found), "troubles": wrong})
+        print_json(
+            {
+                "pending": _documents(found),
+                "total": total,
+                "troubles": wrong,
+            }
+        )
     else:
         now = datetime.now(timezone.utc)
         for one in found:
@@ -165,7 +201,9 @@ def _list(cluster: Cluster, as_json: bool) -> bool:
             click.echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
         for line in wrong:
             click.echo(line)
-        click.echo(f"{len(found)} left to be done")
+        listed = f", {len(found):,} of them listed"
+        more = listed if total > len(found) else ""
+        click.echo(f"{total:,} left to be done{more}")
     failed = [one for one in found if one.error or not one.is_known]
     return not (failed or wrong)
 

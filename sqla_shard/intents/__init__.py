@@ -23,16 +23,20 @@ from __future__ import annotations
 
 from sqla_shard.intents.operations import Operation
 from sqla_shard.intents.operations import operation
+from sqla_shard.intents.pending import count_pending
 from sqla_shard.intents.pending import discard
 from sqla_shard.intents.pending import Pending
 from sqla_shard.intents.pending import pending
+from sqla_shard.intents.pending import PendingCount
 from sqla_shard.intents.repairing import repair
 from sqla_shard.intents.repairing import RepairReport
 
 __all__ = [
     "Operation",
     "Pending",
+    "PendingCount",
     "RepairReport",
+    "count_pending",
     "discard",
     "operation",
     "pending",

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from datetime import datetime
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Boolean
 from sqlalchemy import delete
+from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy import type_coerce
 
@@ -28,7 +30,16 @@ from sqla_shard.internal import INTENTS
 from sqla_shard.session.contract import Home
 from sqla_shard.types import UTCTimestamp
 
-__all__ = ["Pending", "discard", "due", "everything", "pending"]
+__all__ = [
+    "Pending",
+    "PendingCount",
+    "count_pending",
+    "counts",
+    "discard",
+    "due",
+    "everything",
+    "pending",
+]
 
 #: How many a shard is asked for in one pass.
 _BATCH = 200
@@ -95,6 +106,33 @@ class Pending:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PendingCount:
+    """How many calls of one operation were left to be done.
+
+    :ivar operation: its name.
+    :ivar count: how many calls.
+    :ivar failed: of these, those whose last attempt has failed.
+    :ivar oldest: the age of the oldest, by the clock of its server.
+    """
+
+    operation: str
+    count: int
+    failed: int
+    oldest: timedelta
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, with the age in seconds."""
+        return {**asdict(self), "oldest": self.oldest.total_seconds()}
+
+    def __str__(self) -> str:
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        return (
+            f"{self.operation}: {self.count:,}{failed}, the oldest for "
+            f"{self.oldest // timedelta(seconds=1)} s"
+        )
+
+
 _due = type_coerce(INTENTS.c.due_at <= Moment(), Boolean())
 _COLUMNS = [
     c
@@ -108,18 +146,53 @@ _ALL = (
 _DUE = _ALL.where(_due)
 _WHICH = oldest(INTENTS, "due_at", "home_shard")
 _WHICH_DUE = _WHICH.where(_due)
+_COUNTS = select(
+    INTENTS.c.operation,
+    func.count().label("count"),
+    func.count(INTENTS.c.error).label("failed"),
+    type_coerce(func.min(INTENTS.c.created_at), UTCTimestamp()).label("made"),
+    Moment().label("now"),
+).group_by(INTENTS.c.operation)
 
 
 def pending(home: Home) -> list[Pending]:
     """Return what was left to be done, the oldest first.
 
-    :returns: of each shard at most 200.
+    :returns: of each shard at most 200; :func:`count_pending` counts all.
     :raises SQLAlchemyError: when a server cannot be asked.
     """
     found, troubles = everything(home)
     for _, error in troubles:
         raise error
     return found
+
+
+def count_pending(home: Home) -> list[PendingCount]:
+    """Return how many calls of each operation were left to be done.
+
+    :returns: in the order of their names; none for what has none.
+    :raises SQLAlchemyError: when a server cannot be asked.
+    """
+    found, troubles = counts(home)
+    for _, error in troubles:
+        raise error
+    return found
+
+
+def counts(home: Home) -> tuple[list[PendingCount], list[Trouble]]:
+    """Return how many were left, and the servers that did not say."""
+    found, troubles = read_all(home, _WHICH, _COUNTS)
+    sums: dict[str, PendingCount] = {}
+    for _, row in sorted(found, key=lambda one: str(one[1].operation)):
+        age = max(row.now - row.made, timedelta(0))
+        before = sums.get(row.operation)
+        sums[row.operation] = PendingCount(
+            operation=row.operation,
+            count=row.count + (before.count if before else 0),
+            failed=row.failed + (before.failed if before else 0),
+            oldest=max(age, before.oldest) if before else age,
+        )
+    return list(sums.values()), troubles
 
 
 def everything(home: Home) -> tuple[list[Pending], list[Trouble]]:

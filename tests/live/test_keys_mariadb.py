@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from datetime import timedelta
+from datetime import timezone
 from time import monotonic
 from typing import Any
 
@@ -476,6 +478,27 @@ def test_another_has_committed_with_the_key_in_an_event_loop(
     assert len(made) == 2
     assert rival.made not in made
     assert count(fleet, "two tasks") == 1
+
+
+def test_where_a_key_has_committed(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    def write(session: Any, shard_id: int) -> None:
+        session.add(pin("found", shard_id))
+
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    for shard_id in (3, 0):
+        cluster.run(write, shard_id, key="found")
+    found = cluster.find_key("found")
+    assert [one.shard_id for one in found] == [0, 3]
+    assert all(one.committed_at >= before for one in found)
+    assert cluster.find_key("Found") == []
+    fleet.servers[0].root_execute("DROP TABLE db00002.sqla_shard_token")
+    try:
+        with pytest.raises(ShardMissingError):
+            cluster.find_key("found")
+    finally:
+        cluster.create_all(Base.metadata)
 
 
 def test_nothing_written_is_no_key(

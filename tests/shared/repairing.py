@@ -24,6 +24,7 @@ from sqlalchemy import insert
 from sqla_shard import Cluster
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.exc import ShardError
+from sqla_shard.intents import registry
 from sqla_shard.internal import INTENTS
 from sqla_shard.testing._processes import wait_until
 from tests.shared.command_line import environment
@@ -130,8 +131,26 @@ def work(topology: str, stop: str = "", lease: str = "60") -> None:
     print(applied, flush=True)  # noqa: T201 - likewise
 
 
+def _fails(session: Any, **arguments: Any) -> None:
+    raise ValueError("not now")
+
+
 class Repairing(Suite):
     """The cluster has a fixture ``topology``: a file that names it."""
+
+    def test_what_waits_is_counted(self, cluster, ids, mark, monkeypatch):
+        assert cluster.count_pending() == []
+        leave_many(cluster, ids, 30, mark)
+        (found,) = cluster.count_pending()
+        assert (found.operation, found.count) == (note.name, 30)
+        assert (found.failed, found.oldest >= timedelta(0)) == (0, True)
+        monkeypatch.setitem(registry._functions, note.name, _fails)
+        assert len(cluster.repair(now=True).failed) == 30
+        (found,) = cluster.count_pending()
+        assert (found.count, found.failed) == (30, 30)
+        monkeypatch.undo()
+        assert cluster.repair(now=True).applied == 30
+        assert cluster.count_pending() == []
 
     def test_what_a_crash_has_left(self, cluster, ids, mark):
         with (

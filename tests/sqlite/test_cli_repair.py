@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from sqla_shard import Cluster
+from sqla_shard.dialects.sql import Moment
 from sqla_shard.intents import registry
+from sqla_shard.internal import INTENTS
 from sqla_shard.testing import sqlite_topology
 from tests.shared.command_line import COMMAND
 from tests.shared.command_line import environment
@@ -255,3 +258,63 @@ def test_it_follows_the_topology(cluster, topology, ids, tmp_path):
             line = process.stdout.readline()
             assert "1 applied" in line
             assert entries(larger)[ids[6], "after"] == 1
+
+
+def test_all_are_counted(cluster, topology, ids):
+    """Of each shard 200 are listed."""
+    leave(cluster, ids)
+    leave_rows(cluster, home=1, count=250, operation="tests.other")
+    leave_rows(cluster, home=6, count=3, operation="tests.other", error="no")
+    expected = {"tests.note": (1, 0), "tests.other": (253, 3)}
+    assert expected == {
+        one.operation: (one.count, one.failed)
+        for one in cluster.count_pending()
+    }
+    found = repair(topology, "--count")
+    *lines, last = found.stdout.splitlines()
+    assert (found.exit_code, last) == (1, "254 left to be done")
+    assert lines[1].startswith("tests.other: 253, 3 failed, the oldest for ")
+    document = json.loads(repair(topology, "--count", "--json").stdout)
+    assert (document["total"], document["troubles"]) == (254, [])
+    assert document["operations"][1]["failed"] == 3
+    found = repair(topology, "--dry-run")
+    assert found.stdout.splitlines()[-1] == (
+        "254 left to be done, 203 of them listed"
+    )
+    found = json.loads(repair(topology, "--dry-run", "--json").stdout)
+    assert (len(found["pending"]), found["total"]) == (203, 254)
+
+
+def test_nothing_to_count(cluster, topology):
+    assert cluster.count_pending() == []
+    found = repair(topology, "--count")
+    assert (found.exit_code, found.stdout) == (0, "0 left to be done\n")
+    found = repair(topology, "--count", "--once")
+    assert found.exit_code == 2
+
+
+def leave_rows(
+    cluster: Cluster,
+    home: int,
+    count: int,
+    operation: str,
+    error: str | None = None,
+) -> None:
+    rows = [
+        {
+            "token": f"{home:08}{number:08}".encode(),
+            "operation": operation,
+            "arguments": "{}",
+            "home_shard": home,
+            "keyspace": "objects",
+            "shard_id": 0,
+            "attempts": 0,
+            "error": error,
+        }
+        for number in range(count)
+    ]
+    statement = insert(INTENTS).values(created_at=Moment(), due_at=Moment())
+    with cluster.begin() as session:
+        places = session.places
+        place = places.place(places.keyspace("objects", ""), home)
+        session.execute(statement, rows, bind_arguments={"place": place})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import datetime
 from datetime import timedelta
+from datetime import timezone
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,41 @@ def test_a_key_is_used_once(cluster: Cluster) -> None:
         cluster.run(write, key="a")
     cluster.run(write, key="a ")
     assert count(cluster) == 2
+
+
+def test_where_a_key_has_committed(cluster: Cluster) -> None:
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    assert cluster.find_key("a") == []
+    for shard_id in (3, 1):
+        cluster.run(write, shard_id, key="a")
+    cluster.run(write, 2, key="b")
+    with pytest.raises(KeyUsedError):
+        cluster.run(write, 1, key="a")
+    found = cluster.find_key("a")
+    assert [(one.keyspace, one.shard_id) for one in found] == [
+        ("objects", 1),
+        ("objects", 3),
+    ]
+    for one in found:
+        assert before <= one.committed_at <= datetime.now(timezone.utc)
+    assert [one.server for one in found] == ["server1", "server2"]
+    # Neither a part of it, nor a mark.
+    assert cluster.find_key("a ") == []
+    with pytest.raises(ValueError, match="key="):
+        cluster.find_key("")
+    assert cluster.forget_keys(timedelta(0)) == 3
+    assert cluster.find_key("a") == []
+
+
+def test_where_a_key_is_when_a_shard_cannot_say(cluster: Cluster) -> None:
+    """Nobody takes that for a no."""
+    with cluster.begin() as session:
+        session.execute(
+            text("DROP TABLE sqla_shard_token"),
+            bind_arguments={"shard_id": 1},
+        )
+    with pytest.raises(ShardMissingError):
+        cluster.find_key("a")
 
 
 def test_a_key_is_of_one_shard(cluster: Cluster) -> None:
