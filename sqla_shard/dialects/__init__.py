@@ -9,6 +9,7 @@
 ``ddl``           what is needed to change tables of many databases
 ``mysql_ddl``, ``sqlite_ddl``  how it is done
 ``sql``           constructs that the three spell differently
+``parts``         numbers that are sent to be computed with
 ``interrupting``  ending a driver's call from another thread
 """
 

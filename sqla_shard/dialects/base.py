@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.ddl import DDL
+from sqla_shard.dialects.parts import NumberForm
 from sqla_shard.exc import MissingDriverError
 
 __all__ = ["Backend", "Failure", "check_driver", "new_engine"]
@@ -111,6 +112,10 @@ class Backend(Protocol):
 
     def lock(self, connection: Connection) -> None:
         """Take the locks that SELECT .. FOR UPDATE would not take."""
+        ...
+
+    def number(self, value: Any, form: NumberForm) -> str:
+        """Return a number, or NULL, in SQL."""
         ...
 
     def begin_locking(self, connection: Connection) -> None:

@@ -36,6 +36,7 @@ from sqla_shard.dialects.ddl import DDL
 from sqla_shard.dialects.interrupting import interrupt
 from sqla_shard.dialects.mysql_catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql_ddl import MySQLDDL
+from sqla_shard.dialects.parts import NumberForm
 
 __all__ = ["MySQL"]
 
@@ -169,6 +170,17 @@ class MySQL:
 
     def lock(self, connection: Connection) -> None:
         """Do nothing: FOR UPDATE locks rows here."""
+
+    def number(self, value: Any, form: NumberForm) -> str:
+        """Return a number, or NULL, in SQL, with its type."""
+        if form.name == "integer":
+            return "CAST(NULL AS SIGNED)" if value is None else str(value)
+        if form.name == "double":
+            # Without an exponent it would be a decimal.
+            shown = "NULL" if value is None else repr(float(value))
+            return f"({shown} + 0e0)" if "e" not in shown else f"({shown})"
+        shown = "NULL" if value is None else f"{value:f}"
+        return f"CAST({shown} AS DECIMAL(65, {form.scale}))"
 
     def begin_locking(self, connection: Connection) -> None:
         """Ask for REPEATABLE READ: READ COMMITTED locks no gaps."""

@@ -25,6 +25,7 @@ from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.ddl import DDL
+from sqla_shard.dialects.parts import NumberForm
 from sqla_shard.dialects.sqlite_catalogue import SQLiteCatalogue
 from sqla_shard.dialects.sqlite_ddl import SQLiteDDL
 
@@ -120,6 +121,10 @@ class SQLite:
             cursor = fairy.cursor()
             cursor.execute("BEGIN IMMEDIATE")
             cursor.close()
+
+    def number(self, value: Any, form: NumberForm) -> str:
+        """Return a number, or NULL, in SQL."""
+        return "NULL" if value is None else repr(value)
 
     def begin_locking(self, connection: Connection) -> None:
         """Do nothing: the lock is that of the file."""

@@ -2,6 +2,7 @@
 
 ``elements``   the parts of a SELECT that look at many rows
 ``combining``  counts, sums and groups
+``computing``  what is made of several aggregates
 ``having``     which groups are shown
 ``planning``   all of a SELECT
 """

@@ -25,19 +25,25 @@ from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.dialects.weights import LONGEST_COMPARED
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.merging.computing import Computations
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import groupings
 from sqla_shard.merging.elements import has_aggregate
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
+from sqla_shard.merging.elements import same
 from sqla_shard.merging.having import Having
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import is_select
+from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.cutting import distinct_of
 from sqla_shard.scattering.merge import Combine
+from sqla_shard.scattering.merge import Computed
+from sqla_shard.scattering.merge import Constant
+from sqla_shard.scattering.merge import Different
 from sqla_shard.scattering.merge import Extreme
 from sqla_shard.scattering.merge import First
 from sqla_shard.scattering.merge import Key
@@ -88,17 +94,26 @@ class Combiner:
         self._added = added
         added.grouped = True
         self._groups = groupings(statement)
-        distinct = counted_distinct(_expressions(statement))
-        self._apart = {
-            id(element)
-            for element, apart in zip(distinct, counted, strict=False)
-            if apart
-        }
+        distinct = list(counted_distinct(_expressions(statement)))
+        on_shard = iter(counted)
+        told = [(element, next(on_shard, False)) for element in distinct]
+        self._apart = {id(element) for element, apart in told if apart}
+        #: By what the groups of shards are split, to count what differs.
+        self.split: list[Any] = []
+        for element, apart in told:
+            known = (*self._groups, *self.split)
+            if not apart and not any(same(element, one) for one in known):
+                self.split.append(element)
+        #: Whether there is a row even if there is nothing to count.
+        self._whole = not self._groups and bool(self.split)
+        self._computations = Computations(
+            self._groups, self._added, self._recipe
+        )
 
-    def combine(self) -> Combine:
-        """Return how rows are made.
+    def combine(self) -> tuple[Combine, tuple[Key, ...]]:
+        """Return how rows are made, and by what they are sorted.
 
-        :raises ScatterUnsupportedError: when they cannot be.
+        :raises ScatterUnsupportedError: when that cannot be told.
         """
         statement = self._statement
         if statement._distinct:
@@ -107,11 +122,11 @@ class Combiner:
                 "supported; make them distinct in Python",
                 construct="DISTINCT",
             )
-        same = []
+        alike = []
         texts = []
         for element in self._groups:
             at, is_text = self._added.identity(element, "GROUP BY")
-            same.append(at)
+            alike.append(at)
             if is_text:
                 texts.append(at)
         shown = statement._raw_columns
@@ -119,20 +134,23 @@ class Combiner:
             self._recipe(element, index - len(shown))
             for index, element in enumerate(shown)
         ]
-        having = Having(self._groups, self._added, self._recipe)
-        return Combine(
-            tuple(same),
+        having = Having(
+            self._groups,
+            self._added,
+            self._recipe,
+            self._computations.add,
+            exact=not self._whole,
+        ).condition(statement._having_criteria)
+        keys = tuple(map(self._key, orderings(statement)))
+        combine = Combine(
+            tuple(alike),
             tuple(texts),
             tuple(columns),
-            having.condition(statement._having_criteria),
+            having,
+            self._computations.computation,
+            tuple(map(_empty, shown, columns)) if self._whole else None,
         )
-
-    def keys(self) -> list[Key]:
-        """Return by what the rows are sorted.
-
-        :raises ScatterUnsupportedError: when that cannot be told.
-        """
-        return [self._key(ordering) for ordering in orderings(self._statement)]
+        return combine, keys
 
     def _key(self, ordering: Ordering) -> Key:
         element = ordering.element
@@ -141,11 +159,15 @@ class Combiner:
         recipe = self._recipe(element, self._added.value(element))
         if isinstance(recipe, Extreme):
             recipe = Extreme(recipe.by, recipe.by, recipe.greatest)
-        if isinstance(recipe, Otherwise) and recipe.weighed:
+        unordered = isinstance(recipe, Computed) and kind_of(element) not in (
+            "float",
+            "plain",
+        )
+        if unordered or (isinstance(recipe, Otherwise) and recipe.weighed):
             raise ScatterUnsupportedError(
-                f"ORDER BY {element} over several shards: how what takes "
-                "the place of NULL compares is known to the server only; "
-                "order by the aggregate itself",
+                f"ORDER BY {element} over several shards: how its values "
+                "compare is known to the server only; order by the aggregate "
+                "itself",
                 construct="ORDER BY",
             )
         return Key(recipe, ordering.descending, ordering.nulls_last)
@@ -165,10 +187,17 @@ class Combiner:
                 else element.element
             )
         if depends_only_on(element, self._groups):
-            return First(at)
-        if isinstance(element, FunctionElement):
+            # Where no shard has a row, there is none to take it from.
+            return (
+                self._computations.add(element) if self._whole else First(at)
+            )
+        if isinstance(element, FunctionElement) and aggregates(element):
             return self._function(element, at)
+        if (otherwise := self._otherwise(element, at)) is not None:
+            return otherwise
         unknown = sorted(set(_unknown(_expressions(self._statement))))
+        if has_aggregate(element) and not unknown:
+            return self._computations.add(element)
         also = "".join(f"; {name}() may look at many rows" for name in unknown)
         raise ScatterUnsupportedError(
             f"{element} over several shards is neither grouped nor one of "
@@ -176,19 +205,29 @@ class Combiner:
             construct=str(element),
         )
 
+    def _otherwise(self, element: Any, at: int) -> Recipe | None:
+        """Return how an aggregate in ``coalesce()`` is made, or None."""
+        name = str(getattr(element, "name", "")).lower()
+        if name not in ("coalesce", "ifnull") or self._whole:
+            return None
+        first, *others = element.clauses
+        if len(others) != 1 or not (
+            isinstance(others[0], BindParameter)
+            and isinstance(first, FunctionElement)
+            and aggregates(first)
+        ):
+            return None
+        inner = self._recipe(first, self._added.value(first))
+        if not isinstance(inner, Extreme):
+            return Otherwise(inner, at)
+        # In the type that coalesce() makes of both.
+        value = replace(inner, at=at)
+        return Otherwise(value, at, weighed=inner.at != inner.by)
+
     def _function(self, function: Any, at: int) -> Recipe:
         name = str(getattr(function, "name", "")).lower()
         arguments = list(function.clauses)
         distinct = distinct_of(function)
-        if name in ("coalesce", "ifnull") and len(arguments) == 2:
-            first, other = arguments
-            if isinstance(other, BindParameter):
-                inner = self._recipe(first, self._added.value(first))
-                if not isinstance(inner, Extreme):
-                    return Otherwise(inner, at)
-                # In the type that coalesce() makes of both.
-                value = replace(inner, at=at)
-                return Otherwise(value, at, weighed=inner.at != inner.by)
         if name == "count":
             if distinct is None:
                 if len(arguments) <= 1:
@@ -196,11 +235,7 @@ class Combiner:
             elif id(distinct) in self._apart:
                 return Total(at)
             else:
-                raise self._refused(
-                    function,
-                    "equal values may be on several shards; select them "
-                    "distinct and count the rows",
-                )
+                return Different(*self._added.identity(distinct, "count()"))
         elif len(arguments) == 1:
             argument = arguments[0] if distinct is None else distinct
             if name in ("min", "max"):
@@ -237,6 +272,14 @@ class Combiner:
             f"{function} over several shards cannot be combined: {why}",
             construct=name,
         )
+
+
+def _empty(element: Any, recipe: Recipe) -> Recipe:
+    """Return what a column is where no shard has a row."""
+    if isinstance(recipe, Computed):
+        return recipe
+    name = str(getattr(unlabelled(element), "name", "")).lower()
+    return Constant(0 if name == "count" else None)
 
 
 def _unknown(elements: Iterable[Any]) -> Iterator[str]:

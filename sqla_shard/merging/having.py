@@ -2,8 +2,8 @@
 
 What looks at the columns of GROUP BY alone is the same on each shard, which
 is asked for it.  Counts, sums and extremes of numbers are compared in Python,
-where they are exact; an average is not, for servers compare it with more
-digits than they show.
+where they are exact.  Servers compare averages and quotients with more digits
+than they show, so one of them tells which groups fulfil such a condition.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import BooleanClauseList
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import depends_only_on
+from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.routing.clauses import walk
 from sqla_shard.scattering import First
 from sqla_shard.scattering.filtering import AllOf
@@ -63,6 +61,8 @@ class Having:
     :param groups: the expressions of its GROUP BY.
     :param added: takes the hidden columns.
     :param recipe: returns how an aggregate is made of a column.
+    :param compute: lets a server compute a condition.
+    :param exact: whether Python may compare.
     """
 
     def __init__(
@@ -70,7 +70,12 @@ class Having:
         groups: Sequence[Any],
         added: Added,
         recipe: Callable[[Any, int], Recipe],
+        compute: Callable[[Any], Recipe],
+        *,
+        exact: bool,
     ) -> None:
+        self._compute = compute
+        self._exact = exact
         self._groups = groups
         self._added = added
         self._recipe = recipe
@@ -85,10 +90,11 @@ class Having:
         return AllOf(tuple(self._condition(clause) for clause in criteria))
 
     def _condition(self, clause: Any) -> Recipe:
-        while isinstance(clause, (Grouping, Label)):
-            clause = clause.element
+        clause = unlabelled(clause)
         # SQLAlchemy gives no type to NOT of several conditions.
         told = isinstance(clause.type, Boolean)
+        if not self._exact:
+            return self._compute(clause)
         if told and depends_only_on(clause, self._groups):
             return First(self._added.comparable(clause, "HAVING"))
         if isinstance(clause, BooleanClauseList):
@@ -104,45 +110,59 @@ class Having:
         ):
             return Negated(self._condition(clause.element))
         if isinstance(clause, BinaryExpression):
-            return self._binary(clause)
-        raise _refused(clause)
+            found = self._binary(clause)
+            if found is not None:
+                return found
+        return self._compute(clause)
 
-    def _binary(self, clause: Any) -> Recipe:
+    def _binary(self, clause: Any) -> Recipe | None:
+        """Return a comparison that is exact in Python; None of others."""
         if isinstance(clause.right, Null):
+            if not self._is_exact(clause.left):
+                return None
             null = IsNull(self._number(clause.left))
             if clause.operator is operators.is_:
                 return null
-            if clause.operator is operators.is_not:
-                return Negated(null)
+            return (
+                Negated(null) if clause.operator is operators.is_not else None
+            )
         if clause.operator in _BETWEEN:
             low, high = clause.right.clauses
-            between = AllOf(
-                (
-                    self._binary(clause.left >= low),
-                    self._binary(clause.left <= high),
-                )
-            )
+            above = self._binary(clause.left >= low)
+            below = self._binary(clause.left <= high)
+            if above is None or below is None:
+                return None
+            between = AllOf((above, below))
             return Negated(between) if _BETWEEN[clause.operator] else between
         compare = _COMPARISONS.get(clause.operator)
-        if compare is None:
-            raise _refused(clause)
+        if (
+            compare is None
+            or not self._is_exact(clause.left)
+            or not self._is_exact(clause.right)
+        ):
+            return None
         one, other = self._number(clause.left), self._number(clause.right)
         return Compared(one, other, compare)
 
+    def _is_exact(self, element: Any) -> bool:
+        element = unlabelled(element)
+        if isinstance(element, BindParameter):
+            return True
+        if not _is_number(element.type) or _divides(element):
+            return False
+        name = str(getattr(element, "name", "")).lower()
+        return depends_only_on(element, self._groups) or (
+            isinstance(element, FunctionElement) and name in _EXACT
+        )
+
     def _number(self, element: Any) -> Recipe:
-        while isinstance(element, (Grouping, Label)):
-            element = element.element
+        element = unlabelled(element)
         if isinstance(element, BindParameter):
             # The server knows best what a driver makes of a value.
             return First(self._added.add(element))
-        if not _is_number(element.type) or _divides(element):
-            raise _refused(element)
         if depends_only_on(element, self._groups):
             return First(self._added.comparable(element, "HAVING"))
-        name = str(getattr(element, "name", "")).lower()
-        if isinstance(element, FunctionElement) and name in _EXACT:
-            return self._recipe(element, self._added.value(element))
-        raise _refused(element)
+        return self._recipe(element, self._added.value(element))
 
 
 def _divides(element: Any) -> bool:
@@ -158,14 +178,4 @@ def _is_number(type_: Any) -> bool:
     # Sums of floats depend on the order in which they are added.
     return isinstance(type_, (Integer, Numeric, Boolean)) and not isinstance(
         type_, Float
-    )
-
-
-def _refused(element: Any) -> ScatterUnsupportedError:
-    return ScatterUnsupportedError(
-        f"HAVING over several shards compares columns of GROUP BY, and "
-        f"count(), sum(), min() and max() of whole numbers and decimals, "
-        f"with numbers, and not {element}; read the groups and filter them "
-        "in Python",
-        construct="HAVING",
     )

@@ -170,6 +170,8 @@ def _counting(
             construct="DISTINCT",
         )
     groups = _groups_of(statement, inner, alike=alike)
+    # It is about the columns, of which there is another one now.
+    spread = replace(spread, counted_on_shard=())
     planned = _combined(groups, bounds, Added(), spread)
     assert planned.merge is not None  # noqa: S101  # groups are merged
     steps = [*planned.merge.steps, "count them"]
@@ -229,11 +231,11 @@ def _combined(
     statement: Any, bounds: Bounds, added: Added, spread: Spread
 ) -> Planned:
     combiner = Combiner(statement, added, spread.counted_on_shard)
-    combine = combiner.combine()
-    keys = tuple(combiner.keys())
+    combine, keys = combiner.combine()
     ordered = orderings(statement)
     # A group may be among the first ones of all shards and of none.
     statement = statement.order_by(None).limit(None).offset(None)
+    statement = statement.group_by(*combiner.split)
     what = "groups" if statement._group_by_clauses else "aggregates"
     steps = [f"combine the {what} of the shards"]
     if statement._having_criteria:
@@ -241,6 +243,8 @@ def _combined(
         steps.append(f"keep those with {' and '.join(map(str, criteria))}")
         # Made a moment ago, so nobody else's.
         statement._having_criteria = ()
+    if combine.computation is not None:
+        steps.append("let one server compute what is made of them")
     steps += _steps(ordered, bounds, None)
     return _with_hidden(statement, added, keys, bounds, combine, steps)
 

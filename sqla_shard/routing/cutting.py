@@ -182,7 +182,7 @@ def cuts_of(
         yield Cut("GROUP BY", mergeable=True)
     having = list(select._having_criteria)
     if having and not grouped:
-        yield Cut("HAVING")
+        yield Cut("HAVING", mergeable=True)
     shown = [*select._raw_columns, *select._order_by_clauses]
     yield from _many_rows([*shown, *having], keyed, grouped)
 
@@ -250,11 +250,19 @@ def distinct_of(element: Any) -> Any:
         return None
     arguments = list(element.clauses)
     if len(arguments) == 1 and _is_distinct(arguments[0]):
-        return arguments[0].element
+        (inside,) = arguments
+        if isinstance(inside, FunctionElement):
+            (inside,) = inside.clauses
+            return inside
+        return inside.element
     return None
 
 
 def _is_distinct(element: Any) -> bool:
+    if isinstance(element, FunctionElement):
+        # func.distinct(x), which is the same in count() and the like.
+        named = str(getattr(element, "name", "")).lower() == "distinct"
+        return named and len(element.clauses) == 1
     return (
         isinstance(element, UnaryExpression)
         and element.operator is operators.distinct_op

@@ -5,6 +5,7 @@
 ``union``      one statement for the shards of a server
 ``merge``      one answer of the rows of several shards
 ``filtering``  which groups of them are shown: HAVING
+``computing``  what a server makes of merged numbers
 ``lanes``      the threads that wait for servers
 ``awaited_lanes``  the same in an event loop, without threads
 ``deadlines``  the thread that watches the clock for them

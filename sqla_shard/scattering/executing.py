@@ -26,11 +26,14 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
 from sqla_shard.scattering.awaited_lanes import AwaitedLanes
+from sqla_shard.scattering.computing import Computation
 from sqla_shard.scattering.lanes import Lanes
 from sqla_shard.scattering.listeners import asked_after
 from sqla_shard.scattering.merge import check_weighed
+from sqla_shard.scattering.merge import Compute
 from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.merge import merge_rows
+from sqla_shard.scattering.merge import Row
 from sqla_shard.scattering.plans import Job
 from sqla_shard.scattering.plans import OPTION
 from sqla_shard.scattering.plans import PLACES
@@ -129,7 +132,7 @@ def _answer(
     runs = [run for a in answers for run in a.runs]
     if plan.merge is not None and plan.places[0].backend.collates:
         check_weighed(runs, plan.merge)
-    rows = _merged(runs, plan.merge)
+    rows = _merged(runs, plan.merge, partial(_compute, jobs))
     _check_rows(len(rows), plan)
     return _shown(answers[0].description, plan.merge), rows
 
@@ -473,9 +476,34 @@ def _note_errors(plan: Plan, jobs: Sequence[Job], *, any_answer: bool) -> None:
         raise ScatterFailedError(plan.errors) from jobs[0].error
 
 
-def _merged(runs: list[list[Any]], merge: Merge | None) -> list[Any]:
+def _compute(
+    jobs: Sequence[Job], computation: Computation, groups: Sequence[Row]
+) -> Sequence[Row]:
+    """Let a server that has answered compute what is made of its parts."""
+    job = next(job for job in jobs if job.error is None)
+
+    def send(statement: Any) -> list[Any]:
+        # Each has other numbers in it: of no use to the cache.
+        result: Any = job.connection.execute(
+            statement,
+            execution_options={
+                OPTION: None,
+                PLACES: job.places,
+                "compiled_cache": None,
+            },
+        )
+        rows = list(result.cursor.fetchall())
+        result.close()
+        return rows
+
+    return computation.run(groups, job.places[0].backend, send)
+
+
+def _merged(
+    runs: list[list[Any]], merge: Merge | None, compute: Compute
+) -> list[Any]:
     if merge is not None:
-        return merge_rows(runs, merge)
+        return merge_rows(runs, merge, compute)
     return runs[0] if len(runs) == 1 else [row for run in runs for row in run]
 
 

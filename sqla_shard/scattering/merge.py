@@ -23,12 +23,16 @@ from typing import Any
 from typing import Protocol
 
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.scattering.computing import Computation
 from sqla_shard.scattering.texts import check_identities
 from sqla_shard.scattering.texts import Text
 from sqla_shard.scattering.texts import weigh
 
 __all__ = [
     "Combine",
+    "Computed",
+    "Constant",
+    "Different",
     "Extreme",
     "First",
     "Key",
@@ -43,6 +47,8 @@ __all__ = [
 ]
 
 Row = Sequence[Any]
+#: Returns what a server computes of the parts of each group.
+Compute = Callable[[Computation, Sequence[Row]], Sequence[Row]]
 
 # A sum of DECIMAL(65, 30) has 65 digits before the point at most; Python's
 # default of 28 digits would round it.
@@ -69,6 +75,17 @@ class First:
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return that of any row."""
         return rows[0][self.at]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One value, whatever the rows are."""
+
+    value: Any
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return it."""
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -179,6 +196,49 @@ class Otherwise:
         return rows[0][self.at] if value is None else value
 
 
+class Group(list[Row]):
+    """The rows of a group.
+
+    :ivar computed: what a server has computed of what they make.
+    """
+
+    computed: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a server has computed; ``index`` is which of the expressions."""
+
+    index: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return it."""
+        assert isinstance(rows, Group)  # noqa: S101  # others have none
+        return rows.computed[self.index]
+
+
+@dataclass(frozen=True)
+class Different:
+    """How many different values there are but NULL.
+
+    :ivar at: position of what is equal for equal values.
+    :ivar texts: whether they are texts.
+    """
+
+    at: int
+    texts: bool
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return the number.
+
+        :raises ScatterUnsupportedError: when texts are too long to tell.
+        """
+        values = {row[self.at] for row in rows} - {None}
+        if self.texts:
+            check_identities(values)
+        return len(values)
+
+
 @dataclass(frozen=True)
 class Within:
     """How many of a number of rows a LIMIT with an OFFSET leaves."""
@@ -227,12 +287,17 @@ class Combine:
     :ivar columns: what the row consists of, for each column; None where
         the first row of a group is taken as it is, as for DISTINCT.
     :ivar having: what is true for groups that are shown; None for all.
+    :ivar computation: what a server computes for each group.
+    :ivar empty: the columns where no shard has a row, and there is one all
+        the same; None where there is none.
     """
 
     same: tuple[int, ...]
     texts: tuple[int, ...] = ()
     columns: tuple[Recipe, ...] | None = None
     having: Recipe | None = None
+    computation: Computation | None = None
+    empty: tuple[Recipe, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -308,10 +373,13 @@ def check_weighed(runs: Sequence[list[Row]], merge: Merge) -> None:
                 )
 
 
-def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
+def merge_rows(
+    runs: Sequence[list[Row]], merge: Merge, compute: Compute | None = None
+) -> list[Row]:
     """Return the rows of the answer.
 
     :param runs: the rows of each statement, in the order of its ORDER BY.
+    :param compute: lets a server compute, where there is something.
     :raises ScatterUnsupportedError: when values cannot be compared.
     """
     combine = merge.combine
@@ -324,7 +392,17 @@ def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
     else:
         runs = weigh(runs, merge.texts)
         groups = _groups(runs, combine)
-        if combine.columns is not None:
+        columns = combine.columns
+        if combine.empty is not None and not groups:
+            groups, columns = [Group()], combine.empty
+        if combine.computation is not None:
+            assert compute is not None  # noqa: S101  # as it was planned
+            parts = [combine.computation.values(group) for group in groups]
+            for group, computed in zip(
+                groups, compute(combine.computation, parts), strict=True
+            ):
+                group.computed = computed
+        if columns is not None:
             if combine.having is not None:
                 groups = [group for group in groups if combine.having(group)]
             _sort(groups, merge.keys, _of_group)
@@ -332,7 +410,7 @@ def merge_rows(runs: Sequence[list[Row]], merge: Merge) -> list[Row]:
             if merge.counts:
                 return [(len(groups),)]
             return [
-                tuple([recipe(group) for recipe in combine.columns])
+                tuple([recipe(group) for recipe in columns])
                 for group in groups
             ]
         rows = [group[0] for group in groups]
@@ -347,15 +425,13 @@ def _shown(items: list[Any], merge: Merge) -> list[Any]:
     return items[merge.offset : merge.most]
 
 
-def _groups(
-    runs: Sequence[list[Row]], combine: Combine
-) -> list[Sequence[Row]]:
+def _groups(runs: Sequence[list[Row]], combine: Combine) -> list[Group]:
     same = combine.same
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    found: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         for row in run:
             key = tuple([row[at] for at in same])
-            found.setdefault(key, []).append(row)
+            found.setdefault(key, Group()).append(row)
     for at in combine.texts:
         which = same.index(at)
         check_identities(key[which] for key in found)

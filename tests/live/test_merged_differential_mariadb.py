@@ -9,6 +9,7 @@ from sqlalchemy import make_url
 from tests.shared.clusters import on_mariadb
 from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
+from tests.shared.merged_computed import MergedComputed
 from tests.shared.merged_corners import MergedCorners
 from tests.shared.merged_pages import MergedPages
 
@@ -39,6 +40,10 @@ class TestMergedDifferential(MergedDifferential):
 
 
 class TestMergedPages(MergedPages):
+    pass
+
+
+class TestMergedComputed(MergedComputed):
     pass
 
 

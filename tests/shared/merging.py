@@ -445,10 +445,11 @@ class Merging:
     @pytest.mark.parametrize(
         ("column", "word"),
         [
-            (func.count(distinct(Ware.number)), "select them distinct"),
             (func.sum(distinct(Ware.number)), "count(), sum()"),
             (func.group_concat(Ware.name), "count(), sum()"),
-            (func.sum(Ware.number) + 1, "count(), sum()"),
+            (func.max(Ware.name) + "x", "compute in Python"),
+            (func.sum(Ware.number / 3) + 1, "compute in Python"),
+            (func.median(Ware.number) + 1, "median() may look"),
             (func.row_number().over(order_by=Ware.id), "PARTITION BY"),
         ],
     )

@@ -8,6 +8,7 @@ from sqlalchemy import create_engine
 from tests.shared.clusters import on_sqlite
 from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
+from tests.shared.merged_computed import MergedComputed
 from tests.shared.merged_corners import MergedCorners
 from tests.shared.merged_pages import MergedPages
 
@@ -27,6 +28,10 @@ class TestMergedDifferential(MergedDifferential):
 
 
 class TestMergedPages(MergedPages):
+    pass
+
+
+class TestMergedComputed(MergedComputed):
     pass
 
 
