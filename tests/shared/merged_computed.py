@@ -41,7 +41,7 @@ _COLUMNS: dict[str, Callable[[Any], Any]] = {
         100.0 * func.sum(case((w.sold, 1), else_=0)) / func.count()
     ),
     "a weighted mean": lambda w: (
-        func.sum(w.price * w.number) / func.sum(w.number)
+        func.sum(w.weight * w.number) / func.sum(w.number)
     ),
     "round(avg())": _rounded,
     "round(avg()) to a whole number": lambda w: func.round(func.avg(w.price)),
