@@ -20,14 +20,25 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.rendering import Place
+from sqla_shard.routing import has_objects
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.session.contract import Scope
 from sqla_shard.session.placement import parent_shard
 
-__all__ = ["check_rows", "encoded", "group_rows", "ids_of", "updated_rows"]
+__all__ = [
+    "check_rows",
+    "encoded",
+    "group_rows",
+    "ids_of",
+    "rows_of",
+    "updated_rows",
+]
 
 Row = dict[str, Any]
+
+#: Key of a row: the shard that a new object is to be on.
+_SHARD = "shard_id"
 
 
 def encoded(statement: Any, parameters: Any) -> tuple[Any, Any]:
@@ -67,13 +78,45 @@ def encoded(statement: Any, parameters: Any) -> tuple[Any, Any]:
         }
         own = [{k: v for k, v in row.items() if k in columns} for row in own]
         if isinstance(parameters, list):
-            parameters = [encode({**fields, **row}) for row in parameters]
+            parameters = [_encoded(encode, fields, row) for row in parameters]
         else:
-            parameters = encode({**fields, **parameters})
+            parameters = _encoded(encode, fields, parameters)
     many = bool(statement._multi_values)
     statement = statement._generate()
     statement._values, statement._multi_values = None, ()
     return statement.values(own if many else own[0]), parameters
+
+
+def _encoded(encode: Any, fields: Row, row: Mapping[str, Any]) -> Row:
+    """Return a row ready for columns, with the shard that it asks for."""
+    given = {**fields, **row}
+    asked = {_SHARD: given.pop(_SHARD)} if _SHARD in given else {}
+    found: Row = encode(given)
+    return {**found, **asked}
+
+
+def _takes_shards(table: Any) -> bool:
+    """Tell whether a row may name the shard of a new object."""
+    return has_objects(table) and _SHARD not in table.columns
+
+
+def rows_of(statement: Any, parameters: Any) -> list[Row] | None:
+    """Return the rows to be sent, without the shards that they ask for.
+
+    :param parameters: of an INSERT; None where it holds its rows itself.
+    """
+    if parameters is None:
+        return None
+    rows = parameters if isinstance(parameters, list) else [parameters]
+    if not _takes_shards(statement.table):
+        return rows
+    return [_bare(row) for row in rows]
+
+
+def _bare(row: Row) -> Row:
+    if _SHARD not in row:
+        return row
+    return {name: row[name] for name in row if name != _SHARD}
 
 
 def group_rows(
@@ -104,9 +147,10 @@ def group_rows(
         return dict.fromkeys(places, parameters)
     grouped: dict[Place, Any] = {}
     given = parameters if isinstance(parameters, list) else [parameters]
-    for row in given:
+    ready = rows_of(statement, parameters) or ()
+    for row, bare in zip(given, ready, strict=True):
         place = placer.place({**own[0], **row})
-        grouped.setdefault(place, []).append(row)
+        grouped.setdefault(place, []).append(bare)
     if len(grouped) > 1 and statement._sort_by_parameter_order:
         raise ScatterUnsupportedError(
             "RETURNING in the order of the rows is not supported for rows "
@@ -184,6 +228,7 @@ class _Placer:
         #: Columns that say where a row is, and their names in a row.
         self._columns = tuple(_telling(table, mapper))
         self._root: int | None = None
+        self._takes_shards = _takes_shards(table)
 
     def place(self, row: Mapping[str, Any]) -> Place:
         """Return the place of a new row."""
@@ -191,6 +236,8 @@ class _Placer:
         if shard_id is None and self.spec.colocation is not None:
             parent = self._parent(row)
             shard_id = parent_shard(self.spec, self._name, parent)
+        if shard_id is None:
+            shard_id = self._requested(row)
         if shard_id is None:
             self._check_root()
             shard_id = self._root_shard()
@@ -207,6 +254,21 @@ class _Placer:
                 ).shard_id
         return None
 
+    def _requested(self, row: Mapping[str, Any]) -> int | None:
+        """Return the shard that a row asks for.
+
+        :raises PlacementError: when that is no number.
+        """
+        if not self._takes_shards or _SHARD not in row:
+            return None
+        given = row[_SHARD]
+        if type(given) is not int:
+            raise PlacementError(
+                f"{_SHARD}={given!r} in a row of {self._name}; it is the "
+                "number of a shard, or is left out"
+            )
+        return given
+
     def _names_the_row(self, column: Any) -> bool:
         """Tell whether a column says where a row is without its parent.
 
@@ -217,9 +279,20 @@ class _Placer:
     def check(self, row: Mapping[str, Any], shard_id: int) -> None:
         """Refuse references to other shards where only the own one can be.
 
-        :raises ColocationError: for such a reference.
+        :raises ColocationError: for such a reference, or a row that asks for
+            another shard.
         """
         spec = self.spec
+        requested = self._requested(row)
+        if requested not in (None, shard_id):
+            raise ColocationError(
+                f"the row is on shard {shard_id} by its id, its parent or "
+                f"bind_arguments, and asks for shard {requested}; leave "
+                "that out",
+                class_name=self._name,
+                field=_SHARD,
+                value=requested,
+            )
         parent = None if spec.colocation is None else self._parent(row)
         if parent is not None:
             told = parent_shard(spec, self._name, parent)

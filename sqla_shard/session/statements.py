@@ -49,6 +49,7 @@ from sqla_shard.session.contract import Scope
 from sqla_shard.session.inserting import check_rows
 from sqla_shard.session.inserting import encoded
 from sqla_shard.session.inserting import group_rows
+from sqla_shard.session.inserting import rows_of
 from sqla_shard.session.inserting import updated_rows
 from sqla_shard.session.nearest import nearest
 from sqla_shard.session.stale import check_count
@@ -454,13 +455,8 @@ def _insert(
     else:
         check_rows(scope, statement, parameters, told)
         place = scope.places.place(keyspace, told)
-        listed = None if parameters is None else _listed(parameters)
-        rows = {place: listed}
+        rows = {place: rows_of(statement, parameters)}
     return _by_shard(context, scope, rows)
-
-
-def _listed(parameters: Any) -> list[Any]:
-    return parameters if isinstance(parameters, list) else [parameters]
 
 
 def _by_shard(

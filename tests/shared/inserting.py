@@ -105,6 +105,60 @@ class Inserting(Changing):
         ).all()
         assert sorted(note.pin_id for note in found) == pins
 
+    def test_each_root_on_a_shard_of_its_own(self, many, log, pins):
+        rows = [{"title": f"own {k}", "shard_id": k % 3} for k in range(9)]
+        found = many.execute(insert(Pin).returning(Pin.id, Pin.title), rows)
+        shards = {title: unpack(i).shard_id for i, title in found}
+        assert shards == {f"own {k}": k % 3 for k in range(9)}
+        assert log.take() == {0: 1, 1: 1, 2: 1}
+        # The caller's rows are left as they are.
+        assert rows[4] == {"title": "own 4", "shard_id": 1}
+        # By Core, and with some that go where roots go.
+        many.execute(insert(Board.__table__), [{"name": "a", "shard_id": 3}])
+        assert log.take() == {3: 1}
+        rows = [{"name": "b", "shard_id": 4}, {"name": "c"}]
+        many.execute(insert(Board), rows)
+        assert log.take() == {4: 1, 0: 1}
+
+    def test_the_shard_of_a_row_is_that_of_its_id_and_parent(
+        self, many, log, pins
+    ):
+        many.execute(
+            insert(Note), [{"pin_id": pins[0], "text": "t", "shard_id": 0}]
+        )
+        many.execute(
+            insert(Pin), {"id": pack(2, PIN, 9), "title": "t", "shard_id": 2}
+        )
+        assert log.take() == {0: 1, 2: 1}
+        for entity, row in (
+            (Comment, {"pin_id": pins[0], "body": "b"}),
+            (Note, {"pin_id": pins[0], "text": "t"}),
+            (Pin, {"id": pack(2, PIN, 10), "title": "t"}),
+        ):
+            with pytest.raises(exc.ColocationError, match="shard 1"):
+                many.execute(insert(entity), [{**row, "shard_id": 1}])
+        with pytest.raises(exc.ColocationError, match="shard 1"):
+            many.execute(
+                insert(Pin),
+                {"title": "t", "shard_id": 1},
+                bind_arguments={"shard_id": 2},
+            )
+        assert log.take() == {}
+
+    def test_the_shard_of_a_row_that_is_none(self, many, log):
+        with pytest.raises(exc.UnknownShardError, match="99"):
+            many.execute(insert(Pin), [{"title": "t", "shard_id": 99}])
+        for wrong in ("1", True, 1.0, None):
+            with pytest.raises(exc.PlacementError, match="shard_id="):
+                many.execute(insert(Pin), [{"title": "t", "shard_id": wrong}])
+        assert log.take() == {}
+
+    def test_two_shards_in_one_transaction(self, session, log):
+        rows = [{"title": "t", "shard_id": k} for k in (1, 2)]
+        with pytest.raises(exc.CrossShardWriteError):
+            session.execute(insert(Pin), rows)
+        assert log.take() == {}
+
     def test_roots_share_one_shard(self, session, log):
         session.execute(insert(Pin), [{"title": str(k)} for k in range(20)])
         (shard_id,) = log.take()
