@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+from sqla_shard.routing.counting import constant
 from sqla_shard.routing.counting import counted_select
 from sqla_shard.routing.counting import shows_if
 from sqla_shard.routing.counting import sought
@@ -43,6 +44,7 @@ __all__ = [
     "TableSpec",
     "check",
     "columns_set",
+    "constant",
     "counted_select",
     "declare",
     "has_objects",

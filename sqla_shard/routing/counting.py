@@ -9,13 +9,17 @@ DISTINCT or GROUP BY, its rows on several shards have to be merged first.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from sqlalchemy import literal_column
+from sqlalchemy import select
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import ColumnClause
 from sqlalchemy.sql.elements import False_
 from sqlalchemy.sql.elements import Null
+from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.elements import True_
 from sqlalchemy.sql.selectable import Alias
 from sqlalchemy.sql.selectable import CTE
@@ -26,8 +30,10 @@ from sqlalchemy.sql.selectable import Subquery
 from sqla_shard.routing.clauses import ungrouped
 from sqla_shard.routing.clauses import unlabelled
 
-__all__ = ["counted_select", "shows_if", "sought"]
+__all__ = ["constant", "counted_select", "shows_if", "sought"]
 
+#: What pings a server.
+_CONSTANT_TEXT = re.compile(r"\s*select\s+(\d+)\s*;?\s*", re.IGNORECASE)
 _CONSTANT = (BindParameter, False_, Null, True_)
 
 
@@ -61,6 +67,32 @@ def shows_if(statement: Any) -> bool:
             isinstance(unlabelled(column), _CONSTANT)
             for column in statement._raw_columns
         )
+    )
+
+
+def constant(statement: Any) -> Any:
+    """Return a statement that shows constants, such as ``SELECT 1``.
+
+    :returns: it, and ``select()`` where it is a text; None for others.
+    """
+    if isinstance(statement, TextClause):
+        found = _CONSTANT_TEXT.fullmatch(statement.text)
+        return select(literal_column(found[1])) if found else None
+    if (
+        _is_bare(statement)
+        and not statement._where_criteria
+        and all(map(_is_constant, statement._raw_columns))
+    ):
+        return statement
+    return None
+
+
+def _is_constant(column: Any) -> bool:
+    column = unlabelled(column)
+    return isinstance(column, _CONSTANT) or (
+        isinstance(column, ColumnClause)
+        and column.is_literal
+        and column.name.isdigit()
     )
 
 

@@ -121,6 +121,15 @@ def locate(
 def _decide(
     binds: Any, shape: Shape, parameters: Any, places: Places, scatter: bool
 ) -> Decision:
+    if shape.constant:
+        known = places.topology.keyspaces.values()
+        return Decision(
+            keyspace=min(known, key=lambda one: one.kind != "global"),
+            shards=(),
+            why="constants, which every server knows",
+            parameters=parameters,
+            anywhere=True,
+        )
     keyspace = keyspace_of(shape.tables, places)
     if keyspace.kind == "global":
         return Decision(

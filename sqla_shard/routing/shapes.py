@@ -26,6 +26,7 @@ from sqla_shard.routing.conditions import AllOf
 from sqla_shard.routing.conditions import AnyOf
 from sqla_shard.routing.conditions import Condition
 from sqla_shard.routing.conditions import Within
+from sqla_shard.routing.counting import constant
 from sqla_shard.routing.counting import shows_if
 from sqla_shard.routing.counting import sought
 from sqla_shard.routing.cutting import counted_distinct
@@ -83,6 +84,7 @@ class Shape:
     :ivar settable: the same, for values given when it is executed.
     :ivar lists: lists of ids that may be given when it is executed.
     :ivar spread: what a merge has to know.
+    :ivar constant: whether it shows constants, which every server knows.
     """
 
     tables: tuple[Any, ...] = ()
@@ -93,6 +95,7 @@ class Shape:
     settable: tuple[tuple[str, IdType], ...] = ()
     lists: tuple[Within, ...] = ()
     spread: Spread = Spread()
+    constant: bool = False
 
 
 _shapes: LRUCache[Any, Shape] = LRUCache(1000)
@@ -110,6 +113,8 @@ def shape_of(statement: Any) -> tuple[Any, Shape]:
     if isinstance(statement, TextualSelect):
         statement = statement.element
     if isinstance(statement, TextClause):
+        if not shown and constant(statement) is not None:
+            return (), Shape(constant=True)
         return (), _textual(shown)
     key = statement._generate_cache_key()
     if key is None:
@@ -177,6 +182,7 @@ def _read(statement: Any, binds: Any) -> Shape:
             for within in _lists(group.condition)
         ),
         spread=_spread(reader),
+        constant=constant(statement) is not None,
     )
 
 

@@ -22,6 +22,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Delete
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.dml import Update
+from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.exc import NoShardKeyError
@@ -33,6 +34,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
 from sqla_shard.routing import check
 from sqla_shard.routing import columns_set
+from sqla_shard.routing import constant
 from sqla_shard.routing import Decision
 from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import route
@@ -87,6 +89,11 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     told = _told_shard(context)
     if isinstance(statement, Insert):
         return _insert(context, scope, told)
+    if isinstance(statement, TextClause) and told is None:
+        # As a text, SELECT 1 would need a database to be used first.
+        known = constant(statement)
+        if known is not None and "keyspace" not in bind_arguments:
+            statement = context.statement = known
     many = isinstance(context.parameters, list)
     if isinstance(statement, Update) and many and context.is_orm_statement:
         given: Any = context.parameters

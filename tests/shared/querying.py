@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import exists
 from sqlalchemy import func
+from sqlalchemy import literal
+from sqlalchemy import null
 from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy.orm import aliased
@@ -89,6 +91,22 @@ class ByStatement(Reading):
         found = session.scalar(made, bind_arguments={"shard_id": 17})
         assert found == 3
         assert len(log.executions) == 1
+
+    def test_constants_are_known_to_every_server(self, session, log, data):
+        ping = text("SELECT 1")
+        assert session.scalar(ping) == 1
+        assert session.execute(text(" select 1;\n")).scalar_one() == 1
+        assert session.scalar(select(1)) == 1
+        assert session.execute(select(literal("up"), null())).one() == (
+            "up",
+            None,
+        )
+        # One server is asked, once for each of them.
+        assert len(log.executions) == 4
+        told = {"shard_id": 17}
+        assert session.scalar(ping, bind_arguments=told) == 1
+        with pytest.raises(exc.ShardError):
+            session.execute(text("SELECT 1 FROM pins"))
 
     def test_connection_of_a_shard(self, session, data):
         connection = session.connection(bind_arguments={"shard_id": 17})
