@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from time import perf_counter
 from typing import TypeVar
 
 from sqla_shard.cache.awaiting import awaited
-from sqla_shard.cache.awaiting import submit
 from sqla_shard.cache.awaiting import to_its_end
 from sqla_shard.cache.outbox import may_wait
 from sqla_shard.cache.outbox import note
@@ -78,12 +76,8 @@ class Announcement:
 
     def _each_to_its_end(self, how: Callable[[Tombstones], object]) -> None:
         work = partial(self._each, how)
-        if isinstance(sys.exc_info()[1], GeneratorExit):
-            # The coroutine is being closed, and may await no more.
-            submit(work)
-        else:
-            # The error of the COMMIT is told in place of a cancellation.
-            to_its_end(self._scope, partial(awaited, self._scope, work))
+        # The error of the COMMIT is raised in place of a cancellation.
+        to_its_end(self._scope, partial(awaited, self._scope, work))
 
     def _each(self, how: Callable[[Tombstones], object]) -> None:
         for tombstones, tally in self._put:

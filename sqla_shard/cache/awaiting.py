@@ -28,7 +28,7 @@ from sqla_shard.cache.store import Found
 from sqla_shard.cache.store import Store
 from sqla_shard.session.contract import Scope
 
-__all__ = ["awaited", "sleep_of", "store_of", "submit", "to_its_end"]
+__all__ = ["awaited", "sleep_of", "store_of", "to_its_end"]
 
 T = TypeVar("T")
 
@@ -86,11 +86,6 @@ def _threads() -> ThreadPoolExecutor:
 def _threads_of(process: int) -> ThreadPoolExecutor:
     # A forked process has none of the threads of its parent.
     return ThreadPoolExecutor(_MOST_THREADS, "sqla_shard-cache")
-
-
-def submit(function: Callable[[], object]) -> None:
-    """Have something done in a thread that nobody waits for."""
-    _threads().submit(function)
 
 
 def awaited(scope: Scope, function: Callable[[], T]) -> T:

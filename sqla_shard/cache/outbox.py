@@ -138,7 +138,11 @@ def may_wait(scope: Scope, place: Place) -> bool:
     :returns: True, too, where the server does not say.
     """
     try:
-        found = scope.begun_view(place).execute(_ANY).first()
+        connection = scope.begun_view(place)
+        found = connection.execute(_ANY).first()
+        # Not left to the pool: a task that was cancelled would lose the
+        # connection.
+        connection.rollback()
     except SQLAlchemyError as error:
         _log.warning(
             "lists of shard %s of %r that were appended to are not put into "

@@ -114,9 +114,14 @@ def configure(cluster: Cluster, address: str) -> None:
 @pytest.fixture(scope="module")
 def document(mariadb_fleet: MariaDBFleet) -> Iterator[Callable[..., Any]]:
     def document(**more: Any) -> Any:
-        return mariadb_fleet.topology_mapping(
+        found = mariadb_fleet.topology_mapping(
             shards=SHARDS, database="db_promises_{shard:05d}", **more
         )
+        for server in found["keyspaces"]["objects"]["servers"]:
+            # Or the values of readers and writers would be unlike: they
+            # have other addresses.
+            server["generation"] = 1
+        return found
 
     mariadb_fleet.drop_databases(document())
     yield document
@@ -252,6 +257,34 @@ def test_a_list_that_two_have_changed(
     assert ids_of(cluster, board) == (expected[:3], len(expected))
 
 
+def test_a_server_that_is_lost_after_commit(
+    cluster: Cluster,
+    writer: Cluster,
+    lines: list[Proxy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody knows whether keys wait: the list is read anew."""
+    board = stored(cluster, Board(), FAR)
+    pins = [stored(cluster, Pin(title="p")) for _ in range(2)]
+    cluster.run(BoardHasPins.append, board, pins[0])
+    assert ids_of(cluster, board) == (pins[:1], 1)
+    engine = dict(writer.places.servers())[f"server{len(lines)}"].engine
+
+    def cut(*said: Any) -> None:
+        if "sqla_shard_outbox" in said[2]:
+            lines[-1].cut()
+
+    event.listen(engine, "before_cursor_execute", cut)
+    with writer.begin() as session:
+        BoardHasPins.append(session, board, pins[1])
+    assert "that were appended to" in caplog.text
+    assert ids_of(cluster, board) == (pins[::-1], 2)
+    # And there it is kept.
+    store = cluster.cache.region("lists").store  # type: ignore[union-attr]  # there is one
+    key = key_of(cluster, BoardHasPins, board)
+    assert store.fetch([key], 0)[key].state is State.VALUE
+
+
 # -- event loops
 
 
@@ -321,7 +354,9 @@ def slow(
     """COMMITs in event loops that take longer than a tombstone."""
 
     @contextlib.asynccontextmanager
-    async def slow(user: int, at: str = "unblock") -> Any:
+    async def slow(
+        user: int, at: str = "unblock", then: Callable[[], None] = int
+    ) -> Any:
         other = Cluster.from_topology(document(proxies=lines))
         configure(other, node.address)
         assert other.cache is not None
@@ -337,6 +372,7 @@ def slow(
                 # Not those of connections that are new.
                 if gate.put:
                     filled(cluster, user)
+                    then()
 
             for engine in engines:
                 event.listen(engine, "commit", committing)
@@ -367,7 +403,12 @@ async def by_run(cluster: Cluster, user: int) -> None:
     await cluster.async_run(rename, user)
 
 
-@pytest.mark.parametrize("commit", [by_begin, by_commit, by_run])
+async def by_block(cluster: Cluster, user: int) -> None:
+    async with cluster.async_session() as session, session.begin():
+        await rename(session, user)
+
+
+@pytest.mark.parametrize("commit", [by_begin, by_commit, by_run, by_block])
 @pytest.mark.parametrize("cancel", [False, True])
 def test_a_commit_that_is_longer_than_a_tombstone(
     cluster: Cluster, slow: Any, users: list[int], commit: Any, cancel: bool
@@ -380,6 +421,27 @@ def test_a_commit_that_is_longer_than_a_tombstone(
             task = await during(commit(other, user), gate, cancel=cancel)
             assert task.cancelled() is cancel
             assert sum(one.busy for one in other.stats()) == 0
+
+    asyncio.run(main())
+    assert seen(cluster, User, user).city == "Oslo"
+
+
+def test_a_long_commit_whose_answer_is_lost(
+    cluster: Cluster, slow: Any, lines: list[Proxy], users: list[int]
+) -> None:
+    """Its tombstones are there again before it is acknowledged."""
+    user = users[0]
+
+    def cut() -> None:
+        for line in lines:
+            line.cut_at_commit(when="after")
+
+    async def main() -> None:
+        async with slow(user, "block", cut) as (other, gate):
+            key = f"promise {user}"
+            commit = other.async_run(rename, user, key=key)
+            task = await during(commit, gate)
+            assert task.exception() is None
 
     asyncio.run(main())
     assert seen(cluster, User, user).city == "Oslo"
