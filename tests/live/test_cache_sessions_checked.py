@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic
 
 import pytest
 
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing import Proxy
 from sqla_shard.testing.documents import topology_document
 from tests.shared.cache_session_models import SHARDS
 from tests.shared.cache_session_policies import BROKEN
@@ -120,7 +122,8 @@ def nothing_stale(scene, say, *kinds, also=lambda: True, **settings):
 
 def failures(scene):
     """Return what has failed; but for lack of time, on a busy machine."""
-    failed = {event.key for event in scene.events if event.kind == "failed"}
+    events = (*scene.events, *scene.noted())
+    failed = {event.key for event in events if event.kind == "failed"}
     return {one for one in failed if "RetriesExhausted" not in one}
 
 
@@ -153,6 +156,56 @@ def test_only_keys_in_an_outbox_are_stale_when_nodes_fail(scene, say):
         also=lambda: any(e.kind == "exempt" for e in scene.noted()),
     )
     assert failures(scene) == set()
+
+
+# -- servers that lose COMMITs, and COMMITs that take long ------------------
+
+
+@pytest.fixture
+def line(databases):
+    """The way to the server that commits last."""
+    _, other = databases
+    with Proxy(other.host, other.port) as proxy:
+        yield proxy
+
+
+def on_both(scene, line):
+    """Read and write what is on both servers, one of them by the line."""
+    first, second = scene.document["keyspaces"]["objects"]["servers"]
+    host, port = f"@{line.server_host}:{line.server_port}", line.port
+    assert host in second["primary"]
+    url = second["primary"].replace(host, f"@{line.host}:{port}")
+    document = moved(scene.document, first, {**second, "primary": url})
+    scene.publish(document)
+    scene.subjects = scene.sums
+
+
+#: So that what is old is read before somebody writes it anew.
+HALVED = {"nodes": 1, "timeout": 0.05, "idle": 0.2}
+
+
+def half_committed(scene):
+    return any("PartialCommit" in one for one in failures(scene))
+
+
+def test_results_of_several_servers_when_some_commit(scene, line, say):
+    on_both(scene, line)
+    nothing_stale(
+        *(scene, say, "cached", "write"),
+        **HALVED,
+        during=partial(scene.halve, line),
+        also=lambda: half_committed(scene),
+    )
+
+
+#: Longer than a tombstone, which counts in full seconds.
+SLOW = {"tombstone": 1, "slow": 2.5}
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_nothing_is_stale_after_commits_that_take_long(scene, in_loop, say):
+    scene.narrow([0, 1], ("pin", "bag"))
+    nothing_stale(scene, say, "cached", *WRITES, in_loop=in_loop, **SLOW)
 
 
 # -- failovers ------------------------------------------------------------
@@ -320,3 +373,31 @@ def test_the_same_finds_what_is_wrong(scene, policy, say):
     )
     say(f"{policy}: {len(report.stale)} of {dict(report.counts)}")
     assert report.stale
+
+
+def finds(scene, say, policy, **settings):
+    """Run until something is wrong, or there was time enough."""
+    scene.least, scene.most = 0, PATIENCE
+    report = scene.run(
+        policy, enough=lambda report: bool(report.stale), **settings
+    )
+    say(f"{policy}: {len(report.stale)} of {dict(report.counts)}")
+    assert report.stale
+
+
+def test_the_same_finds_keys_that_wait_where_nothing_commits(scene, line, say):
+    on_both(scene, line)
+    halve = partial(scene.halve, line)
+    finds(scene, say, "one-outbox", during=halve, **HALVED)
+
+
+def test_the_same_finds_what_is_not_awaited(scene, say):
+    scene.narrow([0, 1], ("pin",))
+    finds(scene, say, "unawaited", delay=0.01, in_loop=True, **SLOW)
+
+
+def test_the_same_finds_what_is_added_to_old_lists(scene, say):
+    scene.narrow(range(SHARDS), ("bag", "marks"))
+    pauses = partial(scene.faults, kinds=["pause"])
+    more = {"nodes": 1, "timeout": 0.05, "idle": 0.05}
+    finds(scene, say, "adding-to-old", during=pauses, **more)

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from sqlalchemy import event
 
 from sqla_shard import Cluster
 from sqla_shard import no_cache
+from sqla_shard import pack
+from sqla_shard import unpack
 from sqla_shard.cache import cached_objects
 from sqla_shard.cache.outbox import drain
 from sqla_shard.cache.store import State
@@ -25,6 +28,7 @@ from sqla_shard.exc import PartialCommitError
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
+from sqla_shard.testing._processes import wait_until
 from tests.shared.cached_models import Base
 from tests.shared.cached_models import Board
 from tests.shared.cached_models import BoardHasPins
@@ -211,6 +215,117 @@ def test_a_result_of_two_servers_of_which_one_commits(
         "Oslo",
         "Rome",
     ]
+
+
+# -- all that a transaction can write
+
+
+class Rows:
+    """Rows on two servers, and what can be read of them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.users = [
+            stored(cluster, User(name="u", city="Rome"), shard_id)
+            for shard_id in (NEAR, FAR)
+        ]
+        self.boards = [
+            stored(cluster, Board(), shard_id) for shard_id in (NEAR, FAR)
+        ]
+        self.pins = [stored(cluster, Pin(title="p")) for _ in range(4)]
+        for board in self.boards:
+            cluster.run(BoardHasPins.append_many, board, self.pins[:2])
+        friends[self.users[1]] = self.users[0]
+        # Those that come next.
+        self.absent = [
+            pack(parts.shard_id, parts.type_id, parts.local_id + 1)
+            for parts in map(unpack, self.users)
+        ]
+
+    def read(self, cluster: Cluster, **options: Any) -> Any:
+        found: list[Any] = []
+        both = "{},{}".format(*self.users)
+        for work in (
+            lambda s: cities(s, [both]),
+            lambda s: pairs(s, self.users[1:]),
+            lambda s: [
+                one and (one.name, one.city)
+                for one in s.get_many(User, [*self.users, *self.absent])
+            ],
+            *(partial(self._listed, board) for board in self.boards),
+        ):
+            with cluster.session(**options) as session:
+                found.append(work(session))
+        return found
+
+    def _listed(self, board: int, session: Any) -> Any:
+        page = BoardHasPins.page(session, board, 9)
+        there = BoardHasPins.contains(session, board, self.pins)
+        count = BoardHasPins.count(session, board)
+        return [row.pin_id for row in page], there, count
+
+    def write(self, session: Any) -> None:
+        first, second, third, fourth = self.pins
+        for user, board in zip(self.users, self.boards, strict=True):
+            undone = session.begin_nested()
+            session.get(User, user).city = "nowhere"
+            BoardHasPins.append(session, board, fourth)
+            undone.rollback()
+            session.get(User, user).city = "Oslo"
+            with session.begin_nested():
+                session.add(User(name="new", shard_id=unpack(user).shard_id))
+                BoardHasPins.append(session, board, third)
+            BoardHasPins.remove(session, board, first)
+            BoardHasPins.move(session, board, second, before=None, after=third)
+            session.flush()
+        cities.invalidate(session, "{},{}".format(*self.users))
+
+
+@pytest.mark.parametrize("cut", [None, "before", "after"])
+@pytest.mark.parametrize("cross_shard", ["ordered", "unordered"])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_all_that_waits_is_read_anew(
+    cluster: Cluster,
+    writer: Cluster,
+    lines: list[Proxy],
+    way: Proxy,
+    in_loop: bool,
+    cross_shard: Any,
+    cut: Any,
+) -> None:
+    """Whatever was committed, and where; the node is back after it."""
+    rows = Rows(cluster)
+    for _ in range(2):
+        before = rows.read(cluster)
+
+    def write(session: Any) -> None:
+        with unreachable(way):
+            rows.write(session)
+            if cut is not None:
+                lines[-1].cut_at_commit(when=cut)
+            session.commit()
+
+    async def main() -> None:
+        async with contextlib.aclosing(writer):
+            await writer.async_warm(2)
+            async with writer.async_session(
+                cross_shard=cross_shard
+            ) as session:
+                await session.run_sync(write)
+
+    with contextlib.ExitStack() as stack:
+        if cut is not None:
+            stack.enter_context(pytest.raises(PartialCommitError))
+        if in_loop:
+            asyncio.run(main())
+        else:
+            session = writer.session(cross_shard=cross_shard)
+            write(stack.enter_context(session))
+    # The server may hear of the end of a connection later.
+    assert wait_until(
+        lambda: rows.read(cluster, cache=False) != before, seconds=PATIENCE
+    )
+    assert drained(cluster)
+    assert rows.read(cluster) == rows.read(cluster, cache=False) != before
 
 
 # -- lists

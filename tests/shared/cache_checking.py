@@ -24,6 +24,8 @@ from tests.shared.cache_sets import stale_sets
 
 __all__ = ["Report", "check"]
 
+_WRITES = ("write", "add", "remove")
+
 
 @dataclass
 class Report:
@@ -38,11 +40,14 @@ class Report:
     exempt: set[str] = field(default_factory=set)
 
 
-def check(events: Iterable[Event]) -> Report:
+def check(events: Iterable[Event], *, reads_tell: bool = True) -> Report:
     """Look for reads that are stale.
 
     Each life of the data by itself: what one has written is not known to
     the next, which must not see it.
+
+    :param reads_tell: whether a read has to know what others have found; else
+        only what was acknowledged.
     """
     report = Report()
     by_key: dict[tuple[str, int], list[Event]] = defaultdict(list)
@@ -67,9 +72,9 @@ def check(events: Iterable[Event]) -> Report:
         judged = _Judged(windows[key])
         moments = _moments(its)
         if any(event.ids is not None for event in its):
-            report.stale += stale_sets(moments, judged)
+            report.stale += stale_sets(moments, judged, reads_tell)
         else:
-            report.stale += _stale(moments, judged)
+            report.stale += _stale(moments, judged, reads_tell)
     return report
 
 
@@ -81,11 +86,19 @@ def _windows(
     """Return when nothing was promised, by key."""
     windows = defaultdict(list)
     for (key, _), its in by_key.items():
-        for event in its:
-            if event.kind != "exempt":
-                continue
+        exempt = [event for event in its if event.kind == "exempt"]
+        lost = {"", *(event.txn for event in exempt)}
+        # Whoever writes it takes out what was there, whatever that was.
+        written = [
+            event
+            for event in its
+            if event.kind in _WRITES and event.txn not in lost
+        ]
+        for event in exempt:
             since = over.get(event.txn, inf)
-            ends = [done.end for done in passes if done.start >= since]
+            ends = [
+                done.end for done in (*passes, *written) if done.start >= since
+            ]
             windows[key].append((event.start, min(ends, default=inf)))
     return windows
 
@@ -114,7 +127,9 @@ def _moments(events: Sequence[Event]) -> list[Moment]:
 
 
 def _stale(
-    moments: Sequence[Moment], judged: Callable[[Event], bool]
+    moments: Sequence[Moment],
+    judged: Callable[[Event], bool],
+    reads_tell: bool,
 ) -> list[Stale]:
     """Walk through the versions of one key."""
     found = []
@@ -132,6 +147,8 @@ def _stale(
         if event.kind == "read" and tried and version > most:
             if judged(event):
                 found.append(Stale(read=event, known=most))
+            continue
+        if event.kind == "read" and not reads_tell:
             continue
         if event.kind == "add":
             added += 1

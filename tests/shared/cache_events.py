@@ -52,7 +52,9 @@ class Event:
     exempt      of a key whose tombstone could not be set: nothing is promised
     over        the end of a transaction, committed or not
     drained     of no key: a pass that has left nothing in the outboxes.  Ends
-                what was exempt, where the transaction was over before it
+                what was exempt, where the transaction was over before it.
+                So does a transaction that has written the key since, and
+                has reached the node
     failed      of no key
     ==========  =============================================================
     """

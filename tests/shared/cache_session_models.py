@@ -12,8 +12,10 @@ from sqlalchemy.orm import mapped_column
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import MappingMixin
+from sqla_shard import no_cache
 from sqla_shard import ObjectMixin
 from sqla_shard.cache import Cached
+from sqla_shard.cache import cached_objects
 
 __all__ = [
     "PIN",
@@ -27,11 +29,14 @@ __all__ = [
     "Pin",
     "cached_classes",
     "prepare",
+    "sums",
 ]
 
 PIN = 1
 SHARDS = 4
 REGION = "checked"
+#: Of pins on two servers.
+PAIRS = 8
 
 
 class Base(DeclarativeBase):
@@ -78,8 +83,25 @@ def cached_classes() -> dict[Any, Any]:
     return {Pin: REGION, Item: REGION, Bag: lists, Marks: lists}
 
 
-def prepare(cluster: Cluster) -> tuple[list[int], list[int]]:
-    """Make tables and rows; return the ids of pins and of boards."""
+@cached_objects(REGION, format="sums:%s")
+def sums(session: Any, names: list[str]) -> dict[str, int]:
+    """Return the sums of the versions of pins, whose ids have commas."""
+    found = {}
+    for name in names:
+        ids = [int(one) for one in name.split(",")]
+        pins = session.get_many(Pin, ids, options=[no_cache()])
+        found[name] = sum(pin.version + pin.flushed for pin in pins)
+    return found
+
+
+def prepare(
+    cluster: Cluster,
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Make tables and rows.
+
+    :returns: the ids of pins and of boards; and those of pins on the first
+        server and on the last, by twos.
+    """
     from tests.shared.cache_session_work import target
 
     cluster.create_all(Base.metadata)
@@ -93,4 +115,14 @@ def prepare(cluster: Cluster) -> tuple[list[int], list[int]]:
             if shard_id % 2:
                 Marks.append_many(session, board.id, [target(1), target(0)])
                 boards.append(board.id)
-    return pins, boards
+    pairs = []
+    for _ in range(PAIRS):
+        both = []
+        for shard_id in (0, SHARDS - 1):
+            with cluster.begin(shard_id=shard_id) as session:
+                pin = Pin()
+                session.add(pin)
+                session.flush()
+                both.append(pin.id)
+        pairs.append((both[0], both[1]))
+    return pins, boards, pairs

@@ -9,6 +9,9 @@ early            ours, but tombstones are removed before COMMIT
 no-absence       ours, but objects that are inserted are not announced
 old-snapshots    ours, but a session keeps what it sees, however old
 no-generation    ours, but values do not say from which primary they are
+one-outbox       ours, but a key waits only where is committed last
+unawaited        ours, but event loops do not wait for the end of tombstones
+adding-to-old    ours, but lists are put back while their keys wait
 ===============  ============================================================
 """
 
@@ -22,6 +25,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from typing import Protocol
 
@@ -32,8 +36,12 @@ import sqla_shard.cache.lists
 import sqla_shard.cache.objects
 from sqla_shard import Cluster
 from sqla_shard import unpack
+from sqla_shard.cache import announcing
+from sqla_shard.cache.announcing import Announcement
 from sqla_shard.cache.kept import Part
+from sqla_shard.cache.protocol import Tombstones
 from sqla_shard.cache.regions import open_region
+from sqla_shard.session.committing import Commits
 from tests.shared.cache_processes import Delays
 from tests.shared.cache_processes import Slow
 from tests.shared.cache_session_models import cached_classes
@@ -41,6 +49,7 @@ from tests.shared.cache_session_models import REGION
 from tests.shared.cache_session_work import Change
 from tests.shared.cache_session_work import look
 from tests.shared.cache_session_work import Subject
+from tests.shared.cache_session_work import sum_of
 
 __all__ = ["BROKEN", "TOMBSTONE", "Policy", "policy_of", "region_of"]
 
@@ -49,9 +58,13 @@ TOMBSTONE = 8
 _EARLY = 0.05
 #: How often a writer, of those that are killed, dies right after its COMMIT.
 _DIES = 0.1
+#: How often a COMMIT takes long, where some do.
+_SLOW = 0.5
 
 
-def region_of(servers: list[str], timeout: float) -> dict[str, Any]:
+def region_of(
+    servers: list[str], timeout: float, tombstone: int = TOMBSTONE
+) -> dict[str, Any]:
     """Return the configuration of the region."""
     return {
         "backend": "sqla_shard.memcached",
@@ -63,7 +76,7 @@ def region_of(servers: list[str], timeout: float) -> dict[str, Any]:
         },
         "expiration_time": 600,
         "lease": 2,
-        "tombstone": TOMBSTONE,
+        "tombstone": tombstone,
         "wait": 0.02,
     }
 
@@ -164,22 +177,23 @@ class Ours:
         self._note = note
         self._dies = _DIES if settings.life else 0.0
         self.txn = ""
+        region = region_of(
+            settings.servers, settings.timeout, settings.tombstone
+        )
         self._cache = cluster.configure_cache(
-            {REGION: region_of(settings.servers, settings.timeout)},
+            {REGION: region},
             classes=cached_classes(),
             prefix=settings.prefix,
         )
-        region = self._cache.region(REGION)
+        opened = self._cache.region(REGION)
         store = Watched(
-            Slow(region.store, delays), settings.policy, self._lost
+            Slow(opened.store, delays), settings.policy, self._lost
         )
         store.over = self._over
-        object.__setattr__(region, "store", store)
-        if settings.policy == "old-snapshots":
-            for module in (sqla_shard.cache.lists, sqla_shard.cache.objects):
-                vars(module)["parted"] = _always_new
-        if settings.policy == "no-generation":
-            vars(sqla_shard.cache.kept)["generation_of"] = _always_the_same
+        object.__setattr__(opened, "store", store)
+        if settings.slow:
+            _commit_slowly(rng, settings.slow)
+        _break(settings.policy)
 
     @property
     def hits(self) -> int:
@@ -202,6 +216,39 @@ class Ours:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _break(policy: str) -> None:
+    """Leave out a part, for the whole process."""
+    if policy == "old-snapshots":
+        for module in (sqla_shard.cache.lists, sqla_shard.cache.objects):
+            vars(module)["parted"] = _always_new
+    elif policy == "no-generation":
+        vars(sqla_shard.cache.kept)["generation_of"] = _always_the_same
+    elif policy == "one-outbox":
+        homes_of = announcing.homes_of
+        vars(announcing)["homes_of"] = lambda *of: homes_of(*of)[-1:]
+    elif policy == "unawaited":
+        Announcement.committed = _committed_unawaited
+    elif policy == "adding-to-old":
+        vars(announcing)["may_wait"] = lambda *of: False
+
+
+def _committed_unawaited(announcement: Any) -> None:
+    replace = partial(announcement._each, Tombstones.replace)
+    threading.Thread(target=replace).start()
+
+
+def _commit_slowly(rng: random.Random, seconds: float) -> None:
+    """Let some COMMITs be sent late, after they were announced."""
+    before = Commits._commit_all
+
+    def commit_all(commits: Any) -> None:
+        if rng.random() < _SLOW:
+            threading.Event().wait(seconds)
+        before(commits)
+
+    Commits._commit_all = commit_all
+
+
 def _always_the_same(places: Any, place: Any) -> str:
     return "same"
 
@@ -214,6 +261,9 @@ def _always_new(scope: Any, places: Mapping[int, Any]) -> Iterator[Any]:
 def _subject_of(key: str) -> Subject:
     """Return what an item of our cache belongs to."""
     _, table, *_, last = key.split(":")
+    if table == "f":
+        first, second = last.split(",")
+        return sum_of(int(first), int(second))
     number = int(last)
     if table == "cache_items":
         shard_id = number if ":none:" in key else unpack(number).shard_id

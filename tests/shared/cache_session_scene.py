@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from sqla_shard import unpack
 from sqla_shard.cache.outbox import drain
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import MemcachedServer
+from sqla_shard.testing import Proxy
 from tests.shared.cache_checking import check
 from tests.shared.cache_checking import Report
 from tests.shared.cache_events import Event
@@ -39,11 +41,13 @@ from tests.shared.cache_session_models import prepare
 from tests.shared.cache_session_models import REGION
 from tests.shared.cache_session_models import SHARDS
 from tests.shared.cache_session_policies import region_of
+from tests.shared.cache_session_policies import TOMBSTONE
 from tests.shared.cache_session_work import everything
 from tests.shared.cache_session_work import frontier
 from tests.shared.cache_session_work import look
 from tests.shared.cache_session_work import Subject
 from tests.shared.cache_session_work import subjects
+from tests.shared.cache_session_work import sum_of
 from tests.shared.cache_session_worker import Settings
 from tests.shared.cutovers import kill_application
 from tests.shared.memcached import grow_old
@@ -54,6 +58,8 @@ __all__ = ["Program", "Scene"]
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = [sys.executable, "-m", "tests.shared.cache_session_worker"]
 _numbers = count(1)
+#: A node that was started or flushed is of no use for a while.
+_FAULTS = [*("pause",) * 6, "kill", "flush"]
 
 
 class Program:
@@ -112,8 +118,10 @@ class Scene:
         self.stop = self.folder / "stop"
         self.publish(self.document)
         with self.cluster() as cluster:
-            pins, boards = prepare(cluster)
+            pins, boards, pairs = prepare(cluster)
         self.subjects = subjects(pins, boards, SHARDS)
+        #: On both servers.
+        self.sums = [sum_of(*pair) for pair in pairs]
 
     def narrow(
         self, shards: Sequence[int], kinds: Collection[str] | None = None
@@ -158,6 +166,9 @@ class Scene:
             grow_old(node)
         self.prefix = f"run{next(_numbers)}"
         self.events = list(self.present())
+        # One that is longer than its tombstone may be seen by some and not by
+        # others, until it is acknowledged.
+        self._check = partial(check, reads_tell=not settings.get("slow"))
         everybody = [
             self._settings(policy, role, number, **settings)
             for role in ("reader", "writer")
@@ -180,7 +191,7 @@ class Scene:
         self.events += self.noted()
         if policy == "ours":
             self.finish()
-        return check(self.events)
+        return self._check(self.events)
 
     def _wait(
         self, doing: Future[None], enough: Callable[[Report], bool]
@@ -193,7 +204,7 @@ class Scene:
                 return
             if time.monotonic() < begun + self.least:
                 continue
-            if enough(check([*self.events, *self.noted()])):
+            if enough(self._check([*self.events, *self.noted()])):
                 return
 
     def noted(self) -> list[Event]:
@@ -204,7 +215,15 @@ class Scene:
         self, policy: str, role: str, number: int, **settings: Any
     ) -> Settings:
         # Patient, unless nodes are to fail: the machine may be busy.
-        some = {"delay": 0.002, "life": 0.0, "timeout": 2.0}
+        some = {
+            "delay": 0.002,
+            "life": 0.0,
+            "timeout": 2.0,
+            "in_loop": number == 0,
+            "tombstone": TOMBSTONE,
+            "slow": 0.0,
+            "idle": 0.0,
+        }
         return Settings(
             policy=policy,
             role=role,
@@ -216,19 +235,22 @@ class Scene:
             prefix=self.prefix,
             seconds=self.most + 30,
             stop=str(self.stop),
-            in_loop=number == 0,
             log=str(self.folder / f"{role}{number}.log"),
             **{**some, **settings},
         )
 
-    def faults(self, over: threading.Event) -> None:
-        """Do things to nodes, one after the other, and drain the outboxes."""
+    def faults(
+        self, over: threading.Event, kinds: Sequence[str] = _FAULTS
+    ) -> None:
+        """Do things to nodes, one after the other, and drain the outboxes.
+
+        :param kinds: of what is done, as often as it stands there.
+        """
         pause = threading.Event()
         with self.cached(timeout=0.05) as cluster:
             while not over.is_set():
                 node = self.rng.choice(self.used)
-                # One that was started or flushed is of no use for a while.
-                what = self.rng.choice(["pause"] * 6 + ["kill", "flush"])
+                what = self.rng.choice(kinds)
                 getattr(node, what)()
                 if what in ("kill", "pause"):
                     pause.wait(self.rng.uniform(0.05, 0.4))
@@ -238,6 +260,18 @@ class Scene:
                     node.resume()
                 pause.wait(self.rng.uniform(0.05, 0.4))
                 self.drained(cluster)
+
+    def halve(self, line: Proxy, over: threading.Event) -> None:
+        """Cut COMMITs of a server while nodes hang; drain the outboxes."""
+        with self.cached(timeout=0.05) as cluster:
+            while not over.is_set():
+                node = self.rng.choice(self.used)
+                node.pause()
+                line.cut_at_commit(when=self.rng.choice(["before", "after"]))
+                over.wait(self.rng.uniform(0.1, 0.3))
+                node.resume()
+                self.drained(cluster)
+                over.wait(self.rng.uniform(0.1, 0.3))
 
     # -- what is there ----------------------------------------------------
 

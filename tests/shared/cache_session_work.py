@@ -2,7 +2,7 @@
 
 A subject is what is read or written: a pin, whose version grows; the items of
 a shard, or the targets of a list, which come and go; a list with a target
-that moves up, whose place is a version.
+that moves up, whose place is a version; what a function says of two pins.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.shared.cache_session_models import Board
 from tests.shared.cache_session_models import Item
 from tests.shared.cache_session_models import Marks
 from tests.shared.cache_session_models import Pin
+from tests.shared.cache_session_models import sums
 
 __all__ = [
     "Change",
@@ -32,6 +33,7 @@ __all__ = [
     "everything",
     "look",
     "subjects",
+    "sum_of",
     "target",
 ]
 
@@ -44,12 +46,17 @@ _NUMBERS = 2**30
 class Subject:
     """What is read or written.
 
-    :ivar kind: ``"pin"``, ``"items"``, ``"bag"`` or ``"marks"``.
-    :ivar number: an id, or that of a shard.
+    :ivar kind: ``"pin"``, ``"items"``, ``"bag"``, ``"marks"`` or ``"sum"``.
+    :ivar number: an id, or that of a shard; see :func:`sum_of`.
     """
 
     kind: str
     number: int
+
+    @property
+    def both(self) -> tuple[int, int]:
+        """The ids of the pins of a sum."""
+        return divmod(self.number, 2**64)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.number}"
@@ -84,6 +91,15 @@ def subjects(pins: list[int], boards: list[int], shards: int) -> list[Subject]:
     ]
 
 
+def sum_of(first: int, second: int) -> Subject:
+    """Return what a function says of two pins."""
+    return Subject(kind="sum", number=first * 2**64 + second)
+
+
+def _name_of(subject: Subject) -> str:
+    return "{},{}".format(*subject.both)
+
+
 # -- reading --------------------------------------------------------------
 
 
@@ -96,6 +112,9 @@ def look(
         pins.
     """
     number = subject.number
+    if subject.kind == "sum":
+        name = _name_of(subject)
+        return {"version": sums(session, [name])[name]}
     if subject.kind == "pin":
         if rng.random() < 0.5:
             pin = session.get(Pin, number)
@@ -139,8 +158,10 @@ def frontier(shard_id: int, local_id: int) -> list[int]:
 def everything(session: Any, subject: Subject) -> list[int]:
     """Return the ids of a subject, as the database has them; if it has any."""
     number = subject.number
-    if subject.kind == "pin":
-        session.scalars(select(Pin.version).where(Pin.id == number)).all()
+    if subject.kind in ("pin", "sum"):
+        ids = [number] if subject.kind == "pin" else subject.both
+        for one in ids:
+            session.scalars(select(Pin.version).where(Pin.id == one)).all()
         return []
     if subject.kind == "items":
         at = {"shard_id": number}
@@ -155,7 +176,22 @@ def everything(session: Any, subject: Subject) -> list[int]:
 
 def change(session: Any, subject: Subject, rng: random.Random) -> Change:
     """Write a subject."""
+    if subject.kind == "sum":
+        return _write_sum(session, subject)
     return _WRITES[subject.kind](session, subject.number, rng)
+
+
+def _write_sum(session: Any, subject: Subject) -> Change:
+    pins = [
+        session.get(Pin, one, with_for_update=True) for one in subject.both
+    ]
+    version = sum(pin.version + pin.flushed for pin in pins)
+    for pin in pins:
+        # In two flushes, so that they are committed in this order.
+        pin.version += 1
+        session.flush()
+    sums.invalidate(session, _name_of(subject))
+    return Change(version=version + len(pins))
 
 
 def _write_pin(session: Any, pin_id: int, rng: random.Random) -> Change:

@@ -28,6 +28,7 @@ from sqlalchemy.orm import configure_mappers
 
 from sqla_shard import Cluster
 from sqla_shard import unpack
+from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ShardError
 from tests.shared.cache_events import Event
 from tests.shared.cache_events import line_of
@@ -67,6 +68,9 @@ class Settings:
     :ivar life: seconds, on average, until it is killed; 0 for never.
     :ivar timeout: seconds to wait for a node.
     :ivar in_loop: work in an event loop.
+    :ivar tombstone: seconds that one lasts.
+    :ivar slow: seconds that some COMMITs take.
+    :ivar idle: seconds, on average, between two transactions of a writer.
     """
 
     policy: str
@@ -84,6 +88,9 @@ class Settings:
     timeout: float
     in_loop: bool
     log: str
+    tombstone: int
+    slow: float
+    idle: float
 
 
 class RolledBack(Exception):  # noqa: N818 - no error
@@ -124,16 +131,16 @@ class Runner:
 
         return self._loop.run_until_complete(read())
 
-    def write(self, work: Callable[[Any], Any], key: str | None) -> Any:
+    def write(self, work: Callable[[Any], Any], **options: Any) -> Any:
         """Do work in a transaction, and again where that is safe."""
         if self._loop is None:
-            return self._cluster.run(work, key=key, timeout=_PATIENCE)
+            return self._cluster.run(work, timeout=_PATIENCE, **options)
 
         async def write(session: Any) -> Any:
             return await session.run_sync(work)
 
         return self._loop.run_until_complete(
-            self._cluster.async_run(write, key=key, timeout=_PATIENCE)
+            self._cluster.async_run(write, timeout=_PATIENCE, **options)
         )
 
 
@@ -147,6 +154,8 @@ class Worker:
         self._until = until
         self._rng = random.Random(seed)
         self._delays = Delays(self._rng, settings.delay)
+        idle = settings.idle if settings.role == "writer" else 0.0
+        self._idle = Delays(self._rng, idle or settings.delay)
         self._note = Log(settings.log)
         self._subjects = [
             Subject(kind=kind, number=number)
@@ -159,6 +168,7 @@ class Worker:
         )
         self._runner = Runner(cluster, in_loop=settings.in_loop)
         self._txn = ""
+        self._tried = Change()
 
     def run(self) -> int:
         """Read, or write, until the end."""
@@ -175,7 +185,7 @@ class Worker:
                 if self._txn:
                     self._note("over", "", txn=self._txn)
                     self._txn = ""
-            self._delays()
+            self._idle()
         return 0
 
     def _life(self, session: Any) -> int:
@@ -219,7 +229,7 @@ class Worker:
             # On another server, of which the session has seen nothing yet.
             pins = [one.number for one in self._subjects if one.kind == "pin"]
             return self._rng.sample(pins, self._rng.randint(0, len(pins)))
-        if subject.kind == "marks":
+        if subject.kind in ("marks", "sum"):
             return []
         known = self._known.get(subject)
         if not known or self._rng.random() < 0.1:
@@ -243,8 +253,12 @@ class Worker:
         subject = self._rng.choice(self._subjects)
         start = monotonic()
         life = 1
-        # With it an outcome that is unknown is looked up.
-        key = str(uuid.uuid4()) if self._rng.random() < 0.3 else None
+        options: dict[str, Any] = {}
+        if subject.kind == "sum":
+            options["cross_shard"] = "ordered"
+        elif self._rng.random() < 0.3:
+            # With it an outcome that is unknown is looked up.
+            options["key"] = str(uuid.uuid4())
 
         def work(session: Any) -> Change:
             nonlocal life
@@ -252,9 +266,18 @@ class Worker:
             return self._work(session, subject, life)
 
         self._txn = self._policy.txn = uuid.uuid4().hex
-        done = self._runner.write(work, key)
+        try:
+            done = self._runner.write(work, **options)
+        except PartialCommitError as error:
+            if error.committed:
+                # The first of two has answered.
+                half = {"start": start, "life": life, "txn": self._txn}
+                version = self._tried.version - 1
+                self._note("write", subject, version=version, **half)
+            raise
         self._policy.after(subject, done)
-        whole = {"start": start, "end": monotonic(), "life": life}
+        whole: dict[str, Any] = {"start": start, "end": monotonic()}
+        whole.update(life=life, txn=self._txn)
         if done.version:
             self._note("write", subject, version=done.version, **whole)
         if done.came:
@@ -272,6 +295,7 @@ class Worker:
             savepoint.rollback()
             self._delays()
         done = change(session, subject, self._rng)
+        self._tried = done
         if done.version:
             self._note("trying", subject, version=done.version, life=life)
         if done.came:
@@ -290,7 +314,9 @@ def _warm(cluster: Cluster, one: Settings) -> None:
     for _ in range(3):
         for kind, number in one.subjects:
             subject = Subject(kind=kind, number=number)
-            with cluster.session(cache=False) as session:
+            with cluster.session(
+                cache=False, cross_shard="ordered"
+            ) as session:
                 ids = everything(session, subject)[-4:]
                 look(session, subject, ids, rng)
                 change(session, subject, rng)

@@ -23,12 +23,15 @@ _Ids = frozenset[int]
 
 
 def stale_sets(
-    moments: Sequence[Moment], judged: Callable[[Event], bool]
+    moments: Sequence[Moment],
+    judged: Callable[[Event], bool],
+    reads_tell: bool = True,
 ) -> list[Stale]:
     """Walk through what is known of one set.
 
     :param moments: beginnings and ends of events, in their order.
     :param judged: tells which reads are judged.
+    :param reads_tell: whether what one has found is known to the next.
     """
     known = _Known()
     found = []
@@ -37,7 +40,7 @@ def stale_sets(
             known.began(event)
         elif event.kind == "read":
             is_judged = judged(event)
-            wrong = known.ended(event, learns=is_judged)
+            wrong = known.ended(event, learns=is_judged and reads_tell)
             if wrong and is_judged:
                 found.append(Stale(read=event, ids=wrong))
         elif event.ids is not None:

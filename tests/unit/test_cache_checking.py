@@ -10,8 +10,9 @@ from tests.shared.cache_events import events_of
 from tests.shared.cache_events import line_of
 
 
-def event(kind, start, end, version=0, key="a"):
-    return Event(kind=kind, key=key, start=start, end=end, version=version)
+def event(kind, start, end, version=0, key="a", **more):
+    times = {"start": start, "end": end}
+    return Event(kind=kind, key=key, version=version, **times, **more)
 
 
 WRITE, STALE = event("write", 1, 2, 5), event("read", 3, 4, 4)
@@ -134,6 +135,20 @@ def drained(start, end):
     return Event(kind="drained", key="", start=start, end=end)
 
 
+def written(start, end, txn):
+    return event("write", start, end, 5, txn=txn)
+
+
+def test_what_was_only_read_may_be_unknown_to_others():
+    found = [event("read", 1, 2, 5), event("read", 3, 4, 4)]
+    assert check(found).stale
+    assert not check(found, reads_tell=False).stale
+    sets = [ids_of("adding", 0, 0, 7), ids_of("read", 1, 2, 7)]
+    sets.append(ids_of("read", 3, 4))
+    assert check(sets).stale
+    assert not check(sets, reads_tell=False).stale
+
+
 @pytest.mark.parametrize(
     ("events", "stale"),
     [
@@ -144,6 +159,11 @@ def drained(start, end):
         ([EXEMPT, OVER, drained(6, 7)], 1),
         ([EXEMPT, OVER, drained(6, 9)], 0),
         ([drained(0, 1)], 1),
+        # Somebody has reached the node since, and taken it out.
+        ([EXEMPT, OVER, written(5, 7, "y")], 1),
+        ([EXEMPT, OVER, written(4, 7, "y")], 0),
+        ([EXEMPT, written(5, 7, "y")], 0),
+        ([EXEMPT, OVER, written(5, 7, "x")], 0),
     ],
 )
 def test_what_is_in_an_outbox_may_be_stale_until_it_is_drained(events, stale):
