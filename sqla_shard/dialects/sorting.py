@@ -25,6 +25,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import roles
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import LargeBinary
@@ -69,7 +70,7 @@ def kind_of(element: Any) -> str | None:
         order Python cannot know.
     """
     if isinstance(element.type, NullType):
-        return _kind_of_function(element)
+        return _kind_of_function(_made_of(element))
     kind = _kind_of_type(element.type)
     if kind == "enum" and not _is_stored(element):
         # What CASE, coalesce() and the like make of an ENUM is a text.
@@ -83,6 +84,14 @@ def _is_stored(element: Any) -> bool:
         isinstance(column, Column)
         for column in getattr(element, "base_columns", ())
     )
+
+
+def _made_of(element: Any) -> Any:
+    """Return what a column of a subquery is made of; others as they are."""
+    origin, *others = getattr(element, "base_columns", (element,))
+    if others:
+        return element
+    return origin.element if isinstance(origin, Label) else origin
 
 
 def _kind_of_function(element: Any) -> str | None:

@@ -35,6 +35,7 @@ from tests.shared.merged_data import store
 from tests.shared.merged_free import FreeGrammar
 from tests.shared.merged_grammar import Grammar
 from tests.shared.merged_grammar import Made
+from tests.shared.merged_models import charset_of
 from tests.shared.merged_models import PLAIN
 from tests.shared.merged_models import SHARDED
 
@@ -84,11 +85,13 @@ class Compared:
         """Return what is the same for texts that are equal to a server."""
         key = (value, collation)
         if key not in self._weights:
-            charset = "latin1" if "latin1" in collation else "utf8mb4"
+            # Padding would take a text for one that ends in NUL.
+            padded = "" if "nopad" in collation else " AS CHAR(4000)"
             found = self.plain.scalar(
                 text(
-                    f"SELECT HEX(WEIGHT_STRING(CONVERT(:t USING {charset}) "
-                    f"COLLATE {collation} AS CHAR(60)))"
+                    "SELECT SHA2(WEIGHT_STRING(CONVERT(:t USING "
+                    f"{charset_of(collation)}) COLLATE {collation}{padded}), "
+                    "256)"
                 ),
                 {"t": value},
             )

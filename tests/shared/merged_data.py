@@ -27,9 +27,23 @@ _TEXTS = (
     *("", " ", "a", "A", "a ", "a  ", "a\t", "a\x01", "a b", "ab", "AB"),
     *("b", "B", "ä", "Ä", "á", "ae", "e", "é", "É", "s", "ß", "ss", "SS"),
     *("z", "Z", "ö", "oe", "10", "9", "_", "日本", "日", "😀", "😁"),
+    # Of several weights, or of none; of other scripts; what ends in NUL.
+    *("日本語", "日本國", "½", "1/2", "œ", "ǆ", "dž", "ﷺ", "ﷺa", "ﷻ", "ch"),
+    *("กเ", "เก", "ไทย", "لا", "שׁ", "ж", "Ё", "е\u0308", "a\u0301", "がが"),
+    *("a\u00a0", "\u3000", "a\0", "\0", "a\0b", "a \t", "\u00ad", "각", "𝔸"),
 )
 #: Those of a single-byte character set.
 _LATIN = tuple(text for text in _TEXTS if max(text, default="a") < "Ā")
+#: Those of characters of at most three bytes.
+_BASIC = tuple(text for text in _TEXTS if max(text, default="a") < "\uffff")
+#: Alike in more characters than others have.
+_LONG = (
+    *_TEXTS,
+    *(
+        "日本語" * 60 + end
+        for end in ("", "日", "本", " ", "a", "A", "ﷺ", "\0")
+    ),
+)
 _NUMBERS = (-2, -1, 0, 1, 1, 2, 3)
 _DECIMALS = ("0", "-0.5", "1.25", "1.2501", "12345678901234567890.1234", "2")
 _DAYS = (dt.date(1999, 12, 31), dt.date(2024, 2, 29), dt.date(2024, 3, 1))
@@ -55,6 +69,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "rank": tuple(Rank),
     "text": _TEXTS,
     "latin": _LATIN,
+    "three": _BASIC,
+    "nick": tuple(text for text in _TEXTS if len(text) <= 4),
+    "story": _LONG,
+    # Pages by others end: servers do not sort by NUL at the end.
+    "word": tuple(text for text in _TEXTS if not text.endswith("\0")),
 }
 
 
@@ -124,7 +143,7 @@ def _ware(
     kinds += ["day", "moment", "hour", "colour"]
     row = {kind: one(kind) for kind in kinds}
     texts = [key for key in COLLATIONS if key != "word"]
-    row |= {key: one("latin" if key == "latin" else "text") for key in texts}
+    row |= {key: one(key if key in SAMPLES else "text") for key in texts}
     row["spelled"] = one("colour")
     return {"id": ware, "shop_id": rng.choice([None, *shops]), **row}
 
@@ -133,7 +152,7 @@ def _gem(gem: int, ware: int, one: _Chosen) -> dict[str, Any]:
     kinds = ["number", "price", "weight", "sold", "day", "moment"]
     kinds += ["colour", "rank"]
     row = {kind: one(kind) for kind in kinds}
-    return {"id": gem, "ware_id": ware, "word": one("text"), **row}
+    return {"id": gem, "ware_id": ware, "word": one("word"), **row}
 
 
 def store(rows: Rows, models: Any, session: Any) -> None:

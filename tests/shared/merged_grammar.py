@@ -34,6 +34,7 @@ from sqla_shard.orm.expressions import Coded
 from tests.shared.merged_data import Rows
 from tests.shared.merged_data import SAMPLES
 from tests.shared.merged_models import COLLATIONS
+from tests.shared.merged_models import CoreTable
 
 __all__ = ["Grammar", "Made", "Value"]
 
@@ -79,6 +80,7 @@ class Made:
     :ivar options: loader options, ``scatter()`` and the like.
     :ivar objects: whether it loads objects.
     :ivar unique: whether rows are repeated for the members of collections.
+    :ivar whole: whether ``statement`` has its FROM.
     """
 
     statement: Any
@@ -90,19 +92,7 @@ class Made:
     options: list[Any] = field(default_factory=list)
     objects: bool = False
     unique: bool = False
-
-
-class CoreTable:
-    """A table whose columns have the names of the class's attributes."""
-
-    def __init__(self, table: Any) -> None:
-        self.table = table
-
-    def __getattr__(self, key: str) -> Any:
-        column = self.table.c.get("local_id" if key == "id" else key)
-        if column is None:
-            raise AttributeError(key)
-        return column
+    whole: bool = False
 
 
 def _source(entity: Any) -> Any:
@@ -120,6 +110,7 @@ class Grammar:
 
     kinds: tuple[str, ...] = (
         *("rows", "rows", "objects", "objects", "distinct", "distinct"),
+        "wrapped",
         *("aggregates", "groups", "groups", "groups"),
     )
 
@@ -146,6 +137,9 @@ class Grammar:
         if self.core and kind == "objects":
             kind = "rows"
         made: Made = getattr(self, f"_{kind}")()
+        if made.whole:
+            made.options.append(scatter())
+            return made
         made.statement = self._from(made.statement)
         made.options += self._route(made)
         return made
@@ -201,7 +195,11 @@ class Grammar:
             if hasattr(e, key)
         ]
         if name == "Ware":
-            found.append(Value(e.story, "text", COLLATIONS["story"]))
+            collation = COLLATIONS["story"]
+            found.append(Value(e.story, "text", collation))
+            # Longer than what its type says.
+            shown = func.coalesce(e.nick, e.story)
+            found.append(Value(shown, "text", collation))
         return found
 
     def _from(self, statement: Any) -> Any:
@@ -350,6 +348,24 @@ class Grammar:
             made = self._sorted(made, pool, total=self.chance(50))
             made = self._limited(made)
         return made
+
+    def _wrapped(self) -> Made:
+        """Read from a subquery, or a CTE."""
+        fitting = [v for v in self.values if v.kind not in ("id", "colour")]
+        values = [self.rng.choice(fitting) for _ in range(3)]
+        values = [self._derived(v) if self.chance(25) else v for v in values]
+        inner = self._from(select(*self._labelled(values)))
+        source = inner.cte() if self.chance(50) else inner.subquery()
+        values = [
+            replace(v, expression=source.c[f"c{at}"], label=None)
+            for at, v in enumerate(values)
+        ]
+        made = Made(select(*self._labelled(values)), whole=True)
+        if self.chance(30):
+            made = self._alike(values)
+            made.statement = made.statement.distinct()
+            made.distinct = made.whole = True
+        return self._limited(self._sorted(made, values, total=False))
 
     def _labelled(self, values: list[Value]) -> list[Any]:
         # Twice the same column is one column to SQLAlchemy, and its keys

@@ -37,7 +37,15 @@ from sqla_shard import ObjectMixin
 from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
 
-__all__ = ["COLLATIONS", "PLAIN", "SHARDED", "Colour", "Rank"]
+__all__ = [
+    "COLLATIONS",
+    "PLAIN",
+    "SHARDED",
+    "Colour",
+    "CoreTable",
+    "Rank",
+    "charset_of",
+]
 
 SHOP, WARE, GEM = 11, 12, 13
 
@@ -56,9 +64,16 @@ COLLATIONS = {
     "accents": "utf8mb4_uca1400_as_ci",
     "nopad": "utf8mb4_uca1400_nopad_ai_ci",
     "latin": "latin1_german2_ci",
+    "german": "utf8mb4_german2_ci",
+    "thai": "utf8mb4_thai_520_w2",
+    "cased": "utf8mb4_uca1400_as_cs",
+    "three": "utf8mb3_unicode_ci",
+    "nick": "utf8mb4_bin",
 }
-# A collation of one server alone has its character set in its name.
-_CHARSETS = {"latin1_german2_ci": "latin1", "uca1400_ai_ci": "utf8mb4"}
+# Others have it in their names.
+_CHARSETS = {"uca1400_ai_ci": "utf8mb4"}
+#: Servers sort by all levels of so many characters.
+_LENGTHS = {"cased": 20, "nick": 4}
 
 
 class Colour(enum.Enum):
@@ -78,9 +93,15 @@ class Rank(enum.Enum):
     HIGH = 100
 
 
-def _text(key: str, length: int = 30) -> Any:
+def charset_of(collation: str) -> str:
+    """Return the character set of a collation."""
+    return _CHARSETS.get(collation, collation.partition("_")[0])
+
+
+def _text(key: str) -> Any:
     name = COLLATIONS[key]
-    charset = _CHARSETS.get(name, "utf8mb4")
+    length = _LENGTHS.get(key, 30)
+    charset = charset_of(name)
     on_server = mysql.VARCHAR(length, charset=charset, collation=name)
     return mapped_column(String(length).with_variant(on_server, "mysql"))
 
@@ -116,6 +137,11 @@ class _WareValues:
     accents: Mapped[str | None] = _text("accents")
     nopad: Mapped[str | None] = _text("nopad")
     latin: Mapped[str | None] = _text("latin")
+    german: Mapped[str | None] = _text("german")
+    thai: Mapped[str | None] = _text("thai")
+    cased: Mapped[str | None] = _text("cased")
+    three: Mapped[str | None] = _text("three")
+    nick: Mapped[str | None] = _text("nick")
 
 
 # -- on shards
@@ -264,6 +290,19 @@ class PlainGem(PlainBase):
     )
     #: The number itself: an Enum of SQLAlchemy holds text.
     rank: Mapped[int | None]
+
+
+class CoreTable:
+    """A table whose columns have the names of the class's attributes."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __getattr__(self, key: str) -> Any:
+        column = self.table.c.get("local_id" if key == "id" else key)
+        if column is None:
+            raise AttributeError(key)
+        return column
 
 
 PLAIN = SimpleNamespace(

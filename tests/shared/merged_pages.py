@@ -30,7 +30,7 @@ _Case = Callable[[Any], tuple[Any, tuple[Any, ...]]]
 _WARE_FIELDS = (
     *("sold", "number", "big", "price", "weight", "size", "day", "moment"),
     *("hour", "spelled", "shop_id", "general", "unicode", "swedish", "uca"),
-    *("exact", "accents", "nopad", "latin"),
+    *("accents", "nopad", "latin", "german", "cased", "three", "nick"),
 )
 _GEM_FIELDS = (
     *("word", "number", "price", "weight", "sold", "day", "moment", "colour"),
