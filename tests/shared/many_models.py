@@ -70,11 +70,16 @@ class User(ObjectMixin, Base, type_id=3):
     watched: WriteOnlyMapped[Post] = relationship(secondary="user_watches")
 
 
+def _cascading(name: str, target: str) -> Column[Any]:
+    key = ForeignKey(target, ondelete="CASCADE")
+    return Column(name, key, primary_key=True)
+
+
 post_labels = Table(
     "post_labels",
     Base.metadata,
-    Column("post_id", ForeignKey("posts.local_id"), primary_key=True),
-    Column("label_id", ForeignKey("labels.local_id"), primary_key=True),
+    _cascading("post_id", "posts.local_id"),
+    _cascading("label_id", "labels.local_id"),
 )
 #: Without a primary key, as in many tutorials.
 post_posts = Table(

@@ -123,6 +123,16 @@ class WritingMany(_Many):
             session.delete(session.get(entity, gone))
         assert (post_id, label_id) not in links(cluster, 1)
 
+    def test_deleted_while_linked_to_an_inactive_one(self, cluster):
+        _, post_id, label_id = stored(cluster, 1)
+        with cluster.begin() as session:
+            session.get(Label, label_id).deactivate()
+        with cluster.begin() as session:
+            post = session.get(Post, post_id)
+            assert post.labels == []
+            session.delete(post)
+        assert (post_id, label_id) not in links(cluster, 1)
+
     def test_several_shards_in_one_flush(self, cluster, log):
         ids = [stored(cluster, shard_id) for shard_id in (1, 4, 7)]
         log.take()
