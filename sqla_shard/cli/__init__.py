@@ -20,6 +20,7 @@ changes their tables with alembic, and repairs rows.  It moves no shard.  ::
     sqla-shard cache repair            keys that are still in a cache
     sqla-shard cache stats             its nodes, and how many keys that are
     sqla-shard verify lookups          keys that lead nowhere, and others
+    sqla-shard verify claims           keys that are reserved for nobody yet
     sqla-shard verify relations        rows of lists without their objects
     sqla-shard shell ID                a client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish

@@ -28,6 +28,7 @@ from sqla_shard.orm.creation import is_abstract
 from sqla_shard.reference import ReferenceMixin
 from sqla_shard.reference import ReferencesReport
 from sqla_shard.reference import verify_references
+from sqla_shard.verifying import open_claims
 from sqla_shard.verifying import verify_lookups
 from sqla_shard.verifying import verify_relations
 from sqla_shard.verifying import VerifyProgress
@@ -83,6 +84,11 @@ def _run_options(command: F) -> F:
 
 def _class_options(command: F) -> F:
     """Give a command ``--models``, ``--class`` and ``--cache``."""
+    return _reading_options(cache_option(command))
+
+
+def _reading_options(command: F) -> F:
+    """Give a command ``--models`` and ``--class``."""
     return models_option(
         click.option(
             "--class",
@@ -90,7 +96,7 @@ def _class_options(command: F) -> F:
             metavar="NAME",
             multiple=True,
             help="A class of these modules; repeatable.  All by default.",
-        )(cache_option(command))
+        )(command)
     )
 
 
@@ -124,6 +130,40 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
     """
     verify = partial(verify_lookups, on_progress=_Lines())
     _run(settings, verify, LookupMixin, **options)
+
+
+@verify_group.command(
+    "claims",
+    short_help="Which claims of keys are open.",
+    epilog=examples(
+        "sqla-shard verify claims --models shop.models",
+        "sqla-shard verify claims --models shop.models --json",
+    ),
+)
+@_reading_options
+@json_option
+@pass_settings
+def claims_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    wanted: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """List the claims that were neither confirmed nor released.
+
+    Those of people who are just signing up are among them.  One that has
+    ended can still be confirmed, until another one takes the key.
+    """
+    classes = _classes(LookupMixin, names(models), wanted)
+    with settings.cluster() as cluster:
+        found = open_claims(cluster, classes)
+    if as_json:
+        print_json({"claims": [one.as_dict() for one in found]})
+        return
+    for one in found:
+        click.echo(str(one))
+    ended = sum(one.has_ended for one in found)
+    click.echo(f"{len(found):,} open, {ended:,} of them have ended")
 
 
 @verify_group.command(

@@ -24,6 +24,8 @@ from __future__ import annotations
 from sqla_shard.verifying.findings import Finding
 from sqla_shard.verifying.looking import VerifyProgress
 from sqla_shard.verifying.lookups import delete_abandoned
+from sqla_shard.verifying.lookups import open_claims
+from sqla_shard.verifying.lookups import OpenClaim
 from sqla_shard.verifying.lookups import verify_lookups
 from sqla_shard.verifying.relations import verify_relations
 from sqla_shard.verifying.report import Tally
@@ -31,10 +33,12 @@ from sqla_shard.verifying.report import VerifyReport
 
 __all__ = [
     "Finding",
+    "OpenClaim",
     "Tally",
     "VerifyProgress",
     "VerifyReport",
     "delete_abandoned",
+    "open_claims",
     "verify_lookups",
     "verify_relations",
 ]

@@ -19,7 +19,10 @@ from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.lookup import normalization
+from sqla_shard.lookup.keys import shard_of
+from sqla_shard.types.keys import LookupKey
 from sqla_shard.verifying import delete_abandoned
+from sqla_shard.verifying import open_claims
 from sqla_shard.verifying import verify_lookups
 from tests.shared.verify_models import Account
 from tests.shared.verify_models import AccountEmail
@@ -431,6 +434,35 @@ class Damage:
         assert "and 5 more" in str(report)
 
     # -- claims
+
+    def test_open_claims(self, cluster):
+        assert open_claims(cluster, ALL) == []
+        for number in range(7):
+            cluster.run(AccountEmail.claim, f"{number}@x.org")
+        plant(cluster, AccountEmail, "left@x.org", None, ended=LONG_AGO)
+        cluster.run(add_account, email="done@x.org")
+        done = cluster.run(AccountEmail.claim, "confirmed@x.org")
+        user = cluster.run(add_account, email="confirmed@x.org")
+        cluster.run(done.confirm, user)
+        given_back = cluster.run(AccountEmail.claim, "back@x.org")
+        cluster.run(given_back.release)
+        cluster.run(AccountLogin.claim, "login")
+        found = open_claims(cluster, ALL, batch=2)
+        assert found == open_claims(cluster, ALL)
+        assert {(one.lookup, one.key, one.has_ended) for one in found} == {
+            *(("AccountEmail", f"{n}@x.org", False) for n in range(7)),
+            ("AccountEmail", "left@x.org", True),
+            ("AccountLogin", "login", False),
+        }
+        now = datetime.now(timezone.utc)
+        for one in found:
+            assert (one.expires_at < now) is one.has_ended
+            key = LookupKey.encoded(one.key)
+            assert one.shard_id == shard_of(key, MODULUS)
+        (login,) = open_claims(cluster, [AccountLogin])
+        assert login.as_dict()["key"] == "login"
+        with pytest.raises(ValueError, match="batch=0"):
+            open_claims(cluster, ALL, batch=0)
 
     def test_abandoned_claims_alone(self, cluster):
         plant(cluster, AccountEmail, "left@x.org", None, ended=LONG_AGO)

@@ -26,6 +26,7 @@ from tests.shared.verify_models import AccountEmail
 from tests.shared.verify_models import AccountName
 from tests.shared.verify_models import add_account
 from tests.shared.verify_models import Base
+from tests.shared.verify_models import LONG_AGO
 from tests.shared.verify_models import MODULUS
 from tests.shared.verify_models import nobody
 from tests.shared.verify_models import plant
@@ -204,3 +205,27 @@ def _wait_for(program: Any, file: Any) -> int:
         if looked >= 4:
             return looked
     raise AssertionError("it has not begun")
+
+
+def test_open_claims(cluster, topology):
+    claims = "-t", topology, "verify", "claims", "--models", MODELS
+    done = invoke(*claims)
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "0 open, 0 of them have ended\n",
+    )
+    cluster.run(AccountEmail.claim, "new@x.org")
+    plant(cluster, AccountEmail, "old@x.org", None, ended=LONG_AGO)
+    done = invoke(*claims)
+    *lines, last = done.stdout.splitlines()
+    assert (done.exit_code, last) == (0, "2 open, 1 of them have ended")
+    (old,) = [line for line in lines if "old@x.org" in line]
+    assert old.endswith(", ended at 2020-01-01 00:00:00 UTC")
+    done = invoke(*claims, "--class", "AccountEmail", "--json")
+    found = json.loads(done.stdout)["claims"]
+    assert {(one["key"], one["has_ended"]) for one in found} == {
+        ("new@x.org", False),
+        ("old@x.org", True),
+    }
+    done = invoke(*claims, "--class", "AccountName", "--json")
+    assert json.loads(done.stdout) == {"claims": []}
