@@ -39,5 +39,8 @@ class ClusterEvents(Events[Cluster]):
         """Be told that a newer topology is in use.
 
         It is called once for each, in the order of epochs, in a thread of
-        the cluster; what it raises is logged, and nothing else.
+        the cluster; what it raises is logged, and nothing else.  Nothing
+        newer is looked for until it has returned: leave what takes long to
+        another thread.  After ten seconds ``cluster.health()`` is
+        ``"stale"``.
         """

@@ -50,6 +50,14 @@ def _writes(command: F) -> F:
             help="Primaries that change are the same machines by other "
             "names: their generations stay.",
         ),
+        click.option(
+            "--acl",
+            metavar="SCHEME:ID:PERMISSIONS",
+            multiple=True,
+            help="Who may do what with nodes that are made, as "
+            "world:anyone:r; repeatable.  By default they are as protected "
+            "as the topology that is there.",
+        ),
     ):
         command = option(command)
     return command
@@ -94,6 +102,7 @@ def push_command(
     dry_run: bool,
     yes: bool,
     renamed: bool,
+    acl: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Publish the topology of a FILE in a ZooKeeper.
@@ -105,7 +114,9 @@ def push_command(
     """
     location = settings.zookeeper(to)
     topology = settings.topology(file)
-    with Publisher(location, placeholders=settings.placeholders) as publisher:
+    with Publisher(
+        location, acl=acl, placeholders=settings.placeholders
+    ) as publisher:
         if next_epoch:
             topology = _with_next_epoch(publisher, topology)
         _published(
@@ -142,6 +153,7 @@ def rollback_command(
     dry_run: bool,
     yes: bool,
     renamed: bool,
+    acl: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Publish an older topology again, with a new epoch.
@@ -151,7 +163,7 @@ def rollback_command(
     change, what was written since is on the newer ones.
     """
     with Publisher(
-        settings.zookeeper(), placeholders=settings.placeholders
+        settings.zookeeper(), acl=acl, placeholders=settings.placeholders
     ) as publisher:
         _published(
             publisher,

@@ -7,7 +7,8 @@ ever waits for a source.
 ``contract``   what is asked of a source that is followed
 ``files``      files, by looking at them; any other source, by asking it
 ``zookeeper``  ZooKeeper, which tells of changes; it loads kazoo
-``zookeeper_store``  ZooKeeper, to be written; the only other one
+``zookeeper_acls``   who may read and write what is made there; it does, too
+``zookeeper_store``  ZooKeeper, to be written; the last one
 ``locations``  from a text to the source that it names
 ``snapshots``  the last good topology, in a file
 ``follower``   what is accepted, and from when

@@ -32,6 +32,8 @@ _GAP = 0.05
 #: Seconds until a source that has failed is asked again: first, at most.
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
+#: Seconds that a callback may take before it is said that it does not return.
+_PATIENCE = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,8 @@ class Follower:
 
     Whoever is told of a new topology is told once for each, in a thread of
     this class, in the order of epochs; what a callback raises is logged.
+    While one does not return nothing newer is looked for: after ten seconds
+    the state is ``stale``, and ``last_error`` says so.
 
     The thread begins with :meth:`start`, in a child process again.
 
@@ -127,6 +131,9 @@ class Follower:
         self._wake = threading.Event()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        #: The epoch that a callback is being told of, and since when.
+        self._telling: tuple[int, float] | None = None
+        self._told_of_telling: tuple[int, float] | None = None
 
     def __repr__(self) -> str:
         return f"<Follower of {self._source.name}: {self._state}>"
@@ -228,14 +235,36 @@ class Follower:
 
     def report(self) -> SourceReport:
         """Return how things stand."""
+        state, last_error = self._state, self._last_error
+        blocked = self._blocked()
+        if blocked is not None:
+            last_error = blocked
+            if state == "current":
+                state = "stale"
         return SourceReport(
             source=self._source.name,
-            state=self._state,
+            state=state,
             epoch=self.topology.epoch,
             age=max(0.0, monotonic() - self._confirmed),
-            last_error=self._last_error,
+            last_error=last_error,
             from_snapshot=self._from_snapshot,
         )
+
+    def _blocked(self) -> str | None:
+        """Return what keeps the thread from asking the source, if anything."""
+        telling = self._telling
+        if telling is None or monotonic() - telling[1] < _PATIENCE:
+            return None
+        epoch, since = telling
+        text = (
+            f"a listener (topology_changed) was told of epoch {epoch} "
+            f"{monotonic() - since:.0f} seconds ago and has not returned; "
+            "until it does nothing newer is looked for"
+        )
+        if telling != self._told_of_telling:
+            self._told_of_telling = telling
+            _log.warning("%s", text, extra={"action": "tell of topology"})
+        return text
 
     def close(self, timeout: float = 5.0) -> bool:
         """End following; the topology stays.
@@ -380,6 +409,7 @@ class Follower:
             },
         )
         for callback in list(self._callbacks):
+            self._telling = new.epoch, monotonic()
             try:
                 callback(old, new)
             except BaseException:  # one must not stop the others
@@ -388,6 +418,8 @@ class Follower:
                     new.epoch,
                     extra={"action": "tell of topology", "epoch": new.epoch},
                 )
+            finally:
+                self._telling = None
 
     def _failed(self, error: BaseException) -> None:
         """Stay with what is in use."""

@@ -21,6 +21,7 @@ import logging
 import os
 from collections.abc import Collection
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -69,11 +70,15 @@ class Publisher:
         ``zookeeper+tls://``.
     :param keep: how many topologies the history has, that in use included.
     :param timeout: seconds to wait for an answer of ZooKeeper.
-    :param options: further arguments of :class:`kazoo.client.KazooClient`,
-        such as ``default_acl``.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`.
+    :param acl: who may do what with nodes that are made, as
+        ``["auth::cdrwa", "world:anyone:r"]``.  By default they are as
+        protected as the topology that is there, or the folder; else all may
+        read, and whoever has the credentials may write.  Nodes that are
+        there keep what they have.
     :param placeholders: names that ``${NAME}`` in a URL may have; no value
         is needed.
-    :raises TopologyError: when the location is no such URL.
+    :raises TopologyError: when the location is no such URL, or the ACL none.
     :raises ValueError: when ``keep`` is less than 1.
     :raises MissingExtraError: when kazoo is not installed.
     """
@@ -85,6 +90,7 @@ class Publisher:
         keep: int = 50,
         timeout: float = 5.0,
         options: Mapping[str, Any] | None = None,
+        acl: Sequence[str] = (),
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
     ) -> None:
         if keep < 1:
@@ -105,7 +111,10 @@ class Publisher:
 
         self._keep = keep
         self._store = ZooKeeperStore(
-            hosts, timeout=timeout, options={**found, **(options or {})}
+            hosts,
+            timeout=timeout,
+            options={**found, **(options or {})},
+            acl=acl,
         )
         self._published = Published(self._store, placeholders)
 
@@ -265,7 +274,7 @@ class Publisher:
         if dry_run:
             return self._publication(found, new, None, given)
         # Before, so that what is lost then is known not to be written.
-        self._store.prepare(HISTORY)
+        self._store.prepare(HISTORY, beside=TOPOLOGY)
         version = self._write(found, new, data)
         self._trim()
         _log.info(

@@ -8,13 +8,16 @@ kazoo calls watches in a thread of its own, once for each change, and loses
 them with the connection.  They say here no more than "look again": what
 counts is what a read returns, and each read sets the watch anew.
 
-This module and ``zookeeper_store`` are the only ones that load kazoo.
+This module, ``zookeeper_store`` and ``zookeeper_acls`` are the only ones that
+load kazoo.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
+import threading
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -51,6 +54,9 @@ TOPOLOGY_NODE = "/topology"
 #: take is replaced.  Its session has ended by then, and a server that has lost
 #: its data would turn it away for ever: it has seen later transactions.
 _REPLACE_AFTER = 2.0
+
+#: Seconds to wait for the addresses of hosts, after none has answered.
+_RESOLVING = 2.0
 
 #: Options that name files.
 _FILES = ("ca", "certfile", "keyfile")
@@ -134,10 +140,15 @@ class ZooKeeperConnection:
             # kazoo tries on, and says so nowhere.
             if path and not os.access(path, os.R_OK):
                 return f"{name}: {path!r} cannot be read"
-        return (
+        unknown = _unresolved(self.hosts)
+        named = "; ".join(f"{host} {why}" for host, why in unknown.items())
+        if len(unknown) == len(_names(self.hosts)):
+            return f"{named}; look whether the names are right"
+        silence = (
             f"no server has answered in {self._timeout:g} seconds; look "
             "whether ZooKeeper runs there, and with this address"
         )
+        return f"{silence}; {named}" if named else silence
 
     def ask(self, call: Callable[[KazooClient], Any]) -> Any:
         """Return what an asynchronous call of the client results in.
@@ -320,6 +331,38 @@ class ZooKeeperSource:
     def _changed(self, event: object) -> None:
         """Called by kazoo, in its thread."""
         self._notify()
+
+
+def _names(hosts: str) -> list[str]:
+    """Return the names or addresses of a connection string."""
+    address, _, _ = hosts.partition("/")
+    return [part.strip().partition(":")[0] for part in address.split(",")]
+
+
+def _unresolved(hosts: str) -> dict[str, str]:
+    """Return which names have no address, and what the resolver says.
+
+    kazoo tries on, and says so nowhere.
+    """
+    found: dict[str, str] = {}
+
+    def ask(name: str) -> None:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError as error:
+            found[name] = f"does not resolve ({error.strerror or error})"
+
+    # Where no server of names answers this would take as long as it likes.
+    threads = [
+        threading.Thread(target=ask, args=(name,), daemon=True)
+        for name in _names(hosts)
+    ]
+    deadline = monotonic() + _RESOLVING
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - monotonic(), 0.0))
+    return dict(found)
 
 
 def _nobody() -> None:

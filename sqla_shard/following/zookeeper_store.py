@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import TYPE_CHECKING
@@ -22,11 +24,14 @@ from kazoo.exceptions import NodeExistsError
 from kazoo.exceptions import NoNodeError
 from kazoo.exceptions import RolledBackError
 from kazoo.exceptions import RuntimeInconsistency
+from kazoo.security import ACL
 from kazoo.security import make_acl
 from kazoo.security import READ_ACL_UNSAFE
 
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.following.locations import AUTH_VARIABLE
+from sqla_shard.following.zookeeper_acls import acl_beside
+from sqla_shard.following.zookeeper_acls import parse_acls
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -61,14 +66,18 @@ class NodeStat:
 class ZooKeeperStore:
     """Nodes below a path, to be written.
 
-    Paths that are missing are made.  Nodes that are made have the ACL
-    ``default_acl`` of kazoo's options; without it, where there is
-    ``auth_data``, all may read and who has those credentials may write; else
-    everybody may write.
+    Paths that are missing are made.  Nodes that are made have the ACL that is
+    given, or ``default_acl`` of kazoo's options.  Without one they have that
+    of the node that they are a copy of, or of what is above them, where it
+    is protected.  Else, where there is ``auth_data``, all may read and who
+    has those credentials may write; without it everybody may write.
 
     :param hosts: ``host:port,host:port/path``.
     :param timeout: seconds to wait for an answer.
     :param options: further arguments of :class:`kazoo.client.KazooClient`.
+    :param acl: of nodes that are made, as
+        :func:`~sqla_shard.following.zookeeper_acls.parse_acls` reads it.
+    :raises TopologyError: when that is none.
     """
 
     def __init__(
@@ -77,8 +86,15 @@ class ZooKeeperStore:
         *,
         timeout: float = 5.0,
         options: Mapping[str, Any] | None = None,
+        acl: Sequence[str] = (),
     ) -> None:
         options = dict(options or {})
+        if acl:
+            options["default_acl"] = parse_acls(acl)
+        #: Whether somebody has said who may do what.
+        self._is_given = bool(options.get("default_acl"))
+        #: The ACL of what is written, None for the default of the client.
+        self._of_new: list[ACL] | None = None
         if options.get("auth_data") and not options.get("default_acl"):
             mine = make_acl("auth", "", all=True)
             options["default_acl"] = [mine, *READ_ACL_UNSAFE]
@@ -145,12 +161,30 @@ class ZooKeeperStore:
         """
         self._ask(lambda client: client.sync_async(self._path or "/"))
 
-    def prepare(self, node: str) -> None:
-        """Make a node, empty, and those above it, where they are missing.
+    def prepare(self, folder: str, *, beside: str) -> None:
+        """Make a folder, and those above it, where they are missing.
 
-        :raises TopologyUnavailableError: when they cannot be made.
+        What is written into it from now on gets the ACL of a node, or of
+        the folder where there is no such node.
+
+        :param beside: that node.
+        :raises TopologyUnavailableError: when they cannot be made, or it is
+            not known who may read what is written.
         """
-        self._ask(lambda client: client.ensure_path_async(self._path + node))
+        path = self._path + folder
+        if self._ask(lambda client: client.exists_async(path)) is None:
+            acl = self._acl(*_upwards(path))
+            self._ask(lambda client: client.ensure_path_async(path, acl=acl))
+        self._of_new = self._acl(self._path + beside, path)
+
+    def _acl(self, *paths: str) -> list[ACL] | None:
+        """Return the ACL for a node beside some; None for the default."""
+        if self._is_given:
+            return None
+        try:
+            return acl_beside(self._connection, paths)
+        except KazooException as error:
+            raise self._refused(error) from error
 
     def connect(self) -> None:
         """Wait for a connection.
@@ -164,6 +198,8 @@ class ZooKeeperStore:
     ) -> int | None:
         """Change a node and make a copy of it, both or neither.
 
+        :meth:`prepare` comes first.
+
         :param node: what to change.
         :param version: that it must have; None makes it.
         :param copy: a node that is made.
@@ -172,14 +208,15 @@ class ZooKeeperStore:
         :raises TopologyUnavailableError: when it may not be written, or the
             connection was lost, and nobody knows whether it was written.
         """
+        path, acl = self._path + node, self._of_new
 
         def commit(client: KazooClient) -> Any:
             transaction = client.transaction()
             if version is None:
-                transaction.create(self._path + node, data)
+                transaction.create(path, data, acl=acl)
             else:
-                transaction.set_data(self._path + node, data, version)
-            transaction.create(self._path + copy, data)
+                transaction.set_data(path, data, version)
+            transaction.create(self._path + copy, data, acl=acl)
             return transaction.commit_async()
 
         results = self._ask(commit)
@@ -240,3 +277,11 @@ class ZooKeeperStore:
             )
         what = f"{type(error).__name__}: {error}".removesuffix(": ")
         return self.unavailable(f"ZooKeeper has refused it ({what})")
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield a path and all above it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield "/"

@@ -83,6 +83,23 @@ def test_push_history_and_rollback(location, tmp_path, publisher):
     assert set(entries[0]) == {"epoch", "published", "bytes"}
 
 
+def test_push_with_an_acl(location, tmp_path):
+    one = write(tmp_path, document(1), "one.json")
+    acl = ("--acl", "world:anyone:cdrwa", "--acl", "ip:127.0.0.1:r")
+    assert push(location, one, *acl).exit_code == 0
+    hosts, _, path = location.removeprefix("zookeeper://").partition("/")
+    client = KazooClient(hosts)
+    client.start()
+    for node in ("topology", "history/0000000001"):
+        found, _ = client.get_acls(f"/{path}/{node}")
+        assert [one.id.scheme for one in found] == ["world", "ip"]
+    client.stop()
+    client.close()
+    done = push(location, one, "--acl", "nobody")
+    assert done.exit_code != 0
+    assert "scheme:id:permissions" in done.stderr
+
+
 def test_push_in_json(location, tmp_path):
     path = write(tmp_path, document(1))
     done = invoke(

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
@@ -405,6 +406,118 @@ def test_an_acl_of_ones_own(location, client):
     ):
         publisher.current()
     assert SECRET not in str(caught.value)
+
+
+OTHER = make_digest_acl("reader", SECRET, read=True)
+MINE = make_digest_acl("me", SECRET, all=True)
+
+
+def acls(client, *nodes):
+    """Return the ACL of each node, as one who may see them in full."""
+    client.add_auth("digest", f"me:{SECRET}")
+    return [set(client.get_acls(node)[0]) for node in nodes]
+
+
+@pytest.fixture
+def as_me(monkeypatch):
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+
+
+def test_the_history_is_as_protected_as_the_topology(location, client, as_me):
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    protected = [MINE, OTHER]
+    for node in ("/topology", "/history/0000000001"):
+        client.add_auth("digest", f"me:{SECRET}")
+        client.set_acls(node, protected)
+    with Publisher(location) as publisher:
+        publisher.publish(topology(2))
+        publisher.publish(topology(3))
+    for found in acls(
+        client, "/topology", "/history/0000000002", "/history/0000000003"
+    ):
+        assert found == set(protected)
+
+
+def test_a_protected_folder_protects_what_is_published_in_it(
+    location, client, as_me
+):
+    """The whole path, with the history that is yet to be made."""
+    client.set_acls("/", [MINE, OTHER])
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    for found in acls(client, "/topology", "/history", "/history/0000000001"):
+        assert found == {MINE, OTHER}
+
+
+def test_an_open_folder_is_no_acl_to_take_over(location, client, as_me):
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    [found] = acls(client, "/topology")
+    assert found == {MINE, make_acl("world", "anyone", read=True)}
+
+
+def test_an_acl_that_is_given(location, client, as_me):
+    reader = f"digest:{OTHER.id.id}:r"
+    with Publisher(location, acl=["auth::cdrwa", reader]) as publisher:
+        publisher.publish(topology(1))
+        publisher.publish(topology(2))
+    for found in acls(client, "/topology", "/history/0000000002"):
+        assert found == {MINE, OTHER}
+
+
+@pytest.mark.parametrize(
+    "acl", ["", "world", "world:anyone", "world:anyone:x", ":anyone:r"]
+)
+def test_an_acl_that_is_none_is_refused(location, acl):
+    with pytest.raises(exc.TopologyError, match="scheme:id:permissions"):
+        Publisher(location, acl=[acl])
+
+
+def test_an_acl_that_cannot_be_seen_in_full(location, client, monkeypatch):
+    """Digests are hidden from those who may not change the ACL."""
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    me = make_digest_acl("me", SECRET, read=True, write=True)
+    admin = make_digest_acl("admin", SECRET, all=True)
+    client.set_acls("/topology", [me, admin])
+    client.set_acls("/history", [me, make_acl("world", "anyone", create=True)])
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+    with (
+        Publisher(location) as publisher,
+        pytest.raises(exc.TopologyUnavailableError) as caught,
+    ):
+        publisher.publish(topology(2))
+    assert "--acl" in str(caught.value)
+    with Publisher(location, acl=["auth::r"]) as publisher:
+        publisher.publish(topology(2))
+        assert publisher.current() == topology(2)
+
+
+def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
+    monkeypatch.setattr("sqla_shard.following.zookeeper._RESOLVING", 60.0)
+    nobody = "zookeeper.invalid"
+    with (
+        Publisher(f"zookeeper://{nobody}:2181/prod", timeout=0.2) as publisher,
+        pytest.raises(exc.TopologyUnavailableError) as caught,
+    ):
+        publisher.current()
+    assert f"{nobody} does not resolve" in str(caught.value)
+    assert "no server has answered" not in str(caught.value)
+    with (
+        Publisher(
+            f"zookeeper://{nobody},127.0.0.1:1/prod", timeout=0.2
+        ) as publisher,
+        pytest.raises(exc.TopologyUnavailableError) as caught,
+    ):
+        publisher.current()
+    assert f"{nobody} does not resolve" in str(caught.value)
+    assert "no server has answered" in str(caught.value)
+    # One of several is enough.
+    with Publisher(
+        f"zookeeper://{nobody},{zookeeper_server.hosts}/nothing"
+    ) as publisher:
+        assert publisher.current() is None
 
 
 # -- generations

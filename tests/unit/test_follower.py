@@ -798,3 +798,59 @@ def test_a_thread_that_cannot_begin_fails_nobody(tmp_path: Path) -> None:
         assert follower.close(TIMEOUT)
 
     in_child(child, tmp_path)
+
+
+# -- a callback that does not return
+
+
+def test_a_callback_that_blocks_is_said(
+    begun: Callable[..., Follower],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("sqla_shard.following.follower._PATIENCE", 0.0)
+    feed = Feed(topology(3))
+    follower = begun(feed)
+    entered, leave = threading.Event(), threading.Event()
+
+    def block(old: Topology, new: Topology) -> None:
+        entered.set()
+        assert leave.wait(TIMEOUT)
+
+    follower.add_callback(block)
+    assert follower.report().state == "current"
+    feed.tell(topology(4))
+    assert entered.wait(TIMEOUT)
+    assert until(lambda: follower.report().state == "stale")
+    report = follower.report()
+    assert report.epoch == 4
+    assert "topology_changed) was told of epoch 4" in str(report.last_error)
+    assert "has not returned" in str(report.last_error)
+    # Said once, however often somebody looks.
+    follower.report()
+    said = [one for one in caplog.messages if "has not returned" in one]
+    assert len(said) == 1
+    # What is published meanwhile is found when it has returned.
+    feed.tell(topology(5))
+    leave.set()
+    assert follower.wait(4, TIMEOUT)
+    assert until(lambda: follower.report().state == "current")
+
+
+def test_one_that_takes_its_time_is_no_trouble(
+    begun: Callable[..., Follower],
+) -> None:
+    feed = Feed(topology(3))
+    follower = begun(feed)
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(old: Topology, new: Topology) -> None:
+        entered.set()
+        assert leave.wait(TIMEOUT)
+
+    follower.add_callback(wait)
+    feed.tell(topology(4))
+    assert entered.wait(TIMEOUT)
+    assert follower.report().state == "current"
+    leave.set()
+    assert follower.wait(3, TIMEOUT)
