@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-__all__ = ["CONFIG", "Microblog", "Visitor"]
+__all__ = ["CONFIG", "Microblog", "Visitor", "promote"]
 
 CONFIG = {"SECRET_KEY": "test", "TESTING": True, "WTF_CSRF_ENABLED": False}
 
@@ -60,6 +60,16 @@ class Visitor:
     def total(self) -> int:
         (count,) = self.found(r"of (\d+)</p>")
         return int(count)
+
+
+def promote(app: Flask, version: Any, name: str) -> None:
+    """Make a user an administrator.
+
+    :param version: the package of one version of the application.
+    """
+    with app.app_context():
+        version.models.find_user(name).is_admin = True
+        version.db.session.commit()
 
 
 class Microblog:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flask import Flask
@@ -15,6 +14,7 @@ from examples.microblog import single
 from sqla_shard.testing import sqlite_topology
 from tests.shared.microblog import CONFIG
 from tests.shared.microblog import Microblog
+from tests.shared.microblog import promote
 
 ROOT = Path(single.__file__).parents[1]
 
@@ -47,12 +47,6 @@ class TestOnShards(Microblog):
 
     def promote(self, app: Flask, name: str) -> None:
         promote(app, sharded, name)
-
-
-def promote(app: Flask, version: Any, name: str) -> None:
-    with app.app_context():
-        version.models.find_user(name).is_admin = True
-        version.db.session.commit()
 
 
 def test_few_lines_have_changed() -> None:

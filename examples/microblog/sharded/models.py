@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from datetime import timezone
 
-from sqlalchemy import DateTime
 from sqlalchemy import delete
 from sqlalchemy import ForeignKey
 from sqlalchemy import func
@@ -34,6 +33,7 @@ from sqla_shard import ShardSession
 from sqla_shard.exc import KeyTakenError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.lookup import normalization
+from sqla_shard.types import UTCTimestamp
 
 
 class Base(DeclarativeBase):
@@ -59,7 +59,7 @@ class User(ObjectMixin, Base, type_id=1):
     about_me: Mapped[str] = mapped_column(String(140), default="")
     is_admin: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime] = mapped_column(
-        DateTime(timezone=True), default=now, index=True
+        UTCTimestamp(), default=now, index=True
     )
 
     posts: WriteOnlyMapped[Post] = relationship(
@@ -164,7 +164,7 @@ class Post(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
     )
     body: Mapped[str] = mapped_column(String(140))
     created_at: Mapped[datetime] = mapped_column(
-        DateTime(timezone=True), default=now, index=True
+        UTCTimestamp(), default=now, index=True
     )
 
     author: Mapped[User] = relationship(back_populates="posts")
@@ -181,7 +181,7 @@ class Message(ObjectMixin, Base, type_id=3, colocate_with="recipient_id"):
     )
     body: Mapped[str] = mapped_column(String(140))
     created_at: Mapped[datetime] = mapped_column(
-        DateTime(timezone=True), default=now, index=True
+        UTCTimestamp(), default=now, index=True
     )
 
     sender: Mapped[User | None] = relationship(
