@@ -102,6 +102,10 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if many and told is None and isinstance(statement, (Update, Delete)):
         return _each_row(context, scope)
     limits = limits_of(statement)
+    if limits is not None and context.is_relationship_load:
+        # Some loaders hand on all options of the statement that they load
+        # for, and so what limits that.
+        limits = Scatter()
     if told is not None:
         place = _told_place(context, scope, told)
         if isinstance(statement, (Update, Delete)):

@@ -608,3 +608,12 @@ class Merging:
         assert len(session.execute(made).all()) == 2
         with pytest.raises(ScatterLimitError):
             session.execute(groups.options(scatter(max_rows=1)))
+
+    @pytest.mark.parametrize("load", [selectinload, subqueryload])
+    def test_limits_of_scatter_are_not_those_of_eager_loads(
+        self, session, data, load
+    ):
+        count = len(session.scalars(select(Shop.id).options(scatter())).all())
+        shops = select(Shop).options(scatter(max_rows=count), load(Shop.wares))
+        found = session.scalars(shops).unique().all()
+        assert len(found) == count < sum(len(shop.wares) for shop in found)
