@@ -252,37 +252,30 @@ def _tried(function: Callable[..., Any], otherwise: str) -> Course[None]:
 def _check_keys(
     claims: Sequence[Claim], made: Made, undo: Operation[[int]] | None
 ) -> Course[None]:
-    """Check whether the keys belong to the object now.
+    """See to it that the keys belong to the object now.
 
     :raises ClaimLostError: when one was lost; the object is undone.
-    :raises KeyPendingError: when one is still claimed.
+    :raises KeyPendingError: when one is only claimed, for all that is known.
     """
+    one = claims[0]
     try:
         rows = yield Step(function=partial(_rows, claims))
-    except SQLAlchemyError as error:
-        raise _pending(claims[0], made) from error
-    for one, row in zip(claims, rows, strict=True):
-        owner = None if row is None else row.target_id
-        if owner == made.target_id:
-            continue
-        if row is not None and owner is None and row.token == one.token:
-            continue
+        for one, row in zip(claims, rows, strict=True):
+            if row is None or row.target_id != made.target_id:
+                # What follows a COMMIT gets little time for it.
+                yield from settled(
+                    partial(one.confirm, target_id=made.target_id)
+                )
+    except ClaimLostError:
         yield from _tried(
             partial(_undo, claims, made, undo),
             f"{made.target_id} was not deleted after it has lost a key",
         )
-        raise ClaimLostError(
-            lookup=one.lookup.__name__, key=one.key, target_id=owner
-        )
-    for one, row in zip(claims, rows, strict=True):
-        if row.target_id is None:
-            raise _pending(one, made)
-
-
-def _pending(one: Claim, made: Made) -> KeyPendingError:
-    return KeyPendingError(
-        lookup=one.lookup.__name__, key=one.key, target_id=made.target_id
-    )
+        raise
+    except SQLAlchemyError as error:
+        raise KeyPendingError(
+            lookup=one.lookup.__name__, key=one.key, target_id=made.target_id
+        ) from error
 
 
 def _rows(claims: Sequence[Claim], session: ShardSession) -> list[Any]:

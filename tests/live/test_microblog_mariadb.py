@@ -13,6 +13,7 @@ from sqla_shard.testing import MariaDBFleet
 from tests.shared.microblog import CONFIG
 from tests.shared.microblog import Microblog
 from tests.shared.microblog import promote
+from tests.shared.microblog import settle
 
 pytestmark = pytest.mark.live
 
@@ -60,3 +61,6 @@ class TestOnShards(Microblog):
 
     def promote(self, app: Flask, name: str) -> None:
         promote(app, sharded, name)
+
+    def settle(self, app: Flask) -> None:
+        settle(app, sharded)

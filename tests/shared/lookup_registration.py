@@ -263,9 +263,11 @@ class Registration(Suite):
         again = {UserEmail: f"again{mark}@x.org"}
         assert sign_up(cluster, again, lambda session: user_id) == user_id
 
-    def test_a_key_that_cannot_be_confirmed_yet(
-        self, cluster, mark, monkeypatch
+    @pytest.mark.parametrize("is_down", [True, False])
+    def test_a_key_that_is_not_confirmed_right_after_commit(
+        self, cluster, mark, monkeypatch, is_down
     ):
+        """As on a busy machine, or while the server of the key is down."""
         keys = {UserEmail: f"{mark}@x.org"}
 
         def fail(home: Any, intent: Any) -> Any:
@@ -275,10 +277,16 @@ class Registration(Suite):
 
         with monkeypatch.context() as patched:
             patched.setattr(applying, "_apply", fail)
-            with pytest.raises(exc.KeyPendingError) as caught:
-                sign_up(cluster, keys, new_user, mark)
-        (user_id,) = named_users(cluster, mark)
-        assert caught.value.target_id == user_id
+            if is_down:
+                down: Any = Faulty(cluster, 3, "refused")
+                with pytest.raises(exc.KeyPendingError) as caught:
+                    sign_up(down, keys, new_user, mark)
+                user_id = caught.value.target_id
+                assert owners(cluster, UserEmail, *keys.values()) == [None]
+            else:
+                user_id = sign_up(cluster, keys, new_user, mark)
+                assert owners(cluster, UserEmail, *keys.values()) == [user_id]
+        assert named_users(cluster, mark) == [user_id]
         finish(cluster)
         assert owners(cluster, UserEmail, keys[UserEmail]) == [user_id]
 

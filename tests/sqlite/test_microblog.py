@@ -15,6 +15,7 @@ from sqla_shard.testing import sqlite_topology
 from tests.shared.microblog import CONFIG
 from tests.shared.microblog import Microblog
 from tests.shared.microblog import promote
+from tests.shared.microblog import settle
 
 ROOT = Path(single.__file__).parents[1]
 
@@ -47,6 +48,9 @@ class TestOnShards(Microblog):
 
     def promote(self, app: Flask, name: str) -> None:
         promote(app, sharded, name)
+
+    def settle(self, app: Flask) -> None:
+        settle(app, sharded)
 
 
 def test_few_lines_have_changed() -> None:

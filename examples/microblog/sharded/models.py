@@ -8,7 +8,6 @@ from datetime import timezone
 from sqlalchemy import delete
 from sqlalchemy import ForeignKey
 from sqlalchemy import func
-from sqlalchemy import or_
 from sqlalchemy import Select
 from sqlalchemy import select
 from sqlalchemy import String
@@ -30,6 +29,7 @@ from sqla_shard import ObjectRef
 from sqla_shard import scatter
 from sqla_shard import ShardedId
 from sqla_shard import ShardSession
+from sqla_shard.deleting import delete_object
 from sqla_shard.exc import KeyTakenError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.lookup import normalization
@@ -248,12 +248,11 @@ def add_user(
 
 def delete_user(user: User) -> None:
     """Delete a user with all that belongs to it."""
-    for statement in (
-        delete(Post).where(Post.user_id == user.id),
-        delete(Message).where(
-            or_(Message.sender_id == user.id, Message.recipient_id == user.id)
-        ),
-    ):
-        db.session.execute(statement)
-    db.session.delete(user)
-    db.session.commit()
+    db.run(delete_sent, user.id, cross_shard="unordered")
+    delete_object(db.cluster, User, user.id)
+
+
+def delete_sent(session: ShardSession, user_id: int) -> None:
+    """Delete what a user has written to others, on all shards."""
+    sent = delete(Message).where(Message.sender_id == user_id)
+    session.execute(sent.options(scatter()))
