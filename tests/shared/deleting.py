@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -169,6 +170,7 @@ class UserSavesPins(MappingMixin, Base, source=User, target=Pin):
 
 
 MAPPINGS = [Follows, FollowedBy, UserLikesPins, PinLikedBy, UserSavesPins]
+CACHED: dict[Any, Any] = dict.fromkeys((User, Board, Pin, *MAPPINGS), "all")
 LOOKUPS = [UserEmail, UserTag, UserName]
 
 _numbers = itertools.count()
@@ -202,8 +204,11 @@ class Ending:
         self._left -= 1
 
 
-def deleting_on_sqlite() -> Any:
-    """Return a fixture for a test module: directories of SQLite files."""
+def deleting_on_sqlite(*, cached: bool = False) -> Any:
+    """Return a fixture for a test module: directories of SQLite files.
+
+    :param cached: whether objects and lists are cached.
+    """
 
     @pytest.fixture(scope="module")
     def cluster(tmp_path_factory: Any) -> Iterator[Cluster]:
@@ -211,6 +216,11 @@ def deleting_on_sqlite() -> Any:
         document = sqlite_topology(directory, 2, SHARDS, lookup=MODULUS)
         with Cluster.from_topology(document) as cluster:
             cluster.create_all(Base.metadata)
+            if cached:
+                region = {"backend": "dogpile.cache.memory"}
+                cluster.configure_cache(
+                    {"all": region}, classes=CACHED, prefix="deleting"
+                )
             yield cluster
 
     return cluster
@@ -307,6 +317,22 @@ class Scene:
         run(UserLikesPins.append, self.user, self.others[2][0], **logged)
         run(UserSavesPins.append, self.other, self.pins[0])
         run(UserSavesPins.append, self.user, self.others[2][0])
+        self.show(cluster)
+
+    def show(self, cluster: Cluster) -> None:
+        """Read what a cache would have."""
+        with cluster.session() as session:
+            for entity, ids in (
+                (User, [self.user, self.other]),
+                (Board, [self.board, self.others[0]]),
+                (Pin, [*self.pins, *self.others[2]]),
+            ):
+                session.get_many(entity, ids)
+            for cls in (Follows, FollowedBy, UserLikesPins, UserSavesPins):
+                assert cls.page(session, self.user, targets=True)
+                assert cls.page(session, self.other, targets=True)
+            for pin in (self.pins[0], self.others[2][0]):
+                assert PinLikedBy.page(session, pin, targets=True)
 
 
 class Deleting:
@@ -455,6 +481,19 @@ class Deleting:
         found = verify_relations(cluster, MAPPINGS, grace=0)
         assert found.ok, found.findings
         assert verify_lookups(cluster, LOOKUPS, grace=0).ok
+
+    def test_by_several_at_the_same_time(self, cluster, scene):
+        def delete() -> Any:
+            return delete_object(
+                cluster, User, scene.user, scatter=True, batch=1
+            )
+
+        with ThreadPoolExecutor(3) as pool:
+            for one in [pool.submit(delete) for _ in range(3)]:
+                one.result(timeout=120)
+        assert cluster.repair(now=True).is_clean
+        self.rest(cluster, scene)
+        assert delete().parts == ()
 
     def test_a_part_of_it(self, cluster, scene):
         done = delete_object(cluster, Pin, scene.pins[0])
