@@ -7,6 +7,7 @@ which only the server knows (:mod:`sqla_shard.dialects.weights`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Boolean
@@ -20,17 +21,23 @@ from sqlalchemy import Interval
 from sqlalchemy import Numeric
 from sqlalchemy import String
 from sqlalchemy import Time
+from sqlalchemy import Uuid
+from sqlalchemy.dialects.mysql import BIT
 from sqlalchemy.dialects.mysql import SET
+from sqlalchemy.dialects.mysql import YEAR
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import roles
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.elements import Label
+from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import LargeBinary
 from sqlalchemy.types import NullType
 from sqlalchemy.types import TypeDecorator
+
+from sqla_shard.exc import ScatterUnsupportedError
 
 __all__ = ["Hidden", "SortKey", "kind_of"]
 
@@ -47,27 +54,44 @@ _NUMBERS = frozenset(
         *("hour", "instr", "json_length", "julianday", "length", "minute"),
         *("mod", "month", "octet_length", "pow", "power", "quarter", "round"),
         *("second", "sign", "sqrt", "sum", "to_days", "unix_timestamp"),
-        *("week", "weekday", "year"),
+        *("week", "weekday", "year", "rand", "random", "timestampdiff"),
+        *("acos", "asin", "atan", "atan2", "cos", "cot", "degrees", "pi"),
+        *("radians", "sin", "tan", "bit_count", "bit_length", "inet_aton"),
+        *("character_length", "interval", "json_depth", "json_valid", "ord"),
+        *("period_add", "period_diff", "position", "regexp_instr"),
+        *("st_distance", "st_distance_sphere", "st_x", "st_y", "unicode"),
     ]
 )
-_TIMES = frozenset(["curdate", "date", "time"])
+_TIMES = frozenset(
+    [
+        *("curdate", "date", "from_days", "from_unixtime", "last_day"),
+        *("makedate", "maketime", "sec_to_time", "str_to_date", "time"),
+        *("timediff", "timestamp", "utc_date", "utc_time", "utc_timestamp"),
+    ]
+)
 _TEXTS = frozenset(
     [
         *("concat", "concat_ws", "date_format", "format", "hex"),
         *("json_unquote", "left", "lower", "lpad", "ltrim", "md5", "replace"),
         *("reverse", "right", "rpad", "rtrim", "sha1", "sha2", "strftime"),
         *("dayname", "monthname", "repeat", "substr", "substring"),
-        *("substring_index", "trim", "upper"),
+        *("substring_index", "trim", "upper", "bin", "char", "conv", "elt"),
+        *("inet_ntoa", "insert", "lcase", "mid", "oct", "quote", "space"),
+        *("regexp_replace", "regexp_substr", "time_format", "to_base64"),
+        *("typeof", "ucase"),
     ]
 )
-_LIKE_ARGUMENT = frozenset(["ifnull", "max", "min", "nullif"])
+_LIKE_ARGUMENT = frozenset(["max", "min", "nullif"])
+#: By function, which is the first of the arguments that it returns one of.
+_ONE_OF = {"coalesce": 0, "greatest": 0, "if": 1, "ifnull": 0, "least": 0}
+_ONE_OF["iif"] = 1
 
 
 def kind_of(element: Any) -> str | None:
     """Name how values of an expression are compared.
 
-    :returns: ``plain``, ``float``, ``enum``, ``text``; None for types whose
-        order Python cannot know.
+    :returns: ``plain``, ``float``, ``enum``, ``uuid``, ``text``; None for
+        types whose order Python cannot know.
     """
     if isinstance(element.type, NullType):
         return _kind_of_function(_made_of(element))
@@ -101,9 +125,22 @@ def _kind_of_function(element: Any) -> str | None:
     arguments = list(element.clauses)
     if name in _LIKE_ARGUMENT and arguments:
         return kind_of(arguments[0])
+    if name in _ONE_OF:
+        return _kind_of_one(arguments[_ONE_OF[name] :])
     if name in _TEXTS:
         return "text"
     return "plain" if name in _NUMBERS or name in _TIMES else None
+
+
+def _kind_of_one(elements: Iterable[Any]) -> str | None:
+    """Return the kind of what is one of several expressions."""
+    kinds = {kind_of(one) for one in elements if not isinstance(one, Null)}
+    if kinds == {"float", "plain"}:
+        return "float"
+    if len(kinds) > 1:
+        return None
+    kind = next(iter(kinds), None)
+    return "text" if kind == "enum" else kind
 
 
 def _kind_of_type(type_: Any) -> str | None:
@@ -111,8 +148,14 @@ def _kind_of_type(type_: Any) -> str | None:
         type_ = type_.impl_instance
     if isinstance(type_, Enum):
         return "enum" if type_.native_enum else "text"
-    if isinstance(type_, (SET, LargeBinary)):
+    if isinstance(type_, LargeBinary):
         return None
+    if isinstance(type_, (BIT, SET)):
+        return "enum"
+    if isinstance(type_, YEAR):
+        return "plain"
+    if isinstance(type_, Uuid):
+        return "uuid"
     if isinstance(type_, String):
         return "text"
     if isinstance(type_, Float):
@@ -152,8 +195,22 @@ def _sort_key(element: SortKey, compiler: Any, **kw: Any) -> str:
 @compiles(SortKey, "mysql", "mariadb")
 def _sort_key_mysql(element: SortKey, compiler: Any, **kw: Any) -> str:
     value = compiler.process(element.element, **kw)
+    if element.kind == "uuid":
+        # Python is not to compare texts, and these are letters of one case.
+        return f"CAST({value} AS BINARY)"
+    if element.kind == "sorted_uuid":
+        native = getattr(element.element.type, "native_uuid", False)
+        if native and getattr(compiler.dialect, "is_mariadb", False):
+            raise ScatterUnsupportedError(
+                f"ORDER BY {element.element} over several shards: MariaDB "
+                "sorts its UUIDs by their parts, not as they are shown; "
+                "order by cast(column, String(36))",
+                construct="ORDER BY",
+            )
+        return f"CAST({value} AS BINARY)"
     # A FLOAT is shown with six digits, and sorted with all of them; an ENUM
-    # is sorted by the position of its value in the list.
+    # is sorted by the position of its value in the list, a SET by the bits
+    # of all of its values.
     zero = {"float": "0E0", "enum": "0"}.get(element.kind)
     return value if zero is None else f"({value} + {zero})"
 

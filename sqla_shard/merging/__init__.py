@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 from sqla_shard.merging.combining import is_combined
+from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.merging.elements import same
 from sqla_shard.merging.planning import plan
 
-__all__ = ["Ordering", "is_combined", "orderings", "plan", "same"]
+__all__ = ["Ordering", "is_combined", "is_random", "orderings", "plan", "same"]

@@ -30,6 +30,7 @@ from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import groupings
 from sqla_shard.merging.elements import has_aggregate
+from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.merging.elements import same
@@ -154,7 +155,8 @@ class Combiner:
 
     def _key(self, ordering: Ordering) -> Key:
         element = ordering.element
-        if depends_only_on(element, self._groups):
+        drawn = is_random(element) and not has_aggregate(element)
+        if drawn or depends_only_on(element, self._groups):
             return self._added.key(ordering)
         recipe = self._recipe(element, self._added.value(element))
         if isinstance(recipe, Extreme):

@@ -28,8 +28,10 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import is_select
+from sqla_shard.routing.clauses import walk
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import is_textual
+from sqla_shard.routing.cutting import RANDOM
 from sqla_shard.scattering import First
 from sqla_shard.scattering import Key
 from sqla_shard.scattering.merge import most_of
@@ -45,6 +47,7 @@ __all__ = [
     "depends_only_on",
     "groupings",
     "has_aggregate",
+    "is_random",
     "orderings",
     "same",
 ]
@@ -99,7 +102,10 @@ class Added:
         :raises ScatterUnsupportedError: when nothing does.
         """
         element = _whole(element)
-        key = SortKey(element, _kind(element, construct))
+        kind = _kind(element, construct)
+        if kind == "uuid" and construct == "ORDER BY":
+            kind = "sorted_uuid"
+        key = SortKey(element, kind)
         return self.add(self._of_group(element, key))
 
     def key(self, ordering: Ordering, *, distinct: bool = False) -> Key:
@@ -195,6 +201,15 @@ def orderings(statement: Any) -> list[Ordering]:
         _check_position(clause, "ORDER BY")
         found.append(Ordering(element, descending, nulls_last))
     return found
+
+
+def is_random(element: Any) -> bool:
+    """Tell whether an expression has another value each time."""
+    return any(
+        isinstance(part, FunctionElement)
+        and str(getattr(part, "name", "")).lower() in RANDOM
+        for part in walk(element)
+    )
 
 
 def groupings(statement: Any) -> list[Any]:

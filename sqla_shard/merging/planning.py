@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import literal_column
 from sqlalchemy.orm import LoaderCriteriaOption
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql.elements import ColumnElement
@@ -21,6 +23,7 @@ from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.selectable import Select
 
 from sqla_shard.dialects.sorting import Hidden
+from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.combining import Combiner
 from sqla_shard.merging.combining import is_combined
@@ -28,6 +31,7 @@ from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import Bounds
 from sqla_shard.merging.elements import bounds_of
 from sqla_shard.merging.elements import depends_only_on
+from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.routing import counted_select
@@ -36,6 +40,7 @@ from sqla_shard.routing import sought
 from sqla_shard.routing import Spread
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.scattering import Combine
+from sqla_shard.scattering import First
 from sqla_shard.scattering import Key
 from sqla_shard.scattering import Merge
 from sqla_shard.scattering.merge import Extreme
@@ -135,12 +140,41 @@ def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
             combine = _distinct(statement, added)
     distinct = combine is not None
     keys = tuple(added.key(one, distinct=distinct) for one in ordered)
+    if any(is_random(one.element) for one in ordered):
+        statement = _sorted_as_drawn(statement, ordered, keys)
     if statement._offset_clause is not None:
         statement = statement.limit(bounds.most).offset(None)
     if not keys and not bounds and combine is None:
         return Planned(statement, None)
     steps = list(_steps(ordered, bounds, combine))
     return _with_hidden(statement, added, keys, bounds, combine, steps)
+
+
+def _sorted_as_drawn(
+    statement: Any, ordered: Sequence[Ordering], keys: Sequence[Key]
+) -> Any:
+    """Sort by the random numbers that the merge compares.
+
+    Others would be drawn for ORDER BY, and with LIMIT the rows of a small
+    shard be more likely than those of a large one.
+    """
+    clauses = []
+    for clause, one, key in zip(
+        statement._order_by_clauses, ordered, keys, strict=True
+    ):
+        drawn = clause
+        if is_random(one.element):
+            if kind_of(one.element) == "text":
+                raise ScatterUnsupportedError(
+                    f"ORDER BY {one.element} over several shards: each shard "
+                    "would draw its texts twice; order by rand() itself",
+                    construct="ORDER BY",
+                )
+            assert isinstance(key.recipe, First)  # noqa: S101  # no text
+            drawn = literal_column(Hidden.name(key.recipe.at))
+            drawn = drawn.desc() if one.descending else drawn
+        clauses.append(drawn)
+    return statement.order_by(None).order_by(*clauses)
 
 
 def _counting(

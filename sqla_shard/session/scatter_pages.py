@@ -42,6 +42,7 @@ from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.merging import is_combined
+from sqla_shard.merging import is_random
 from sqla_shard.merging import Ordering
 from sqla_shard.merging import orderings
 from sqla_shard.merging import same
@@ -264,6 +265,11 @@ def _key(ordering: Ordering, outer: bool) -> _Key:
     element = ordering.element
     if ordering.nulls_last is not None:
         raise _refused("NULLS FIRST or LAST", "MySQL does not have it")
+    if is_random(element):
+        raise _refused(
+            f"ORDER BY {element}, which has another order for each page",
+            "keep a random number in a column, and order by it",
+        )
     kind = kind_of(element)
     if kind in (None, "enum"):
         raise _refused(

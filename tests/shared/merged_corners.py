@@ -14,6 +14,7 @@ from sqlalchemy import bindparam
 from sqlalchemy import case
 from sqlalchemy import cast
 from sqlalchemy import distinct
+from sqlalchemy import extract
 from sqlalchemy import func
 from sqlalchemy import Integer
 from sqlalchemy import lambda_stmt
@@ -22,6 +23,7 @@ from sqlalchemy import not_
 from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import String
+from sqlalchemy import text
 from sqlalchemy import type_coerce
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm import Bundle
@@ -29,6 +31,7 @@ from sqlalchemy.orm import contains_eager
 from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import with_loader_criteria
 
+from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
@@ -253,6 +256,28 @@ _NO_HAVING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+#: Functions of one row, in SELECT, ORDER BY and GROUP BY.
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "if()": lambda w: func.if_(w.number > 1, w.number, 0),
+    "if() of texts": lambda w: func.if_(w.number > 1, w.exact, "none"),
+    "greatest()": lambda w: func.greatest(w.number, 1),
+    "least() of decimals": lambda w: func.least(w.price, w.number),
+    "least() of doubles": lambda w: func.least(w.weight, w.number),
+    "least() of times": lambda w: func.least(w.moment, func.now()),
+    "ifnull()": lambda w: func.ifnull(w.number, 7),
+    "coalesce() of functions": lambda w: func.coalesce(func.abs(w.number), 9),
+    "timestampdiff()": lambda w: func.timestampdiff(
+        text("MINUTE"), w.day, w.moment
+    ),
+    "last_day()": lambda w: func.last_day(w.day),
+    "year()": lambda w: func.year(w.moment),
+    "date_format()": lambda w: func.date_format(w.moment, "%Y-%m"),
+    "extract()": lambda w: extract("month", w.moment),
+    "mid()": lambda w: func.mid(w.exact, 1, 1),
+    "sin()": lambda w: func.sin(w.number),
+}
+
+
 def _having(m: Any, condition: Any) -> Any:
     return (
         select(m.Ware.number, func.count())
@@ -380,6 +405,64 @@ class MergedCorners:
         with compared.cluster.session() as session:
             got = session.execute(made(SHARDED).options(scatter())).all()
         assert got == want
+
+    @pytest.mark.parametrize("name", _FUNCTIONS)
+    def test_functions_of_mysql(self, compared, name):
+        if compared.dialect == "sqlite":
+            pytest.skip("they are of MySQL")
+
+        def made(m):
+            shown = _FUNCTIONS[name](m.Ware)
+            rows = select(m.Ware.id, shown).order_by(shown.desc(), m.Ware.id)
+            groups = select(shown, func.count()).group_by(shown)
+            return rows.limit(9), groups.order_by(shown)
+
+        with compared.cluster.session() as session:
+            for plain, sharded in zip(made(PLAIN), made(SHARDED), strict=True):
+                want = compared.plain.execute(plain).all()
+                got = session.execute(sharded.options(scatter())).all()
+                assert got == want
+
+    def test_rows_that_are_drawn_at_random(self, compared):
+        with compared.cluster.session() as session:
+            ware = SHARDED.Ware
+            ids = session.scalars(select(ware.id).options(scatter())).all()
+            drawn = select(ware.id).order_by(func.random(), ware.id)
+            drawn = drawn.options(scatter())
+            many = [session.scalar(drawn.limit(1)) for _ in range(40)]
+            assert len(set(many)) > 1
+            assert set(many) <= set(ids)
+            everything = session.scalars(drawn).all()
+            assert sorted(everything) == sorted(ids)
+            objects = select(ware).order_by(func.random()).limit(3)
+            found = session.scalars(objects.options(scatter())).all()
+            assert len(set(found)) == 3
+            groups = select(ware.sold).group_by(ware.sold)
+            groups = groups.order_by(func.random()).options(scatter())
+            assert len(set(session.scalars(groups))) >= 2
+            with pytest.raises(ScatterUnsupportedError, match="column"):
+                session.scatter_page(drawn, 3)
+            seeded = select(ware.id).order_by(func.rand(7)).options(scatter())
+            with pytest.raises(ScatterUnsupportedError):
+                session.execute(seeded)
+
+    def test_a_row_at_random_is_of_a_shard_by_its_rows(self, compared):
+        # One of 21 rows is on the first shard, 20 are on the second.
+        first, second = (pack(shard, 11, 900) for shard in (5, 6))
+        with compared.cluster.session(cross_shard="unordered") as session:
+            shop = SHARDED.Shop
+            session.add(shop(id=first, number=77))
+            session.add_all(
+                [shop(id=second + k, number=77) for k in range(20)]
+            )
+            session.flush()
+            drawn = select(shop.id).where(shop.number == 77)
+            drawn = drawn.order_by(func.random()).limit(1).options(scatter())
+            alone = [session.scalar(drawn) for _ in range(120)].count(first)
+            session.rollback()
+        # 6 of 120; each shard's turn would be 60.  Less than one run in a
+        # thousand million has so many.
+        assert alone < 30
 
     def test_explain_takes_what_execute_does(self, compared):
         cluster = compared.cluster
