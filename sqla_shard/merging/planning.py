@@ -121,8 +121,11 @@ def _sought(statement: Any, missing: tuple[bool, ...]) -> Planned:
 def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
     if bounds and statement._for_update_arg is not None:
         raise ScatterUnsupportedError(
-            "LIMIT with FOR UPDATE over several shards would lock rows that "
-            "are not returned; read the ids first, then lock those",
+            "LIMIT or OFFSET with FOR UPDATE over several shards: each shard "
+            "would lock as many rows, and those that are not returned would "
+            "stay locked, also with SKIP LOCKED. A worker of a queue takes "
+            'jobs of one shard at a time: bind_arguments={"shard_id": n}. Or '
+            "read the ids first, then lock those",
             construct="LIMIT",
         )
     added = Added()

@@ -188,6 +188,12 @@ def _unlike(
         left, right, one, other = right, left, other, one
     if _is_local(other):
         how = "their ids are of two types"
+    elif isinstance(right, BindParameter):
+        # As tuple_(a, id) > tuple_(1, 2), whose values have no type yet.
+        how = (
+            "the value is not given as an id. Compare with the values "
+            "themselves, as in tuple_(Class.n, Class.id) > (n, id)"
+        )
     else:
         how = (
             f"write full_id({left}) to compare whole ids of one shard; "

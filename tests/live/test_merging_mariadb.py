@@ -14,6 +14,9 @@ from sqla_shard.exc import ScatterUnsupportedError
 from tests.shared.clusters import on_mariadb
 from tests.shared.merged_models import WARE
 from tests.shared.merged_models import Ware
+from tests.shared.merged_types import MergedTypes
+from tests.shared.merged_types import MergedTypesOfMariaDB
+from tests.shared.merged_types import stamps
 from tests.shared.merging import filled_shops
 from tests.shared.merging import Merging
 
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.live
 
 cluster = on_mariadb("merging")
 data = filled_shops()
+filled = stamps()
 
 
 class TestMerging(Merging):
@@ -171,3 +175,11 @@ class TestTexts:
         hashed = func.md5(story)
         made = select(func.count()).group_by(hashed)
         assert kept.scalars(made.where(ours)).all() == [2]
+
+
+class TestTypes(MergedTypes):
+    pass
+
+
+class TestTypesOfMariaDB(MergedTypesOfMariaDB):
+    pass

@@ -19,6 +19,7 @@ from sqlalchemy import LargeBinary
 from sqlalchemy import literal
 from sqlalchemy import select
 from sqlalchemy import text
+from sqlalchemy import tuple_
 from sqlalchemy import type_coerce
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.exc import MultipleResultsFound
@@ -34,6 +35,7 @@ from sqla_shard import scatter
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.testing import StatementLog
 from tests.shared.merged_models import Base
 from tests.shared.merged_models import Gem
@@ -251,6 +253,22 @@ class Merging:
         assert [shop.name for shop in found] == ["shop 2", "shop 3"]
         assert [len(shop.wares) for shop in found] == [4, 4]
 
+    def test_keysets_of_tuples(self, session):
+        key = tuple_(Ware.name, Ware.id)
+        shown = select(Ware.name, Ware.id).options(scatter())
+        down = shown.order_by(Ware.name.desc(), Ware.id.desc())
+        up = shown.order_by(Ware.name, Ware.id)
+        rows = session.execute(up).all()
+        for at, row in enumerate(rows):
+            after = session.execute(up.where(key > tuple(row)).limit(3))
+            assert after.all() == rows[at + 1 : at + 4]
+            before = session.execute(down.where(key < tuple(row)).limit(3))
+            assert before.all() == rows[max(at - 3, 0) : at][::-1]
+        name, found = rows[0]
+        with pytest.raises(UnsupportedStatementError) as caught:
+            session.execute(up.where(key > tuple_(name, found)))
+        assert "tuple_(Class.n, Class.id) > (n, id)" in str(caught.value)
+
     # -- how many, and whether any
 
     def test_rows_of_a_subquery_are_counted(self, session):
@@ -426,8 +444,14 @@ class Merging:
     def test_locking(self, session):
         locked = _BY_NUMBER.with_for_update()
         assert _numbers(session, locked) == list(range(16))
-        with pytest.raises(ScatterUnsupportedError, match="FOR UPDATE"):
-            session.execute(locked.limit(1))
+        skipping = _BY_NUMBER.with_for_update(skip_locked=True)
+        for limited in (locked.limit(1), skipping.limit(1)):
+            with pytest.raises(ScatterUnsupportedError, match="one shard at"):
+                session.execute(limited)
+        # What the message names.
+        told = {"shard_id": 17}
+        found = session.scalars(skipping.limit(2), bind_arguments=told)
+        assert found.all() == [2, 6]
 
     def test_from_statement(self, session, data):
         inner = select(Ware).where(Ware.id.in_(data.wares))
