@@ -39,7 +39,7 @@ from sqla_shard.topology import Topology
 __all__ = ["schema_group"]
 
 
-#: What a command raises that was asked for something that there is not.
+#: What a command raises when it is asked for what does not exist.
 _WRONG_USE = (
     CommandError,
     SchemaOptionError,
@@ -51,7 +51,7 @@ _WRONG_USE = (
 
 
 class _Group(click.Group):
-    """Ends wrong uses alike, whoever has found them: with status 2."""
+    """Ends every wrong use with status 2, wherever it is found."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

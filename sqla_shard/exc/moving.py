@@ -18,7 +18,7 @@ __all__ = [
     "ShardMovedError",
 ]
 
-# Whoever reads this may be about to make empty tables in the place of a shard
+# The reader may be about to make empty tables in the place of a shard
 # whose objects are elsewhere: the way to find out changes nothing.
 _LOOK = (
     "If the published topology has a higher epoch, this process has an old "

@@ -131,9 +131,9 @@ class Follower:
         self._wake = threading.Event()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        #: The epoch that a callback is being told of, and since when.
-        self._telling: tuple[int, float] | None = None
-        self._told_of_telling: tuple[int, float] | None = None
+        #: The epoch with which a callback was called, and when.
+        self._call: tuple[int, float] | None = None
+        self._logged_call: tuple[int, float] | None = None
 
     def __repr__(self) -> str:
         return f"<Follower of {self._source.name}: {self._state}>"
@@ -252,17 +252,17 @@ class Follower:
 
     def _blocked(self) -> str | None:
         """Return what keeps the thread from asking the source, if anything."""
-        telling = self._telling
-        if telling is None or monotonic() - telling[1] < _PATIENCE:
+        call = self._call
+        if call is None or monotonic() - call[1] < _PATIENCE:
             return None
-        epoch, since = telling
+        epoch, since = call
         text = (
-            f"a listener (topology_changed) was told of epoch {epoch} "
+            f"a listener (topology_changed) was called for epoch {epoch} "
             f"{monotonic() - since:.0f} seconds ago and has not returned; "
             "until it does nothing newer is looked for"
         )
-        if telling != self._told_of_telling:
-            self._told_of_telling = telling
+        if call != self._logged_call:
+            self._logged_call = call
             _log.warning("%s", text, extra={"action": "tell of topology"})
         return text
 
@@ -409,7 +409,7 @@ class Follower:
             },
         )
         for callback in list(self._callbacks):
-            self._telling = new.epoch, monotonic()
+            self._call = new.epoch, monotonic()
             try:
                 callback(old, new)
             except BaseException:  # one must not stop the others
@@ -419,7 +419,7 @@ class Follower:
                     extra={"action": "tell of topology", "epoch": new.epoch},
                 )
             finally:
-                self._telling = None
+                self._call = None
 
     def _failed(self, error: BaseException) -> None:
         """Stay with what is in use."""

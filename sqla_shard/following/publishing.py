@@ -74,7 +74,7 @@ class Publisher:
     :param acl: who may do what with nodes that are made, as
         ``["auth::cdrwa", "world:anyone:r"]``.  By default they are as
         protected as the topology that is there, or the folder; else all may
-        read, and whoever has the credentials may write.  Nodes that are
+        read, and those with the credentials may write.  Nodes that are
         there keep what they have.
     :param placeholders: names that ``${NAME}`` in a URL may have; no value
         is needed.
@@ -274,7 +274,7 @@ class Publisher:
         if dry_run:
             return self._publication(found, new, None, given)
         # Before, so that what is lost then is known not to be written.
-        self._store.prepare(HISTORY, beside=TOPOLOGY)
+        self._store.prepare(HISTORY, like=TOPOLOGY)
         version = self._write(found, new, data)
         self._trim()
         _log.info(

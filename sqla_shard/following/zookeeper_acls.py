@@ -1,8 +1,8 @@
 """Who may read and write the nodes that are made in a ZooKeeper.
 
 A node does not inherit the ACL of its parent: one that is made without any
-is open to everybody.  So those that are made here take the ACL of the nodes
-beside them, or above, where these are protected.
+is open to everybody.  So those that are made here take the ACL of a sibling,
+or of the parent, where it is protected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.following.locations import AUTH_VARIABLE
 
-__all__ = ["acl_beside", "parse_acls"]
+__all__ = ["acl_of_first", "parse_acls"]
 
 _FORM = re.compile(r"(?P<scheme>[a-z0-9]+):(?P<id>.*):(?P<perms>[cdrwa]+)")
 _PERMISSIONS = {
@@ -65,7 +65,7 @@ def parse_acls(texts: Sequence[str]) -> list[ACL]:
     return found
 
 
-def acl_beside(
+def acl_of_first(
     connection: ZooKeeperConnection, paths: Sequence[str]
 ) -> list[ACL] | None:
     """Return the ACL for a new node, or None where it may be open.
@@ -94,7 +94,7 @@ def acl_beside(
 
 def _unseen(path: str) -> str:
     return (
-        f"the ACL of {path} may not be read in full, so a new node beside it "
+        f"the ACL of {path} may not be read in full, so a new node near it "
         "could be open to others, or closed to those who need it; set "
         f"{AUTH_VARIABLE} to credentials with the permission ADMIN, or say "
         "who may do what with --acl (Publisher(acl=...))"

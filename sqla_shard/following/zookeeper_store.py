@@ -30,7 +30,7 @@ from kazoo.security import READ_ACL_UNSAFE
 
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.following.locations import AUTH_VARIABLE
-from sqla_shard.following.zookeeper_acls import acl_beside
+from sqla_shard.following.zookeeper_acls import acl_of_first
 from sqla_shard.following.zookeeper_acls import parse_acls
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ZooKeeperStore:
         options = dict(options or {})
         if acl:
             options["default_acl"] = parse_acls(acl)
-        #: Whether somebody has said who may do what.
+        #: Whether the caller has given an ACL.
         self._is_given = bool(options.get("default_acl"))
         #: The ACL of what is written, None for the default of the client.
         self._of_new: list[ACL] | None = None
@@ -161,13 +161,13 @@ class ZooKeeperStore:
         """
         self._ask(lambda client: client.sync_async(self._path or "/"))
 
-    def prepare(self, folder: str, *, beside: str) -> None:
+    def prepare(self, folder: str, *, like: str) -> None:
         """Make a folder, and those above it, where they are missing.
 
         What is written into it from now on gets the ACL of a node, or of
         the folder where there is no such node.
 
-        :param beside: that node.
+        :param like: that node.
         :raises TopologyUnavailableError: when they cannot be made, or it is
             not known who may read what is written.
         """
@@ -175,14 +175,14 @@ class ZooKeeperStore:
         if self._ask(lambda client: client.exists_async(path)) is None:
             acl = self._acl(*_upwards(path))
             self._ask(lambda client: client.ensure_path_async(path, acl=acl))
-        self._of_new = self._acl(self._path + beside, path)
+        self._of_new = self._acl(self._path + like, path)
 
     def _acl(self, *paths: str) -> list[ACL] | None:
-        """Return the ACL for a node beside some; None for the default."""
+        """Return the ACL for a new node; None for the default."""
         if self._is_given:
             return None
         try:
-            return acl_beside(self._connection, paths)
+            return acl_of_first(self._connection, paths)
         except KazooException as error:
             raise self._refused(error) from error
 

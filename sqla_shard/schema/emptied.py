@@ -6,7 +6,7 @@ an upgrade makes there would be written by any process that still goes
 there: its ids begin with 1 again, and name objects that others have.  So a
 database without a revision, where other shards of the keyspace have one, is
 changed only if something says that it is new: the mark of provision, its own
-ledger, or whoever runs the command.
+ledger, or an option of the command.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A run takes minutes or hours, and reads the topology at its beginning.  A
 shard that was moved meanwhile was copied with the tables of before, or after,
-its turn; one that was opened was provisioned with some revision.  Neither
-may be told of as if it were known.
+its turn; one that was opened was provisioned with some revision.  So the
+report says that neither is known to be as the command wants it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Newer:
         changed = self._elsewhere(new)
         had = {one.shard_id for one in report.outcomes}
         outcomes = [
-            replace(one, state=State.MOVED, error=self._told(new, one))
+            replace(one, state=State.MOVED, error=self._reason(new, one))
             if one.shard_id in changed
             else one
             for one in report.outcomes
@@ -110,7 +110,7 @@ class Newer:
             if _place(before, shard_id) != _place(after, shard_id)
         }
 
-    def _told(self, new: Topology, outcome: Outcome) -> str:
+    def _reason(self, new: Topology, outcome: Outcome) -> str:
         after = new.keyspaces.get(self._name)
         where = "is not there any more"
         if after is not None and outcome.shard_id < after.shards:

@@ -73,7 +73,7 @@ def test_a_downgrade_that_is_refused_leaves_the_reason(
     assert before[0] == "failed"
     done = project.alembic(*("-x", "shards=0", "downgrade", "base"), status=1)
     assert "in doubt" in done.stdout
-    # Why it had failed is told there, too.
+    # Why it had failed is in the report, too.
     assert "nothing" in done.stdout
     assert conditions(project)[0] == before
 

@@ -824,9 +824,9 @@ def test_a_callback_that_blocks_is_said(
     assert until(lambda: follower.report().state == "stale")
     report = follower.report()
     assert report.epoch == 4
-    assert "topology_changed) was told of epoch 4" in str(report.last_error)
+    assert "topology_changed) was called for epoch 4" in str(report.last_error)
     assert "has not returned" in str(report.last_error)
-    # Said once, however often somebody looks.
+    # Logged once, however often the report is read.
     follower.report()
     said = [one for one in caplog.messages if "has not returned" in one]
     assert len(said) == 1

@@ -54,12 +54,10 @@ _OF_LOST = {
     False: "\nThe connection is lost. No statement was under way: the next "
     "run goes on where this one was",
 }
-_OF_KILLED = (
-    "\nSomebody has ended the statement with KILL QUERY; repeat the command"
-)
+_OF_KILLED = "\nThe statement was ended with KILL QUERY; repeat the command"
 _OF_READ_ONLY = (
-    "\nThe server is read-only: it is a standby, or fenced, or somebody has "
-    "set read_only. Repeat the command with the topology that names the "
+    "\nThe server is read-only: it is a standby, or fenced, or was set to "
+    "read_only. Repeat the command with the topology that names the "
     "primary"
 )
 

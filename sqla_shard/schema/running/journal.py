@@ -192,9 +192,9 @@ class Journal:
             )
 
     def check_stamp(self) -> None:
-        """Refuse to write another version over a revision that has begun.
+        """Refuse to write another version over an unfinished revision.
 
-        :raises InDoubtError: when one has, and has not ended.
+        :raises UnfinishedError: when there is one.
         """
         if self.entries:
             raise self._unfinished(
@@ -249,7 +249,7 @@ class Journal:
         if not self.entries:
             return
         last = self.entries[-1]
-        # Why it had failed is what somebody has to know first.
+        # Why it had failed is what an operator needs first.
         before = last.error or ""
         if error not in before:
             text = f"{before}\n{error}" if before else error
