@@ -197,8 +197,9 @@ def _unlike(
     else:
         how = (
             f"write full_id({left}) to compare whole ids of one shard; "
-            "objects on other shards are loaded by selectinload(), or by "
-            "session.get_many()"
+            "objects on other shards are loaded by selectinload(), by "
+            "session.get_many(), or with the rows of a mapping class, by "
+            "page(session, source_id, targets=True)"
         )
     return Problem(
         f"{left} and {right}",
