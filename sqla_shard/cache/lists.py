@@ -7,7 +7,7 @@ asked most and answered with no: whether something is in it.
 Every change of a list invalidates it.  Whoever has only put rows on top of it
 puts the new list in the place of the old one, after COMMIT: he has held the
 lock that changes of a list take since before he took the old one, and nobody
-else has announced a change since then.
+else has announced a change since then, nor left one in the outbox before.
 """
 
 from __future__ import annotations

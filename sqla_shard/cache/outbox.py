@@ -2,9 +2,10 @@
 
 A transaction whose tombstone could not be put somewhere leaves a row with the
 key on the shard that it writes; it is there if, and only if, the transaction
-has committed.  :func:`drain` takes the key out of the cache when its node
-answers again, and deletes the row after that.  Until then what the node has
-of it may be old, for those who reach the node.
+has committed.  The result of a function may depend on all that is written:
+its key has a row on each server.  :func:`drain` takes the key out of the cache
+when its node answers again, and deletes the row after that.  Until then what
+the node has of it may be old, for those who reach the node.
 
 A row that is read is committed: the key is taken out after the COMMIT.  That
 does not hold with READ UNCOMMITTED, with which values of the cache could be

@@ -523,8 +523,13 @@ async def by_block(cluster: Cluster, user: int) -> None:
         await rename(session, user)
 
 
-@pytest.mark.parametrize("commit", [by_begin, by_commit, by_run, by_block])
-@pytest.mark.parametrize("cancel", [False, True])
+@pytest.mark.parametrize(
+    ("commit", "cancel"),
+    [
+        *((how, False) for how in (by_begin, by_commit, by_run, by_block)),
+        *((how, True) for how in (by_begin, by_commit)),
+    ],
+)
 def test_a_commit_that_is_longer_than_a_tombstone(
     cluster: Cluster, slow: Any, users: list[int], commit: Any, cancel: bool
 ) -> None:
@@ -560,3 +565,32 @@ def test_a_long_commit_whose_answer_is_lost(
 
     asyncio.run(main())
     assert seen(cluster, User, user).city == "Oslo"
+
+
+def test_a_task_that_is_cancelled_while_a_server_commits(
+    cluster: Cluster, slow: Any, lines: list[Proxy], users: list[int]
+) -> None:
+    """Nobody knows what came of it: the tombstones are there again."""
+    user = users[0]
+    tasks: list[asyncio.Task[None]] = []
+
+    def hang() -> None:
+        for line in lines:
+            line.hang()
+        asyncio.get_running_loop().call_soon(tasks[0].cancel)
+
+    async def main() -> None:
+        async with slow(user, "block", hang) as (other, gate):
+            gate.go.set()
+            tasks.append(asyncio.ensure_future(by_commit(other, user)))
+            await asyncio.wait(tasks)
+            assert tasks[0].cancelled()
+            assert gate.reached.is_set()
+            for line in lines:
+                line.cut()
+                line.restore()
+
+    asyncio.run(main())
+    city = seen(cluster, User, user).city
+    with cluster.session(cache=False) as session:
+        assert session.get_one(User, user).city == city
