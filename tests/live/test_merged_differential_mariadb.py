@@ -12,6 +12,7 @@ from tests.shared.merged import MergedDifferential
 from tests.shared.merged_computed import MergedComputed
 from tests.shared.merged_corners import MergedCorners
 from tests.shared.merged_pages import MergedPages
+from tests.shared.web_forms import WebForms
 
 pytestmark = pytest.mark.live
 
@@ -48,4 +49,8 @@ class TestMergedComputed(MergedComputed):
 
 
 class TestMergedCorners(MergedCorners):
+    pass
+
+
+class TestWebForms(WebForms):
     pass

@@ -11,6 +11,7 @@ from tests.shared.merged import MergedDifferential
 from tests.shared.merged_computed import MergedComputed
 from tests.shared.merged_corners import MergedCorners
 from tests.shared.merged_pages import MergedPages
+from tests.shared.web_forms import WebForms
 
 cluster = on_sqlite()
 compared = compared_rows()
@@ -36,4 +37,8 @@ class TestMergedComputed(MergedComputed):
 
 
 class TestMergedCorners(MergedCorners):
+    pass
+
+
+class TestWebForms(WebForms):
     pass
