@@ -82,6 +82,8 @@ class _Run:
         self.environ = {**os.environ, **fleet.environ}
         self.ini = directory / "alembic.ini"
         self.half = _SHARDS // 2
+        # Databases that were created by hand, and are filled in parts.
+        self.new = "--new", f"0-{_SHARDS - 1}"
 
     def run(self) -> None:
         self._prepare()
@@ -127,7 +129,7 @@ class _Run:
     def _revision(self, title: str, prepare: Callable[[], str]) -> None:
         target = prepare()
         # One shard tells the statements.
-        self._sqla_shard("upgrade", target, "--shards", "0")
+        self._sqla_shard("upgrade", target, "--shards", "0", *self.new)
         statements = self._statements()
         half = range(self.half), range(self.half, _SHARDS)
         raw = self._raw(statements, half[0])
@@ -145,9 +147,8 @@ class _Run:
 
     def _ours(self, target: str, shards: Sequence[int]) -> float:
         shown = f"{shards[0]}-{shards[-1]}"
-        seconds, _ = _timed(
-            partial(self._sqla_shard, "upgrade", target, "--shards", shown)
-        )
+        arguments = "upgrade", target, "--shards", shown, *self.new
+        seconds, _ = _timed(partial(self._sqla_shard, *arguments))
         return seconds
 
     def _raw(self, statements: list[str], numbers: Iterable[int]) -> float:
