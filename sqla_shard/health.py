@@ -18,8 +18,10 @@ class Health(SourceReport):
 
     :ivar source: where the topology comes from.
     :ivar state: ``"current"``: the source has confirmed the topology;
-        ``"stale"``: it cannot be asked, or has nothing that may be used,
-        and the last good topology is in use; ``"fixed"``: none is followed;
+        ``"stale"``: it cannot be asked, has nothing that may be used, or
+        is not asked because a listener of ``topology_changed`` has not
+        returned, and the last good topology is in use; ``"fixed"``: none is
+        followed;
         ``"closed"``.
     :ivar epoch: of the topology in use.
     :ivar age: seconds since the source has last confirmed it.

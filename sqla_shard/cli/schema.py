@@ -217,7 +217,7 @@ def init_command(
     ),
 )
 @click.argument("revision", default="head")
-@with_options(*WHICH, NEW, *HOW)
+@with_options(*WHICH, *NEW, *HOW)
 @json_option
 @pass_settings
 def upgrade_command(

@@ -50,14 +50,16 @@ WHICH = (
         help="Only those on these physical servers, with commas between.",
     ),
 )
-NEW = click.option(
-    "--new",
-    metavar="RANGES",
-    type=_shards,
-    multiple=True,
-    callback=_joined,
-    help="These virtual shards were never in use: fill their databases, "
-    "though they have no revision and others have one.",
+NEW = (
+    click.option(
+        "--new",
+        metavar="RANGES",
+        type=_shards,
+        multiple=True,
+        callback=_joined,
+        help="These virtual shards were never in use: fill their databases, "
+        "though they have no revision and others have one.",
+    ),
 )
 HOW = (
     click.option(

@@ -17,6 +17,7 @@ from tests.shared.schema import LEDGER
 from tests.shared.schema import on_mariadb
 from tests.shared.schema import Project
 from tests.shared.schema import runner_fixture
+from tests.shared.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -162,18 +163,18 @@ def set_globally(
 
 def test_idle_connections_are_opened_again(project: Project) -> None:
     project.add("0001", PINS)
-    with set_globally(project, (0, 2), "wait_timeout", 1):
+    with set_globally(project, (0,), "wait_timeout", 3):
         report = project.report(
-            *("-x", "wave=2", "-x", "jobs=1", "-x", "pause=2.1"),
+            *("-x", "shards=0,1", "-x", "jobs=1", "-x", "pause=4.5"),
             *("upgrade", "head"),
         )
-    assert {one["state"] for one in report["shards"]} == {"changed"}
+    assert [one["state"] for one in report["shards"]] == ["changed"] * 2
 
 
 def test_provision_compares_after_a_long_run(project: Project) -> None:
     project.add("0001", PINS)
-    options = schema.RunOptions(wave=3, pause=2.1)
-    with set_globally(project, (0, 2), "wait_timeout", 1):
+    options = schema.RunOptions(wave=3, pause=4.5)
+    with set_globally(project, (0, 2), "wait_timeout", 3):
         assert schema.provision(
             project.config(), initial=True, options=options
         ).may_be_published
@@ -196,22 +197,37 @@ def test_a_statement_that_somebody_kills(project: Project) -> None:
     assert "KILL QUERY" in str(detail)
 
 
-@pytest.mark.parametrize("killed", [True, False])
-def test_a_connection_that_is_lost_in_a_revision(
-    project: Project, killed: bool
-) -> None:
-    statement = (
-        'op.execute("KILL CONNECTION_ID()")'
-        if killed
-        else 'op.execute("SET SESSION wait_timeout = 1")\n'
-        "import time\ntime.sleep(1.6)"
-    )
-    project.add("0001", f"{PINS}\n{statement}\n{BOARDS}")
+def test_a_connection_that_is_lost_in_a_statement(project: Project) -> None:
+    project.add("0001", f'{PINS}\nop.execute("KILL CONNECTION_ID()")')
     report = project.report("-x", "shards=0", "upgrade", "head", status=1)
     [found] = report["shards"]
-    assert "connection is lost" in found["error"]
-    assert ("in flight" in found["error"]) is killed
-    assert ("No statement was under way" in found["error"]) is not killed
+    assert "The connection is lost" in found["error"]
+    assert "in flight" in found["error"]
+
+
+def test_one_that_is_lost_between_two_statements(project: Project) -> None:
+    ready, go = project.directory / "ready", project.directory / "go"
+    project.add(
+        "0001",
+        f"""
+        import pathlib, time
+        {PINS}
+        number = op.get_bind().scalar(sa.text("SELECT CONNECTION_ID()"))
+        pathlib.Path({str(ready) + ".new"!r}).write_text(str(number))
+        pathlib.Path({str(ready) + ".new"!r}).rename({str(ready)!r})
+        while not pathlib.Path({str(go)!r}).exists():
+            time.sleep(0.01)
+        {BOARDS}
+        """,
+    )
+    run = project.start("-x", "shards=0", "upgrade", "head")
+    until(ready.exists, "the connection of the run")
+    project.end(0, int(ready.read_text()))
+    go.touch()
+    done = run.wait()
+    assert done.returncode == 1
+    assert "The connection is lost. No statement was under way" in done.stdout
+    assert "in flight" not in done.stdout
 
 
 def test_a_server_that_is_read_only(project: Project) -> None:

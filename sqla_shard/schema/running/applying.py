@@ -163,6 +163,8 @@ class Applier:
         connection = self._connection
         if connection is None:
             return True
+        if connection.closed or connection.invalidated:
+            return False
         try:
             raw = connection.connection.dbapi_connection
             return connection.dialect.do_ping(raw)  # type: ignore[arg-type]  # the driver's
