@@ -65,6 +65,8 @@ class Explanation:
         statement is refused.
     :ivar merge: what would be done with the rows of several shards, step
         by step; empty where they are put one after another.
+    :ivar computes: whether one server would be asked again, to compute what
+        is made of the merged aggregates.
     :ivar with_scatter: where the shards cannot be told, what
         ``.options(scatter())`` would make of it.
     """
@@ -76,6 +78,7 @@ class Explanation:
     refusal: ShardError | None
     sent: tuple[Sent, ...] = ()
     merge: tuple[str, ...] = ()
+    computes: bool = False
     with_scatter: Explanation | None = None
 
     @property
@@ -91,7 +94,8 @@ class Explanation:
     @property
     def round_trips(self) -> int:
         """How often the session waits; for all servers at the same time."""
-        return max((len(sent.statements) for sent in self.sent), default=0)
+        most = max((len(sent.statements) for sent in self.sent), default=0)
+        return most + self.computes
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what JSON can hold.
@@ -298,6 +302,7 @@ def _explain(
         refusal=found.refusal,
         sent=tuple(found.sent),
         merge=found.merge,
+        computes=found.computes,
     )
 
 

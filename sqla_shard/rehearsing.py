@@ -56,11 +56,13 @@ class Rehearsal:
 
     :ivar sent: in the order of servers.
     :ivar merge: what would be done with the rows, step by step.
+    :ivar computes: whether a server would be asked again in the end.
     :ivar refusal: the error that executing would raise.
     """
 
     sent: list[Sent] = field(default_factory=list)
     merge: tuple[str, ...] = ()
+    computes: bool = False
     refusal: ShardError | None = None
 
     def add(
@@ -181,6 +183,8 @@ def _painted(real: Engine, found: Rehearsal) -> Engine:
         plan: Plan = context.execution_options[OPTION]
         if plan.merge is not None:
             found.merge = plan.merge.steps
+            combine = plan.merge.combine
+            found.computes = combine is not None and combine.computes
         for job in plan.jobs:
             found.add(job.places, job.statements)
         if not plan.jobs:

@@ -4,6 +4,7 @@
 ``definition``  what happens when a mapping class is created
 ``statements``  the SQL of a class
 ``lists``       a class, a session and a source
+``bookmarks``   where a page goes on
 ``pages``       reading a list
 ``many``        reading many lists
 ``inverse``     the reverse of a mapping, kept with it

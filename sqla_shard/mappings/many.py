@@ -17,12 +17,12 @@ from sqlalchemy.orm import aliased
 from sqla_shard.branching import branch
 from sqla_shard.branching import BRANCHES
 from sqla_shard.branching import sources
+from sqla_shard.mappings.bookmarks import Key
 from sqla_shard.mappings.kept import kept_rows
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.pages import about_first
 from sqla_shard.mappings.pages import first_page_of
 from sqla_shard.mappings.pages import Found
-from sqla_shard.mappings.pages import Key
 from sqla_shard.mappings.pages import page_of
 from sqla_shard.mappings.statements import statements_of
 from sqla_shard.paging import check_limit

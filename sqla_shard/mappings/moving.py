@@ -16,13 +16,13 @@ from sqla_shard.exc import InvalidMoveError
 from sqla_shard.exc import MissingTargetError
 from sqla_shard.exc import SequenceExhaustedError
 from sqla_shard.exc import StaleNeighbourError
+from sqla_shard.mappings.bookmarks import Key
 from sqla_shard.mappings.lists import chunked
 from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import middle
 from sqla_shard.mappings.ordering import moves_in
 from sqla_shard.mappings.ordering import push_up
 from sqla_shard.mappings.ordering import windows
-from sqla_shard.mappings.pages import Key
 from sqla_shard.mappings.pages import position
 from sqla_shard.session.contract import OUR_OWN
 from sqla_shard.types.sequences import MAX_SEQUENCE

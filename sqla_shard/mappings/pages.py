@@ -14,7 +14,6 @@ skipped or shown twice.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -28,8 +27,12 @@ from typing import Protocol
 
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
+from sqla_shard.mappings.bookmarks import Key
+from sqla_shard.mappings.bookmarks import Mark
+from sqla_shard.mappings.bookmarks import opened
+from sqla_shard.mappings.bookmarks import sealed
+from sqla_shard.mappings.bookmarks import sealed_edge
+from sqla_shard.mappings.bookmarks import WITNESSES
 from sqla_shard.mappings.kept import Beyond
 from sqla_shard.mappings.kept import kept_count
 from sqla_shard.mappings.kept import kept_rows
@@ -39,39 +42,8 @@ from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import reach
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
-from sqla_shard.paging import seal
-from sqla_shard.paging import shown
-from sqla_shard.paging import unseal
-from sqla_shard.types.sequences import MAX_SEQUENCE
 
 __all__ = ["contains", "count", "iterate", "load_targets", "page", "position"]
-
-#: How many of the rows shown a bookmark remembers, besides the row ahead.
-_WITNESSES = 4
-_KEY = struct.Struct(">QQQ")
-#: What a bookmark begins with that pages backwards.
-_BACK = b"<"
-#: Bookmarks of the last page, and of the first one.
-_EDGES = {True: _BACK, False: b">"}
-_HALF = 64
-
-
-class Key(NamedTuple):
-    """Where a row stands in its list."""
-
-    sequence: int
-    target_id: int
-
-
-class Mark(NamedTuple):
-    """What a bookmark remembers.
-
-    :ivar seen: the last rows shown, in the order of the page.
-    :ivar ahead: the first row not shown.
-    """
-
-    seen: tuple[Key, ...]
-    ahead: Key
 
 
 class _Start(NamedTuple):
@@ -159,7 +131,7 @@ def page(
     about = _about(rows, newest_first)
     mark, back = None, False
     if after is not None:
-        mark, back = _opened(rows, after, about)
+        mark, back = opened(after, about, rows.checked)
     descending = newest_first is not back
     kept = kept_rows([rows]).get(rows.source_id)
     if kept is not None:
@@ -214,31 +186,17 @@ def page_of(
     items = [each.row for each in shown]
     onward = turned = None
     if len(found) > limit:
-        last = (*seen, *keys)[-_WITNESSES:]
-        onward = _sealed(last, found[limit].key, about, back=back)
+        last = (*seen, *keys)[-WITNESSES:]
+        onward = sealed(last, found[limit].key, about, back=back)
     if follows and keys:
-        first = keys[_WITNESSES - 1 :: -1]
+        first = keys[WITNESSES - 1 :: -1]
         ahead = seen[-1] if seen else keys[0]
-        turned = _sealed(first, ahead, about, back=not back)
+        turned = sealed(first, ahead, about, back=not back)
     elif follows:
-        turned = seal(_EDGES[not back], about)
+        turned = sealed_edge(about, back=not back)
     if back:
         return Page(items[::-1], turned, onward)
     return Page(items, onward, turned)
-
-
-def _sealed(
-    last: tuple[Key, ...], ahead: Key, about: str, *, back: bool
-) -> str:
-    payload = b"".join(
-        _KEY.pack(
-            key.sequence >> _HALF,
-            key.sequence & (1 << _HALF) - 1,
-            key.target_id,
-        )
-        for key in (*last, ahead)
-    )
-    return seal(_BACK + payload if back else payload, about)
 
 
 def _about(rows: List, newest_first: bool) -> str:
@@ -249,43 +207,6 @@ def _about(rows: List, newest_first: bool) -> str:
 def about_first(rows: List) -> str:
     """Return what a bookmark of the usual order is of."""
     return _about(rows, True)
-
-
-def _opened(rows: List, bookmark: str, about: str) -> tuple[Mark | None, bool]:
-    """Return what a bookmark remembers, and whether it pages backwards.
-
-    :returns: None where the page begins at the end of the list.
-    """
-    payload = unseal(bookmark, about)
-    for edge_back, edge in _EDGES.items():
-        if payload == edge:
-            return None, edge_back
-    back = len(payload) % _KEY.size == len(_BACK) and payload[:1] == _BACK
-    if back:
-        payload = payload[len(_BACK) :]
-    number, rest = divmod(len(payload), _KEY.size)
-    keys: tuple[Key, ...] = ()
-    if not rest and 2 <= number <= _WITNESSES + 1:
-        keys = tuple(
-            Key(high << _HALF | low, target_id)
-            for high, low, target_id in _KEY.iter_unpack(payload)
-        )
-    # Whoever knows how can make one up, and then it is still no reason for
-    # an error that the caller does not expect.
-    if not keys or not all(_makes_sense(rows, key) for key in keys):
-        raise InvalidBookmarkError(
-            f"{shown(bookmark)} is not a bookmark of {about}",
-            bookmark=bookmark,
-        )
-    return Mark(keys[:-1], keys[-1]), back
-
-
-def _makes_sense(rows: List, key: Key) -> bool:
-    try:
-        rows.checked(key.target_id)
-    except InvalidIdError:
-        return False
-    return key.sequence <= MAX_SEQUENCE
 
 
 def _found(result: Any) -> list[Found]:

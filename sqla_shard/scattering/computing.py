@@ -10,6 +10,7 @@ back to one of them, as constants, and it computes the rest::
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 
 from sqlalchemy import column
 from sqlalchemy import ColumnClause
+from sqlalchemy import Connection
 from sqlalchemy import literal_column
 from sqlalchemy import select
 from sqlalchemy import text
@@ -27,7 +29,7 @@ from sqla_shard.dialects import Backend
 from sqla_shard.dialects.parts import NumberForm
 from sqla_shard.exc import ScatterUnsupportedError
 
-__all__ = ["Computation", "Part", "name_of_part"]
+__all__ = ["Computation", "Part", "name_of_part", "send_on"]
 
 _NUMBER = "sqla_shard_n"
 #: Rows of one statement; each is some 100 characters of SQL.
@@ -145,6 +147,27 @@ class Computation:
         # The expressions may be a class's; this statement loads none.
         made._propagate_attrs = EMPTY_DICT
         return made
+
+
+def send_on(
+    connection: Connection, options: Mapping[str, Any]
+) -> Callable[[Any], Sequence[Sequence[Any]]]:
+    """Return what executes a statement, and returns the driver's rows.
+
+    :param options: of the execution.
+    """
+
+    def send(statement: Any) -> list[Any]:
+        # Each has other numbers in it: of no use to the cache.
+        result: Any = connection.execute(
+            statement,
+            execution_options={**options, "compiled_cache": None},
+        )
+        rows = list(result.cursor.fetchall())
+        result.close()
+        return rows
+
+    return send
 
 
 def _first(row: Sequence[Any]) -> Any:

@@ -27,9 +27,11 @@ from sqla_shard.exc import ShardError
 from sqla_shard.rendering import Place
 from sqla_shard.scattering.awaited_lanes import AwaitedLanes
 from sqla_shard.scattering.computing import Computation
+from sqla_shard.scattering.computing import send_on
 from sqla_shard.scattering.lanes import Lanes
 from sqla_shard.scattering.listeners import asked_after
 from sqla_shard.scattering.merge import check_weighed
+from sqla_shard.scattering.merge import columns_shown
 from sqla_shard.scattering.merge import Compute
 from sqla_shard.scattering.merge import Merge
 from sqla_shard.scattering.merge import merge_rows
@@ -134,7 +136,7 @@ def _answer(
         check_weighed(runs, plan.merge)
     rows = _merged(runs, plan.merge, partial(_compute, jobs))
     _check_rows(len(rows), plan)
-    return _shown(answers[0].description, plan.merge), rows
+    return columns_shown(answers[0].description, plan.merge), rows
 
 
 def execute_many(
@@ -482,20 +484,7 @@ def _compute(
     """Let a server that has answered compute what is made of its parts."""
     job = next(job for job in jobs if job.error is None)
 
-    def send(statement: Any) -> list[Any]:
-        # Each has other numbers in it: of no use to the cache.
-        result: Any = job.connection.execute(
-            statement,
-            execution_options={
-                OPTION: None,
-                PLACES: job.places,
-                "compiled_cache": None,
-            },
-        )
-        rows = list(result.cursor.fetchall())
-        result.close()
-        return rows
-
+    send = send_on(job.connection, {OPTION: None, PLACES: job.places})
     return computation.run(groups, job.places[0].backend, send)
 
 
@@ -505,19 +494,3 @@ def _merged(
     if merge is not None:
         return merge_rows(runs, merge, compute)
     return runs[0] if len(runs) == 1 else [row for run in runs for row in run]
-
-
-def _shown(description: Any, merge: Merge | None) -> Any:
-    """Return the description of the columns that are not hidden."""
-    if merge is None:
-        return description
-    shown = description[merge.hidden :]
-    columns = None if merge.combine is None else merge.combine.columns
-    if columns is not None and len(columns) != len(shown):
-        # SQLAlchemy has left out a column that it takes for another.
-        raise ScatterUnsupportedError(
-            "a count or group over several shards shows one column twice; "
-            "select it once",
-            construct="GROUP BY",
-        )
-    return shown

@@ -42,6 +42,7 @@ __all__ = [
     "Total",
     "Within",
     "check_weighed",
+    "columns_shown",
     "merge_rows",
     "most_of",
 ]
@@ -299,6 +300,11 @@ class Combine:
     computation: Computation | None = None
     empty: tuple[Recipe, ...] | None = None
 
+    @property
+    def computes(self) -> bool:
+        """Whether a server computes something in the end."""
+        return self.computation is not None
+
 
 @dataclass(frozen=True)
 class Merge:
@@ -371,6 +377,25 @@ def check_weighed(runs: Sequence[list[Row]], merge: Merge) -> None:
                     "what it is",
                     construct="cast()",
                 )
+
+
+def columns_shown(description: Any, merge: Merge | None) -> Any:
+    """Return the description of the columns that are not hidden.
+
+    :raises ScatterUnsupportedError: when one is missing.
+    """
+    if merge is None:
+        return description
+    shown = description[merge.hidden :]
+    columns = None if merge.combine is None else merge.combine.columns
+    if columns is not None and len(columns) != len(shown):
+        # SQLAlchemy has left out a column that it takes for another.
+        raise ScatterUnsupportedError(
+            "a count or group over several shards shows one column twice; "
+            "select it once",
+            construct="GROUP BY",
+        )
+    return shown
 
 
 def merge_rows(

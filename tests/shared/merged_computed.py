@@ -214,6 +214,16 @@ class MergedComputed:
             # With the same digits.
             assert _digits(got) == _digits(want)
 
+    def test_it_is_one_more_round_trip(self, compared):
+        ware = SHARDED.Ware
+        shown = select(func.sum(ware.number)).options(scatter())
+        plain = compared.cluster.explain(shown)
+        shown = select(func.sum(ware.number) + 1).options(scatter())
+        computed = compared.cluster.explain(shown)
+        assert computed.refusal is None
+        assert computed.round_trips == plain.round_trips + 1
+        assert any("compute" in step for step in computed.merge)
+
 
 def _digits(rows: Any) -> list[list[str]]:
     return [

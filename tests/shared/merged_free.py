@@ -13,6 +13,7 @@ from sqlalchemy import String
 from sqlalchemy import union_all
 from sqlalchemy.orm import aliased
 
+from sqla_shard import scatter
 from sqla_shard.scattering import Scatter
 from tests.shared.merged_grammar import Grammar
 from tests.shared.merged_grammar import Made
@@ -51,16 +52,20 @@ class FreeGrammar(Grammar):
     def _add_having(self, made: Made) -> Made:
         key = self.value("number", "sold", "id").expression
         made = self._one(made, key, func.count())
-        made.statement = made.statement.group_by(key).having(func.count() > 1)
+        mean = func.avg(self.value("number", "price").expression)
+        condition = self.rng.choice([func.count() > 1, mean > 0, mean < 1.5])
+        made.statement = made.statement.group_by(key).having(condition)
         return made
 
     def _add_counted(self, made: Made) -> Made:
-        counted = self.value("number", "id", "day").expression
+        counted = self.value().expression
         return self._one(made, func.count(distinct(counted)))
 
     def _add_computed(self, made: Made) -> Made:
         most, least = func.max(self._number()), func.min(self._number())
+        mean = func.avg(self.value("number", "price").expression)
         choices = [most - least, most + 1, func.abs(least), -most]
+        choices += [func.round(mean, 2), mean * 2, most / func.count()]
         return self._one(made, self.rng.choice(choices))
 
     def _add_window(self, made: Made) -> Made:
@@ -77,7 +82,9 @@ class FreeGrammar(Grammar):
         inner = self._one(made, self.first.id.label("i"), self._labelled_n())
         if self.chance(50):
             limited = inner.statement.order_by(self.first.id, "n")
+            limited = limited.offset(self.rng.randint(0, 3))
             inner.statement = limited.limit(self.rng.randint(1, 4))
+            inner.options = [scatter(max_offset=3)]
         found = inner.statement.subquery()
         shown = [func.count()] if self.chance(50) else [found.c.n]
         return Made(select(*shown).select_from(found), options=inner.options)

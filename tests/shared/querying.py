@@ -92,6 +92,18 @@ class ByStatement(Reading):
         assert found == 3
         assert len(log.executions) == 1
 
+    def test_what_a_server_computes_of_all_shards(self, session, data):
+        made = select(
+            func.count() + 1,
+            func.count(Pin.title.distinct()),
+            func.round(func.avg(func.length(Pin.title)), 2),
+        ).where(Pin.id.in_(data.ids))
+        titles = [data.titles[i] for i in data.ids]
+        count, different, mean = session.execute(made).one()
+        assert count == len(titles) + 1
+        assert different == len(set(titles))
+        assert float(mean) == round(sum(map(len, titles)) / len(titles), 2)
+
     def test_constants_are_known_to_every_server(self, session, log, data):
         ping = text("SELECT 1")
         assert session.scalar(ping) == 1
