@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from sqla_shard import Cluster
 from sqla_shard import schema
 from sqla_shard import Topology
+from sqla_shard.cli.program import program
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema.progress import SilentProgress
@@ -159,6 +162,21 @@ def test_a_cluster_that_follows_its_topology(project: Project) -> None:
         with pytest.raises(MigrationFailedError) as caught:
             schema.upgrade(project.config(), cluster=cluster, progress=during)
     assert states(caught.value) == [*["changed"] * 3, MOVED]
+
+
+def test_the_program_reads_its_topology_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.add("0002", 'op.execute("CREATE TABLE boards (n INT)")')
+    path = project.directory / "other.json"
+    (project.directory / "topology.json").rename(path)
+    new = json.dumps(moved(project))
+    during = During(4, lambda: path.write_text(new))
+    monkeypatch.setattr(schema, "progress_on", lambda file: during)
+    arguments = ("schema", "--config", project.ini, "upgrade")
+    done = CliRunner().invoke(program, ["-t", str(path), *arguments])
+    assert done.exit_code == 1
+    assert f"1 {MOVED}: 3" in done.stdout
 
 
 def test_provision_tells_of_another_topology(project: Project) -> None:
