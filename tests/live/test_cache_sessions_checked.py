@@ -158,6 +158,17 @@ def test_only_keys_in_an_outbox_are_stale_when_nodes_fail(scene, say):
     assert failures(scene) == set()
 
 
+#: Of the one node, and so that lists are read between two writes.
+PAUSED = {"nodes": 1, "timeout": 0.05, "idle": 0.05}
+
+
+def test_nothing_is_added_to_lists_that_are_old(scene, say):
+    scene.narrow(range(SHARDS), ("bag", "marks"))
+    pauses = partial(scene.faults, kinds=["pause"])
+    nothing_stale(scene, say, "cached", *WRITES, during=pauses, **PAUSED)
+    assert failures(scene) == set()
+
+
 # -- servers that lose COMMITs, and COMMITs that take long ------------------
 
 
@@ -398,5 +409,4 @@ def test_the_same_finds_what_is_not_awaited(scene, say):
 def test_the_same_finds_what_is_added_to_old_lists(scene, say):
     scene.narrow(range(SHARDS), ("bag", "marks"))
     pauses = partial(scene.faults, kinds=["pause"])
-    more = {"nodes": 1, "timeout": 0.05, "idle": 0.05}
-    finds(scene, say, "adding-to-old", during=pauses, **more)
+    finds(scene, say, "adding-to-old", during=pauses, **PAUSED)
