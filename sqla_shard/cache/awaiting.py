@@ -102,11 +102,13 @@ def to_its_end(
     """Do something that waits, even in a task that is cancelled meanwhile.
 
     :param work: uses what the session uses, which does nothing else.
-    :returns: what the task was told, to be raised later.
+    :returns: the cancellation, which the caller raises later; None for none.
     """
     if scope.places.engines.asynchronous:
-        told: asyncio.CancelledError | None = await_only(_to_its_end(work))
-        return told
+        cancelled: asyncio.CancelledError | None = await_only(
+            _to_its_end(work)
+        )
+        return cancelled
     work()
     return None
 
@@ -114,17 +116,17 @@ def to_its_end(
 async def _to_its_end(
     work: Callable[[], object],
 ) -> asyncio.CancelledError | None:
-    told = None
+    cancelled = None
     task = asyncio.ensure_future(greenlet_spawn(work))
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
-            told = error
+            cancelled = error
     # It is cancelled with all others when its event loop ends.
     if not task.cancelled():
         task.result()
-    return told
+    return cancelled
 
 
 def store_of(store: Store, scope: Scope) -> Store:

@@ -135,7 +135,7 @@ class TransactionLog:
         self.stale: dict[tuple[str, str], Stale] = {}
         #: Whether it has written something, and that is committed.
         self.is_committed = False
-        #: What the task was told between COMMIT and the end.
+        #: The cancellation of its task after COMMIT, if there was one.
         self.cancelled: BaseException | None = None
         #: Whether a statement of it has failed on a server.
         self.has_failed = False

@@ -191,7 +191,7 @@ def on_both(scene, line):
     scene.subjects = scene.sums
 
 
-#: So that what is old is read before somebody writes it anew.
+#: So that old values are read before the next write removes them.
 HALVED = {"nodes": 1, "timeout": 0.05, "idle": 0.2}
 
 

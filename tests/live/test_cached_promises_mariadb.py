@@ -57,7 +57,7 @@ def cities_of(session: Any, user_ids: list[int]) -> list[str]:
     return [user.city for user in found]
 
 
-@cached_objects("objects", format="promises:all:%s")
+@cached_objects("results", format="promises:all:%s")
 def cities(session: Any, names: list[str]) -> dict[str, list[str]]:
     """Return the cities of users whose ids are separated by commas."""
     return {
@@ -70,7 +70,7 @@ def cities(session: Any, names: list[str]) -> dict[str, list[str]]:
 friends: dict[int, int] = {}
 
 
-@cached_objects("objects", format="promises:pair:%d", of=User)
+@cached_objects("results", format="promises:pair:%d", of=User)
 def pairs(session: Any, user_ids: list[int]) -> dict[int, list[str]]:
     """Return the cities of users and of their friends."""
     return {
@@ -111,7 +111,10 @@ def configure(cluster: Cluster, address: str) -> None:
         "arguments": {"servers": [address], "timeout": 5.0, "retry": 0.01},
     }
     cluster.configure_cache(
-        {"objects": region, "lists": region}, classes=CLASSES, prefix="promise"
+        # Other modules have no region of results, and count what they send.
+        {"objects": region, "lists": region, "results": region},
+        classes=CLASSES,
+        prefix="promise",
     )
 
 
@@ -345,7 +348,7 @@ def ids_of(cluster: Cluster, board: int) -> tuple[list[int], int]:
 def test_a_list_that_two_have_changed(
     cluster: Cluster, writer: Cluster, way: Proxy, change: str
 ) -> None:
-    """Nobody adds to what waits to be taken out: no such list ever was."""
+    """No row is added to a list that is to be removed from the cache."""
     board = stored(cluster, Board(), FAR)
     first, second, third, fourth = (
         stored(cluster, Pin(title="p")) for _ in range(4)
@@ -378,7 +381,7 @@ def test_a_server_that_is_lost_after_commit(
     lines: list[Proxy],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody knows whether keys wait: the list is read anew."""
+    """Keys may wait or not: the list is read anew."""
     board = stored(cluster, Board(), FAR)
     pins = [stored(cluster, Pin(title="p")) for _ in range(2)]
     cluster.run(BoardHasPins.append, board, pins[0])
@@ -394,7 +397,7 @@ def test_a_server_that_is_lost_after_commit(
         BoardHasPins.append(session, board, pins[1])
     assert "that were appended to" in caplog.text
     assert ids_of(cluster, board) == (pins[::-1], 2)
-    # And there it is kept.
+    # And put into the cache.
     store = cluster.cache.region("lists").store  # type: ignore[union-attr]  # there is one
     key = key_of(cluster, BoardHasPins, board)
     assert store.fetch([key], 0)[key].state is State.VALUE
@@ -454,7 +457,7 @@ async def during(commit: Any, gate: Gated, *, cancel: bool = False) -> Any:
     await asyncio.to_thread(gate.reached.wait, PATIENCE)
     if cancel:
         task.cancel()
-    # Whoever is told of it reads what was there before.
+    # It is not acknowledged before the old value is gone.
     done, _ = await asyncio.wait([task], timeout=SHORT)
     assert not done
     gate.go.set()
@@ -570,7 +573,7 @@ def test_a_long_commit_whose_answer_is_lost(
 def test_a_task_that_is_cancelled_while_a_server_commits(
     cluster: Cluster, slow: Any, lines: list[Proxy], users: list[int]
 ) -> None:
-    """Nobody knows what came of it: the tombstones are there again."""
+    """The outcome is unknown: the tombstones are there again."""
     user = users[0]
     tasks: list[asyncio.Task[None]] = []
 

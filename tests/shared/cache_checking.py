@@ -88,7 +88,7 @@ def _windows(
     for (key, _), its in by_key.items():
         exempt = [event for event in its if event.kind == "exempt"]
         lost = {"", *(event.txn for event in exempt)}
-        # Whoever writes it takes out what was there, whatever that was.
+        # Each write of the key removes what the cache has of it.
         written = [
             event
             for event in its

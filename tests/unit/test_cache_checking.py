@@ -159,7 +159,7 @@ def test_what_was_only_read_may_be_unknown_to_others():
         ([EXEMPT, OVER, drained(6, 7)], 1),
         ([EXEMPT, OVER, drained(6, 9)], 0),
         ([drained(0, 1)], 1),
-        # Somebody has reached the node since, and taken it out.
+        # A later write has reached the node, and removed the value.
         ([EXEMPT, OVER, written(5, 7, "y")], 1),
         ([EXEMPT, OVER, written(4, 7, "y")], 0),
         ([EXEMPT, written(5, 7, "y")], 0),
