@@ -50,7 +50,8 @@ def shown(row: Any) -> Any:
 
 
 def paged(page: Any) -> Any:
-    return [shown(row) for row in page], page.next
+    bookmarks = [mark for mark in (page.next, page.previous) if mark]
+    return [shown(row) for row in page], bookmarks
 
 
 class Asking:
@@ -80,28 +81,30 @@ class Asking:
         limit = rng.choice((1, 2, 3, KEPT - 1, KEPT, KEPT + 1, 20))
         newest = rng.random() < 0.7
         targets = rng.random() < 0.3
-        _, following = self.same(
+        _, bookmarks = self.same(
             lambda s: paged(
                 self.cls.page(
                     s, board, limit, newest_first=newest, targets=targets
                 )
             )
         )
-        if following is not None:
-            self.begun.append((board, newest, limit, following))
+        if bookmarks:
+            mark = rng.choice(bookmarks)
+            self.begun.append((board, newest, limit, mark))
 
     def go_on(self, rng: random.Random) -> None:
         if not self.begun:
             return
         index = rng.randrange(len(self.begun))
         board, newest, limit, after = self.begun.pop(index)
-        _, following = self.same(
+        _, bookmarks = self.same(
             lambda s: paged(
                 self.cls.page(s, board, limit, after, newest_first=newest)
             )
         )
-        if following is not None:
-            self.begun.append((board, newest, limit, following))
+        if bookmarks:
+            mark = rng.choice(bookmarks)
+            self.begun.append((board, newest, limit, mark))
 
     def ask(self, rng: random.Random, pins: list[int]) -> None:
         board = rng.choice(self.boards)
