@@ -94,8 +94,8 @@ def opened(
             Key(high << _HALF | low, target_id)
             for high, low, target_id in _KEY.iter_unpack(payload)
         )
-    # Whoever knows how can make one up, and then it is still no reason for
-    # an error that the caller does not expect.
+    # One can be forged, and then numbers that are no keys must not end in an
+    # error that the caller does not expect.
     if not keys or not all(_makes_sense(key, checked) for key in keys):
         raise InvalidBookmarkError(
             f"{shown(bookmark)} is not a bookmark of {about}",

@@ -97,11 +97,11 @@ class Combiner:
         self._groups = groupings(statement)
         distinct = list(counted_distinct(_expressions(statement)))
         on_shard = iter(counted)
-        told = [(element, next(on_shard, False)) for element in distinct]
-        self._apart = {id(element) for element, apart in told if apart}
+        found = [(element, next(on_shard, False)) for element in distinct]
+        self._apart = {id(element) for element, apart in found if apart}
         #: By what the groups of shards are split, to count what differs.
         self.split: list[Any] = []
-        for element, apart in told:
+        for element, apart in found:
             known = (*self._groups, *self.split)
             if not apart and not any(same(element, one) for one in known):
                 self.split.append(element)
@@ -114,7 +114,7 @@ class Combiner:
     def combine(self) -> tuple[Combine, tuple[Key, ...]]:
         """Return how rows are made, and by what they are sorted.
 
-        :raises ScatterUnsupportedError: when that cannot be told.
+        :raises ScatterUnsupportedError: when that is not known.
         """
         statement = self._statement
         if statement._distinct:

@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
+from sqla_shard import scatter
 from sqla_shard.exc import ShardError
 from sqla_shard.scattering import Scatter
 from tests.shared.merged_data import make_rows
@@ -151,7 +152,7 @@ def compare(compared: Compared, grammar: Any, seed: int) -> str:
         if grammar is Grammar:
             raise AssertionError(f"{told}\nis refused: {error}") from error
         return _refused(error)
-    _check(got, classes, made.limit, told)
+    _check(got, classes, made, told)
     return "equal" if classes else "equal and empty"
 
 
@@ -212,6 +213,9 @@ def _got(
     statement = made.statement
     if made.limit is not None:
         statement = statement.limit(made.limit)
+    if made.offset:
+        statement = statement.offset(made.offset)
+        made.options.append(scatter(max_offset=made.offset))
     with compared.cluster.session() as session:
         rows = _read(session, statement.options(*made.options), made, rng)
         return [_normal(compared, made, row) for row in rows]
@@ -305,15 +309,19 @@ def _scalar(value: Any) -> Any:
 
 
 def _check(
-    got: list[Any], classes: list[list[Any]], limit: int | None, told: str
+    got: list[Any], classes: list[list[Any]], made: Made, told: str
 ) -> None:
     """Compare rows with those of one database, as far as they are told."""
-    total = sum(map(len, classes))
-    count = total if limit is None else min(limit, total)
+    skipped = made.offset
+    count = max(sum(map(len, classes)) - skipped, 0)
+    if made.limit is not None:
+        count = min(made.limit, count)
     assert len(got) == count, f"{told}\nhas {len(got)} rows, not {count}"
     left = list(got)
     for rows in classes:
-        part, left = left[: len(rows)], left[len(rows) :]
+        taken = max(len(rows) - skipped, 0)
+        skipped -= len(rows) - taken
+        part, left = left[:taken], left[taken:]
         others = list(rows)
         for row in part:
             found = next(

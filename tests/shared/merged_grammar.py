@@ -77,6 +77,7 @@ class Made:
     :ivar collations: by position, of texts of which a server may show any
         that it takes for equal.
     :ivar limit: its LIMIT, which ``statement`` does not have yet.
+    :ivar offset: its OFFSET, the same.
     :ivar options: loader options, ``scatter()`` and the like.
     :ivar objects: whether it loads objects.
     :ivar unique: whether rows are repeated for the members of collections.
@@ -89,6 +90,7 @@ class Made:
     distinct: bool = False
     collations: dict[int, str] = field(default_factory=dict)
     limit: int | None = None
+    offset: int = 0
     options: list[Any] = field(default_factory=list)
     objects: bool = False
     unique: bool = False
@@ -336,6 +338,7 @@ class Grammar:
     def _limited(self, made: Made, percent: int = 60) -> Made:
         if self.chance(percent):
             made.limit = self.rng.choice([0, 1, 2, 3, 5, 9, 50])
+            made.offset = self.rng.choice([0, 0, 0, 1, 4, 30])
         return made
 
     # -- productions
