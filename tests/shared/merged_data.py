@@ -73,7 +73,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "nick": tuple(text for text in _TEXTS if len(text) <= 4),
     "story": _LONG,
     # Pages by others end: servers do not sort by NUL at the end.
-    "word": tuple(text for text in _TEXTS if not text.endswith("\0")),
+    "word": tuple(text for text in _TEXTS if "\0" not in text),
 }
 
 
