@@ -239,6 +239,7 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
         groups = groups.group_by(*map(unlabelled, inner.selected_columns))
     # Made a moment ago, so nobody else's.
     groups._distinct = False
+    groups._execution_options = statement._execution_options
     # Its other options are about objects that it does not load.
     groups._with_options = (
         *statement._with_options,

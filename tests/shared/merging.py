@@ -36,6 +36,7 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.session import INCLUDE_INACTIVE
 from sqla_shard.testing import StatementLog
 from tests.shared.merged_models import Base
 from tests.shared.merged_models import Gem
@@ -321,6 +322,12 @@ class Merging:
                 inner = made.subquery()
                 counted = select(func.count()).select_from(inner)
                 assert session.scalar(counted) == want
+            everything = select(Gem.ware_id).distinct().options(scatter())
+            for inner in (everything.subquery(), everything.cte()):
+                counted = select(func.count()).select_from(inner)
+                assert session.scalar(counted) == 8
+                counted = counted.execution_options(**{INCLUDE_INACTIVE: True})
+                assert session.scalar(counted) == 16
             for gem in gems[1::2]:
                 gem.deactivate()
             session.flush()
