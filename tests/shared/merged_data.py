@@ -72,7 +72,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "three": _BASIC,
     "nick": tuple(text for text in _TEXTS if len(text) <= 4),
     "story": _LONG,
-    # Pages by others end: servers do not sort by NUL at the end.
+    # SQLite cuts off what it reads of JSON at NUL; and servers do not sort
+    # by NUL at the end, so that there are no pages by it.
     "word": tuple(text for text in _TEXTS if "\0" not in text),
 }
 
