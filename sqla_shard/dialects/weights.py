@@ -4,9 +4,10 @@
 collation compares the text, but for three things:
 
 * a collation may pad: spaces at the end make no difference, and a text that
-  ends is compared as if spaces came after it.  How many weights a text has is
-  not told by its length, so servers are asked for them without padding, and
-  for what they pad with; :mod:`sqla_shard.scattering.texts` does the rest;
+  ends is compared as if spaces came after it.  How many weights a text has
+  does not follow from its length, so servers are asked for them without
+  padding, and for what they pad with; :mod:`sqla_shard.scattering.texts` does
+  the rest;
 * a collation may compare all letters first, then all accents, then the case.
   Such *levels* are asked for one by one;
 * MariaDB gives its result the length that a text of one weight for each

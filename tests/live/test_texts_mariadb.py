@@ -37,7 +37,7 @@ cluster = on_mariadb("texts")
 titles = titles()
 
 _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
-#: In each run, beside some of the others.
+#: In each run, together with a few others.
 _ALWAYS = (
     *("utf8mb4_general_ci", "utf8mb4_bin", "utf8mb4_unicode_ci"),
     *("utf8mb4_unicode_520_ci", "utf8mb4_german2_ci", "utf8mb4_thai_520_w2"),

@@ -71,7 +71,7 @@ _SHARDS = (0, 1, 17, 31)
 
 
 def titles() -> Any:
-    """Return a fixture: a session that adds titles, and keeps none."""
+    """Return a fixture: a session that adds titles, and rolls back."""
 
     @pytest.fixture
     def titles(cluster: Any) -> Any:
