@@ -283,7 +283,9 @@ class Claiming(Suite):
             new = next(
                 k for k in others if UserName.shard_of(session, k) != here
             )
-            with pytest.raises(exc.CrossShardWriteError, match="release"):
+            with pytest.raises(
+                exc.CrossShardWriteError, match=r"lookup\.change"
+            ):
                 UserName.rename(session, f"a{mark}", new, user)
         # Refused before a part of it was done.
         assert new not in rows_of(cluster, UserName)

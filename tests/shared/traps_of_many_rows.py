@@ -29,7 +29,7 @@ __all__ = ["ACCEPTED", "REFUSED"]
 # -- more than one row at a time
 
 
-@refused(SCATTER)
+@accepted(2)
 def exists_over_two_shards(m, i):
     return select(exists().where(m.Pin.id.in_([i.a, i.b])))
 

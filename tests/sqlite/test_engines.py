@@ -279,6 +279,6 @@ def test_a_keyspace_can_be_named(tmp_path: Path) -> None:
                 told = {"keyspace": name}
                 assert session.scalar(text("SELECT 1"), bind_arguments=told)
             with pytest.raises(NoShardKeyError, match="keyspace"):
-                session.execute(text("SELECT 1"))
+                session.execute(text("SELECT name FROM users"))
             with pytest.raises(NoShardKeyError, match="objects"):
                 session.connection({"keyspace": "objects"})

@@ -43,9 +43,22 @@ class TestRefused(mapping_inverse.Refused):
     pass
 
 
+_bases: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Classes that cannot be configured would fail the tests of others."""
+    yield
+    while _bases:
+        _bases.pop().registry.dispose()
+
+
 def ends() -> tuple[Any, Any, Any]:
     class Base(DeclarativeBase):
         pass
+
+    _bases.append(Base)
 
     class User(ObjectMixin, Base, type_id=1):
         __tablename__ = "users"
