@@ -21,6 +21,11 @@ from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import TypeCoerce
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqla_shard.dialects.digits import AllDigits
+from sqla_shard.dialects.numbers import Form
+from sqla_shard.dialects.numbers import form_of
+from sqla_shard.dialects.numbers import is_rounded
+from sqla_shard.dialects.numbers import is_single
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.dialects.weights import LONGEST_COMPARED
@@ -41,6 +46,7 @@ from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.routing.cutting import aggregates
 from sqla_shard.routing.cutting import counted_distinct
 from sqla_shard.routing.cutting import distinct_of
+from sqla_shard.scattering.decimals import Fraction
 from sqla_shard.scattering.merge import Combine
 from sqla_shard.scattering.merge import Computed
 from sqla_shard.scattering.merge import Constant
@@ -51,10 +57,18 @@ from sqla_shard.scattering.merge import Key
 from sqla_shard.scattering.merge import Mean
 from sqla_shard.scattering.merge import Otherwise
 from sqla_shard.scattering.merge import Recipe
+from sqla_shard.scattering.merge import Rounded
 from sqla_shard.scattering.merge import Total
 
 __all__ = ["Combiner", "is_combined"]
 
+_FRACTIONS = {
+    Form.EXACT: Fraction.EXACT,
+    Form.MIXED: Fraction.MIXED,
+    Form.QUOTIENT: Fraction.GROUPS,
+    Form.COMPUTED: Fraction.MORE,
+}
+_SHOWN = frozenset([Form.EXACT, Form.MIXED, Form.DOUBLE])
 _COMBINED = frozenset(["avg", "count", "max", "min", "sum"])
 _INSTEAD = (
     "count(), sum(), min(), max() and avg() are; read the rows and do the "
@@ -159,7 +173,7 @@ class Combiner:
         if drawn or depends_only_on(element, self._groups):
             return self._added.key(ordering)
         recipe = self._recipe(element, self._added.value(element))
-        if isinstance(recipe, Extreme):
+        if isinstance(recipe, Extreme) and recipe.like is None:
             recipe = Extreme(recipe.by, recipe.by, recipe.greatest)
         unordered = isinstance(recipe, Computed) and kind_of(element) not in (
             "float",
@@ -195,7 +209,7 @@ class Combiner:
             )
         if isinstance(element, FunctionElement) and aggregates(element):
             return self._function(element, at)
-        if (otherwise := self._otherwise(element, at)) is not None:
+        if (otherwise := self._in_coalesce(element, at)) is not None:
             return otherwise
         unknown = sorted(set(_unknown(_expressions(self._statement))))
         if has_aggregate(element) and not unknown:
@@ -207,7 +221,7 @@ class Combiner:
             construct=str(element),
         )
 
-    def _otherwise(self, element: Any, at: int) -> Recipe | None:
+    def _in_coalesce(self, element: Any, at: int) -> Recipe | None:
         """Return how an aggregate in ``coalesce()`` is made, or None."""
         name = str(getattr(element, "name", "")).lower()
         if name not in ("coalesce", "ifnull") or self._whole:
@@ -219,12 +233,7 @@ class Combiner:
             and aggregates(first)
         ):
             return None
-        inner = self._recipe(first, self._added.value(first))
-        if not isinstance(inner, Extreme):
-            return Otherwise(inner, at)
-        # In the type that coalesce() makes of both.
-        value = replace(inner, at=at)
-        return Otherwise(value, at, weighed=inner.at != inner.by)
+        return self._otherwise(first, others[0], at)
 
     def _function(self, function: Any, at: int) -> Recipe:
         name = str(getattr(function, "name", "")).lower()
@@ -243,16 +252,46 @@ class Combiner:
             if name in ("min", "max"):
                 return self._extreme(function, argument, at)
             if name == "sum" and distinct is None:
-                return Total(at)
+                return self._sum(argument, at)
             if name == "avg" and distinct is None:
-                sums = self._added.add(func.sum(argument))
-                counts = self._added.add(func.count(argument))
-                return Mean(at, sums, counts)
+                return self._mean(argument, at)
         raise self._refused(function, _INSTEAD)
+
+    def _otherwise(self, first: Any, other: Any, at: int) -> Recipe:
+        own = self._added.value(first)
+        inner = self._recipe(first, own)
+        text = kind_of(other) == "text"
+        doubles = form_of(first) in (Form.DOUBLE, Form.ROUNDED)
+        if (
+            not isinstance(inner, Extreme)
+            or inner.like is not None
+            or (text and doubles)
+        ):
+            return Otherwise(inner, at, own, weighed=text)
+        # In the type that coalesce() makes of both.
+        value = replace(inner, at=at)
+        return Otherwise(value, at, weighed=inner.at != inner.by)
+
+    def _sum(self, argument: Any, at: int) -> Recipe:
+        if _shows_all(argument):
+            return Total(at)
+        digits = self._added.add(func.sum(AllDigits(argument)))
+        return Rounded(at, digits)
+
+    def _mean(self, argument: Any, at: int) -> Recipe:
+        added = argument if _shows_all(argument) else AllDigits(argument)
+        sums = self._added.add(func.sum(added))
+        counts = self._added.add(func.count(argument))
+        fraction = _FRACTIONS.get(form_of(argument), Fraction.UNKNOWN)
+        return Mean(at, sums, counts, fraction)
 
     def _extreme(self, function: Any, argument: Any, at: int) -> Recipe:
         kind = kind_of(argument)
         greatest = function.name.lower() == "max"
+        choose = func.max if greatest else func.min
+        if kind in ("float", "plain") and is_rounded(argument):
+            by = self._added.add(choose(AllDigits(argument)))
+            return Extreme(by, by, greatest, like=at)
         if kind == "plain":
             return Extreme(at, at, greatest)
         if kind not in ("float", "text"):
@@ -261,7 +300,6 @@ class Combiner:
                 f"how values of type {argument.type!r} compare is known to "
                 "the server only; cast() them to a number, a time or a text",
             )
-        choose = func.max if greatest else func.min
         if kind == "text":
             by = self._added.extreme(choose(argument), at)
             return Extreme(at, by, greatest, LONGEST_COMPARED)
@@ -282,6 +320,11 @@ def _empty(element: Any, recipe: Recipe) -> Recipe:
         return recipe
     name = str(getattr(unlabelled(element), "name", "")).lower()
     return Constant(0 if name == "count" else None)
+
+
+def _shows_all(argument: Any) -> bool:
+    """Tell whether servers show a sum of numbers with all of its digits."""
+    return is_single(argument) or form_of(argument) in _SHOWN
 
 
 def _unknown(elements: Iterable[Any]) -> Iterator[str]:

@@ -49,6 +49,9 @@ __all__ = ["execute_everywhere", "execute_many", "get_ready"]
 #: should have answered by then, and its connection can be used again.
 GRACE = 0.25
 
+# What drivers tell of doubles that are not rounded; of texts, more.
+_ALL_PLACES = 31
+
 #: Returns what to raise in place of an error of a statement for some shards.
 Explain = Callable[[Any, Sequence[Place]], Exception | None]
 
@@ -134,9 +137,10 @@ def _answer(
     runs = [run for a in answers for run in a.runs]
     if plan.merge is not None and plan.places[0].backend.collates:
         check_weighed(runs, plan.merge)
-    rows = _merged(runs, plan.merge, partial(_compute, jobs))
+    description = answers[0].description
+    rows = _merged(runs, plan.merge, description, partial(_compute, jobs))
     _check_rows(len(rows), plan)
-    return columns_shown(answers[0].description, plan.merge), rows
+    return columns_shown(description, plan.merge), rows
 
 
 def execute_many(
@@ -489,8 +493,18 @@ def _compute(
 
 
 def _merged(
-    runs: list[list[Any]], merge: Merge | None, compute: Compute
+    runs: list[list[Any]],
+    merge: Merge | None,
+    description: Any,
+    compute: Compute,
 ) -> list[Any]:
     if merge is not None:
-        return merge_rows(runs, merge, compute)
+        places = [_places(column) for column in description]
+        return merge_rows(runs, merge, places, compute)
     return runs[0] if len(runs) == 1 else [row for run in runs for row in run]
+
+
+def _places(column: Any) -> int | None:
+    """Return how many decimal places are shown; None for all, or unknown."""
+    scale = column[5]
+    return scale if isinstance(scale, int) and scale < _ALL_PLACES else None

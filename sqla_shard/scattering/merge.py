@@ -16,14 +16,18 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from decimal import Context
 from decimal import Decimal
-from decimal import ROUND_HALF_UP
 from typing import Any
 from typing import Protocol
 
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.scattering.computing import Computation
+from sqla_shard.scattering.decimals import added
+from sqla_shard.scattering.decimals import all_digits
+from sqla_shard.scattering.decimals import as_type
+from sqla_shard.scattering.decimals import average
+from sqla_shard.scattering.decimals import check_places
+from sqla_shard.scattering.decimals import Fraction
 from sqla_shard.scattering.texts import check_identities
 from sqla_shard.scattering.texts import Text
 from sqla_shard.scattering.texts import weigh
@@ -39,6 +43,7 @@ __all__ = [
     "Mean",
     "Merge",
     "Otherwise",
+    "Rounded",
     "Total",
     "Within",
     "check_weighed",
@@ -50,10 +55,6 @@ __all__ = [
 Row = Sequence[Any]
 #: Returns what a server computes of the parts of each group.
 Compute = Callable[[Computation, Sequence[Row]], Sequence[Row]]
-
-# A sum of DECIMAL(65, 30) has 65 digits before the point at most; Python's
-# default of 28 digits would round it.
-_EXACT = Context(prec=130)
 
 
 class Recipe(Protocol):
@@ -97,18 +98,7 @@ class Total:
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return the sum."""
-        values = [row[self.at] for row in rows if row[self.at] is not None]
-        return _sum(values) if values else None
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        if isinstance(total, Decimal) and isinstance(value, Decimal):
-            total = _EXACT.add(total, value)
-        else:
-            total += value
-    return total
+        return added([row[self.at] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -118,12 +108,14 @@ class Extreme:
     :ivar at: position of the value.
     :ivar by: position of what is compared.
     :ivar longest: of texts, up to how many characters that tells all.
+    :ivar like: position of a value in whose type the other is returned.
     """
 
     at: int
     by: int
     greatest: bool
     longest: int | None = None
+    like: int | None = None
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return it; None where there is none but NULL.
@@ -138,7 +130,9 @@ class Extreme:
         if self.longest is not None:
             alike = [row for row in known if row[self.by] == found[self.by]]
             self._check_long(alike, self.longest)
-        return found[self.at]
+        if self.like is None:
+            return found[self.at]
+        return as_type(found[self.at], found[self.like])
 
     def _check_long(self, rows: Sequence[Row], longest: int) -> None:
         texts = {row[self.at] for row in rows}
@@ -152,30 +146,67 @@ class Extreme:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """A sum of numbers that have more digits than servers show.
+
+    :ivar at: position of each shard's own sum, which tells how many decimal
+        places are shown.
+    :ivar digits: position of the same sum with all of its digits.
+    """
+
+    at: int
+    digits: int
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """Return the sum; None where all of them are.
+
+        :raises ScatterUnsupportedError: when digits may be missing.
+        """
+        return self.typed(rows, _first(rows, self.at))
+
+    def typed(self, rows: Sequence[Row], like: Any) -> Any:
+        """Return it in the type of another value, None as it is."""
+        total = all_digits([row[self.digits] for row in rows], "sum()")
+        check_places(total, _first(rows, self.at), "sum()")
+        return as_type(total, like)
+
+
+@dataclass(frozen=True)
 class Mean:
     """An average, made of sums and counts.
 
     :ivar at: position of each shard's own average, which tells how many
         decimal places it has.
+    :ivar sums: position of the sums, with all of their digits.
+    :ivar fraction: what is known of the decimal places of the sum inside of
+        a server.
     """
 
     at: int
     sums: int
     counts: int
+    fraction: Fraction = Fraction.EXACT
 
     def __call__(self, rows: Sequence[Row]) -> Any:
-        """Return it; None where there is nothing to average."""
-        total = Total(self.sums)(rows)
+        """Return it; None where there is nothing to average.
+
+        :raises ScatterUnsupportedError: when a digit of it cannot be told.
+        """
+        return self.typed(rows, _first(rows, self.at))
+
+    def typed(self, rows: Sequence[Row], like: Any) -> Any:
+        """Return it in the type of another value, None as it is."""
+        sums = [row[self.sums] for row in rows]
+        exact = self.fraction in (Fraction.EXACT, Fraction.MIXED)
+        total = added(sums) if exact else all_digits(sums, "avg()")
         count = Total(self.counts)(rows)
         if total is None or not count:
             return None
-        like = next(row[self.at] for row in rows if row[self.at] is not None)
-        if isinstance(like, Decimal) and isinstance(total, Decimal):
-            return _EXACT.divide(total, Decimal(count)).quantize(
-                Decimal((0, (1,), like.as_tuple().exponent)),  # type: ignore[arg-type]  # finite
-                rounding=ROUND_HALF_UP,
-                context=_EXACT,
-            )
+        own = _first(rows, self.at)
+        if not exact:
+            check_places(total, own, "avg()")
+        if isinstance(own, Decimal) and isinstance(total, Decimal):
+            return average(total, count, own, self.fraction, like)
         return float(total) / count
 
 
@@ -184,16 +215,34 @@ class Otherwise:
     """``coalesce()`` of an aggregate.
 
     :ivar at: position of it in each shard's own answer.
+    :ivar own: position of the aggregate there; None where what is made of
+        it is of the type that ``coalesce()`` returns already.
     :ivar weighed: whether its values are not what is compared, as of texts.
     """
 
     inner: Recipe
     at: int
+    own: int | None = None
     weighed: bool = False
 
     def __call__(self, rows: Sequence[Row]) -> Any:
-        """Return the aggregate, or what stands in its place."""
-        value = self.inner(rows)
+        """Return the aggregate, or what stands in its place.
+
+        :raises ScatterUnsupportedError: when it is a text of a double.
+        """
+        inner, own = self.inner, self.own
+        if own is None:
+            value = inner(rows)
+            return rows[0][self.at] if value is None else value
+        known = [row[self.at] for row in rows if row[own] is not None]
+        # On SQLite each value has a type of its own.
+        alike = len(set(map(type, known))) == 1
+        like = known[0] if alike else None
+        if isinstance(inner, (Rounded, Mean)) and type(like) is not str:
+            # A number of another type has digits that are not shown.
+            value = inner.typed(rows, like)
+        else:
+            value = as_type(inner(rows), like)
         return rows[0][self.at] if value is None else value
 
 
@@ -238,6 +287,10 @@ class Different:
         if self.texts:
             check_identities(values)
         return len(values)
+
+
+def _first(rows: Sequence[Row], at: int) -> Any:
+    return next((row[at] for row in rows if row[at] is not None), None)
 
 
 @dataclass(frozen=True)
@@ -399,11 +452,16 @@ def columns_shown(description: Any, merge: Merge | None) -> Any:
 
 
 def merge_rows(
-    runs: Sequence[list[Row]], merge: Merge, compute: Compute | None = None
+    runs: Sequence[list[Row]],
+    merge: Merge,
+    places: Sequence[int | None] = (),
+    compute: Compute | None = None,
 ) -> list[Row]:
     """Return the rows of the answer.
 
     :param runs: the rows of each statement, in the order of its ORDER BY.
+    :param places: how many decimal places a server shows of the doubles of
+        each column, the hidden ones included; None for all.
     :param compute: lets a server compute, where there is something.
     :raises ScatterUnsupportedError: when values cannot be compared.
     """
@@ -434,10 +492,9 @@ def merge_rows(
             groups = _shown(groups, merge)
             if merge.counts:
                 return [(len(groups),)]
-            return [
-                tuple([recipe(group) for recipe in columns])
-                for group in groups
-            ]
+            made = [[recipe(group) for recipe in columns] for group in groups]
+            _round_doubles(made, places[merge.hidden :][: len(columns)])
+            return [tuple(row) for row in made]
         rows = [group[0] for group in groups]
         if len(runs) > 1:
             _sort(rows, merge.keys, _of_row)
@@ -448,6 +505,16 @@ def merge_rows(
 def _shown(items: list[Any], merge: Merge) -> list[Any]:
     """Return what LIMIT and OFFSET leave."""
     return items[merge.offset : merge.most]
+
+
+def _round_doubles(
+    rows: Sequence[list[Any]], places: Sequence[int | None]
+) -> None:
+    for at, count in enumerate(places):
+        if count is not None:
+            for row in rows:
+                if isinstance(row[at], float):
+                    row[at] = float(f"{row[at]:.{count}f}")
 
 
 def _groups(runs: Sequence[list[Row]], combine: Combine) -> list[Group]:

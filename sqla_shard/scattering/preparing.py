@@ -9,12 +9,17 @@ stays small, and its log and its errors show the SQL that was sent.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
+from sqlalchemy.sql.selectable import Select
 
+from sqla_shard.dialects.numbers import survives_union
+from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
@@ -28,6 +33,9 @@ from sqla_shard.scattering.union import statements_for
 from sqla_shard.types.binds import Address
 
 __all__ = ["render_event"]
+
+# SQLAlchemy has a cache of compiled statements, and forgets them in time.
+_changing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def render_event(
@@ -110,6 +118,7 @@ def _jobs(
             placeholder,
             plan.merge,
             sorts_more=bool(getattr(compiled, "eager_order_by", ())),
+            changes=len(places) > 1 and _changes(context.compiled),
             most_rows=None if limits is None else limits.max_rows,
             united=united,
         )
@@ -133,6 +142,27 @@ def _jobs(
         )
         for connection, places in by_connection
     ]
+
+
+def _changes(compiled: Any) -> bool:
+    """Tell whether UNION would change a value of a statement's rows."""
+    if compiled is None:
+        return False
+    known = _changing.get(compiled)
+    if known is None:
+        statement = getattr(compiled.compile_state, "statement", None)
+        known = not all(map(survives_union, _columns(statement)))
+        _changing[compiled] = known
+    return known
+
+
+def _columns(statement: Any) -> Iterator[Any]:
+    """Yield the columns of a SELECT, the hidden ones first."""
+    if isinstance(statement, Select):
+        for prefix, _ in statement._prefixes:
+            if isinstance(prefix, Hidden):
+                yield from prefix.elements
+        yield from statement.selected_columns
 
 
 def _check_wrapped(compiled: Any) -> None:

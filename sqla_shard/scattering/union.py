@@ -63,9 +63,11 @@ def _is_open(text: str) -> bool:
     return _reads(text) and re.search(r"\bLIMIT\b", text) is None
 
 
-def _fits(text: str, merge: Merge | None, *, sorts_more: bool) -> bool:
+def _fits(
+    text: str, merge: Merge | None, *, sorts_more: bool, changes: bool
+) -> bool:
     """Tell whether the answers of the branches can be put together."""
-    if not _reads(text):
+    if changes or not _reads(text):
         return False
     ordered, limited = _own_clauses(text)
     if not limited:
@@ -85,6 +87,7 @@ def statements_for(
     merge: Merge | None = None,
     *,
     sorts_more: bool = False,
+    changes: bool = False,
     most_rows: int | None = None,
     united: bool = True,
 ) -> list[Sent]:
@@ -95,14 +98,13 @@ def statements_for(
     :param placeholder: ``%s`` or ``?``.
     :param merge: what is made of the rows of all shards.
     :param sorts_more: whether the text sorts by more than the merge does.
+    :param changes: whether UNION would change values; see
+        :func:`~sqla_shard.dialects.numbers.survives_union`.
     :param most_rows: of more rows than this, one more is read.
     :param united: whether one statement may be for several shards.
     """
-    if (
-        not united
-        or len(places) == 1
-        or not _fits(text, merge, sorts_more=sorts_more)
-    ):
+    fits = _fits(text, merge, sorts_more=sorts_more, changes=changes)
+    if not united or len(places) == 1 or not fits:
         sent = [render(text, parameters, p, placeholder) for p in places]
         whole = merge is not None and not merge.on_server
         if most_rows is None or whole or not _is_open(text):

@@ -11,6 +11,8 @@ from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
 from tests.shared.merged_computed import MergedComputed
 from tests.shared.merged_corners import MergedCorners
+from tests.shared.merged_numbers import compared_numbers
+from tests.shared.merged_numbers import MergedNumbers
 from tests.shared.merged_pages import MergedPages
 from tests.shared.web_forms import WebForms
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.live
 
 cluster = on_mariadb("merged")
 compared = compared_rows()
+numbers = compared_numbers()
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +56,8 @@ class TestMergedCorners(MergedCorners):
 
 
 class TestWebForms(WebForms):
+    pass
+
+
+class TestMergedNumbers(MergedNumbers):
     pass

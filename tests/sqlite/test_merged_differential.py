@@ -10,11 +10,14 @@ from tests.shared.merged import compared_rows
 from tests.shared.merged import MergedDifferential
 from tests.shared.merged_computed import MergedComputed
 from tests.shared.merged_corners import MergedCorners
+from tests.shared.merged_numbers import compared_numbers
+from tests.shared.merged_numbers import MergedNumbers
 from tests.shared.merged_pages import MergedPages
 from tests.shared.web_forms import WebForms
 
 cluster = on_sqlite()
 compared = compared_rows()
+numbers = compared_numbers()
 
 
 @pytest.fixture(scope="module")
@@ -41,4 +44,8 @@ class TestMergedCorners(MergedCorners):
 
 
 class TestWebForms(WebForms):
+    pass
+
+
+class TestMergedNumbers(MergedNumbers):
     pass

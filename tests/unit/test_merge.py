@@ -108,9 +108,17 @@ def test_totals() -> None:
 
 
 def test_sums_have_all_of_their_digits() -> None:
-    big = Decimal("9" * 35 + "." + "9" * 30)
-    ((total,),) = merge_rows([[(big,)]] * 7, _combined(Total(0)))
-    assert str(total) == "6" + "9" * 34 + "9." + "9" * 29 + "3"
+    big = Decimal("8" * 35 + "." + "8" * 30)
+    ((total,),) = merge_rows([[(big,)]] * 9, _combined(Total(0)))
+    assert str(total) == "7" + "9" * 34 + "9." + "9" * 29 + "2"
+
+
+def test_the_largest_decimal_stands_for_larger_ones() -> None:
+    most = Decimal("9" * 35 + "." + "9" * 30)
+    with pytest.raises(ScatterUnsupportedError, match=r"more digits.*cast"):
+        merge_rows(
+            [[(Decimal(1),)], [(most.copy_negate(),)]], _combined(Total(0))
+        )
 
 
 @pytest.mark.parametrize(

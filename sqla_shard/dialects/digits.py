@@ -1,0 +1,195 @@
+"""How many digits MariaDB and MySQL give to what is computed."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import Boolean
+from sqlalchemy import Column
+from sqlalchemy import Float
+from sqlalchemy import Integer
+from sqlalchemy import Numeric
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import Case
+from sqlalchemy.sql.elements import Cast
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import ExpressionClauseList
+from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.sql.elements import Label
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.types import TypeDecorator
+
+from sqla_shard.dialects.sql import BlobValue
+
+__all__ = [
+    "CHOOSING",
+    "DIVISIONS",
+    "MOST_DIGITS",
+    "MOST_PLACES",
+    "ROUNDING",
+    "SUMS",
+    "AllDigits",
+    "combined_size",
+    "name_of",
+    "places_of",
+    "plain_type",
+    "scale_of",
+    "size_of",
+]
+
+#: Of a DECIMAL, before and after the point.
+MOST_DIGITS = 65
+#: After the point, on MySQL; on MariaDB 38.
+MOST_PLACES = 30
+
+ROUNDING = frozenset(["ceil", "ceiling", "floor", "round", "truncate"])
+#: Return one of their arguments, or a part of it.
+CHOOSING = frozenset(["coalesce", "greatest", "ifnull", "least"])
+SUMS = frozenset([operators.add, operators.sub, operators.mul, operators.mod])
+DIVISIONS = frozenset([operators.truediv, operators.floordiv])
+
+
+def size_of(element: Any) -> tuple[int, int] | None:
+    """Return how many digits a decimal has before and after the point.
+
+    :returns: the most that it may have; None where nothing is computed, or
+        nothing is known.
+    """
+    while isinstance(element, (Label, Grouping)):
+        element = element.element
+    if isinstance(element, BinaryExpression):
+        return combined_size(element.operator, [element.left, element.right])
+    if isinstance(element, ExpressionClauseList):
+        return combined_size(element.operator, list(element.clauses))
+    if isinstance(element, UnaryExpression):
+        return size_of(element.element)
+    if isinstance(element, FunctionElement):
+        return _size_of_function(name_of(element), list(element.clauses))
+    if isinstance(element, Case):
+        chosen = [result for _, result in element.whens]
+        return _largest([*chosen, element.else_])
+    if isinstance(element, BlobValue) and element.form == "decimal":
+        return 35, 30
+    return _size_of_type(plain_type(getattr(element, "type", None)))
+
+
+def _size_of_type(type_: Any) -> tuple[int, int] | None:
+    if isinstance(type_, Integer):
+        return 20, 0
+    if not isinstance(type_, Numeric) or isinstance(type_, Float):
+        return None
+    places = scale_of(type_) or 0
+    return (type_.precision or max(10, places)) - places, places
+
+
+def combined_size(
+    operator: Any, elements: list[Any]
+) -> tuple[int, int] | None:
+    """Return the size, as of :func:`size_of`, of what is made of several."""
+    sizes = [size for size in map(size_of, elements) if size is not None]
+    if not sizes:
+        return None
+    if operator in DIVISIONS and len(sizes) > 1:
+        (whole, places), (_, below) = sizes
+        # The least divisor is a one in its last place.
+        return whole + below, places + 4
+    if operator is operators.mul:
+        return sum(s[0] for s in sizes), sum(s[1] for s in sizes)
+    if operator in SUMS:
+        more = len(sizes) - 1
+        return max(s[0] for s in sizes) + more, max(s[1] for s in sizes)
+    return None
+
+
+def _size_of_function(
+    name: str, arguments: list[Any]
+) -> tuple[int, int] | None:
+    if name == "if":
+        return _largest(arguments[1:])
+    if name in CHOOSING or name == "mod":
+        return _largest(arguments)
+    if name in ("abs", "nullif", "max", "min", *ROUNDING) and arguments:
+        return size_of(arguments[0])
+    return None
+
+
+def _largest(elements: list[Any]) -> tuple[int, int] | None:
+    sizes = [size for e in elements if (size := size_of(e)) is not None]
+    if not sizes:
+        return None
+    return max(s[0] for s in sizes), max(s[1] for s in sizes)
+
+
+def places_of(element: Any) -> int | None:
+    """Return how many decimal places an expression has; None if unknown."""
+    while isinstance(element, (Label, Grouping)):
+        element = element.element
+    if isinstance(element, BindParameter):
+        value = element.effective_value
+        if isinstance(value, Decimal):
+            exponent = value.as_tuple().exponent
+            return -exponent if isinstance(exponent, int) else None
+        return 0 if isinstance(value, int) else None
+    type_ = plain_type(element.type)
+    if isinstance(type_, (Boolean, Integer)):
+        return 0
+    return scale_of(type_) if isinstance(element, (Column, Cast)) else None
+
+
+def plain_type(type_: Any) -> Any:
+    """Return a type without what decorates it."""
+    while isinstance(type_, TypeDecorator):
+        type_ = type_.impl_instance
+    return type_
+
+
+def scale_of(type_: Any) -> int | None:
+    """Return the decimal places of a type; None where it does not say."""
+    scale: int | None = getattr(type_, "scale", None)
+    return scale
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, in lower case."""
+    return str(getattr(function, "name", "")).lower()
+
+
+class AllDigits(ColumnElement[Any]):
+    """A number with as many decimal places as a server can show.
+
+    Of decimals these are 38 on MariaDB, 30 on MySQL; of doubles, all.
+
+    :param element: an expression.
+    """
+
+    __visit_name__ = "sqla_shard_all_digits"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("element", InternalTraversal.dp_clauseelement),
+    ]
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+        self.type = element.type
+
+    @property
+    def _from_objects(self) -> Any:
+        return self.element._from_objects
+
+
+@compiles(AllDigits)
+def _all_digits(element: AllDigits, compiler: Any, **kw: Any) -> str:
+    return str(compiler.process(element.element, **kw))
+
+
+@compiles(AllDigits, "mysql", "mariadb")
+def _all_digits_mysql(element: AllDigits, compiler: Any, **kw: Any) -> str:
+    places = 38 if getattr(compiler.dialect, "is_mariadb", False) else 30
+    value = compiler.process(element.element, **kw)
+    return f"(({value}) + 0.{'0' * places})"
