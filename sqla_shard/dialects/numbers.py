@@ -35,6 +35,7 @@ from sqlalchemy.sql.elements import TypeCoerce
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import ScalarSelect
+from sqlalchemy.sql.visitors import iterate
 
 from sqla_shard.dialects.digits import AllDigits
 from sqla_shard.dialects.digits import CHOOSING
@@ -135,8 +136,30 @@ def survives_union(element: Any) -> bool:
         return True
     if form_of(element, any_value=True) is Form.ROUNDED:
         return False
+    if _divides_by_quotient(element):
+        return False
     size = size_of(element)
     return size is None or sum(size) <= MOST_DIGITS
+
+
+def _divides_by_quotient(element: Any) -> bool:
+    """Tell whether an expression divides by what was divided before.
+
+    A quotient is smaller inside of the server than its type says, also after
+    CAST, so what is divided by it is larger than the type of the result.
+    """
+    return any(
+        isinstance(part, BinaryExpression)
+        and part.operator in DIVISIONS
+        and any(map(_is_division, iterate(part.right)))
+        for part in iterate(element)
+    )
+
+
+def _is_division(element: Any) -> bool:
+    if isinstance(element, BinaryExpression):
+        return element.operator in DIVISIONS
+    return isinstance(element, FunctionElement) and name_of(element) == "avg"
 
 
 class _Reader:
