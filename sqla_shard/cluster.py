@@ -244,7 +244,8 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
             ``"order-17"``: it is written with it, and read where the outcome
             of COMMIT is unknown (:doc:`/howto/retry`).
         :param cross_shard: as for :meth:`begin`; a key goes with
-            ``"logged"`` alone.
+            ``"logged"``, and with ``"ordered"``, where it tells what a killed
+            process has left half (:meth:`find_halves`).
         :returns: what ``fn`` returns.
         :raises RetriesExhaustedError: when that was not enough.
         :raises CommitUnknownError: when the outcome of COMMIT is unknown;

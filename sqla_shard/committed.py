@@ -1,4 +1,4 @@
-"""What is known of keys on all shards: whether one has committed.
+"""What is known of keys on all shards: whether one has committed, or half.
 
 A key is a row of the shard that its transaction has written first
 (:mod:`.tokens`), and nothing but the key says which that was.  So all shards
@@ -7,10 +7,12 @@ are asked, each server for all of its own at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from datetime import datetime
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,16 +20,22 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy import type_coerce
 
+from sqla_shard.dialects.sql import Moment
 from sqla_shard.engines import by_server
+from sqla_shard.exc import WrittenShard
 from sqla_shard.internal import TOKENS
 from sqla_shard.rendering import Place
 from sqla_shard.session import ShardSession
 from sqla_shard.session.contract import Home
 from sqla_shard.tokens import encoded
+from sqla_shard.tokens import IS_PART
+from sqla_shard.tokens import Part
 from sqla_shard.types import UTCTimestamp
 
-__all__ = ["CommittedKey", "find_key"]
+__all__ = ["MINUTE", "CommittedKey", "HalfCommit", "find_halves", "find_key"]
 
+#: How long the COMMITs of one transaction may take.
+MINUTE = timedelta(minutes=1)
 _PARALLEL = 8
 _MADE = type_coerce(TOKENS.c.created_at, UTCTimestamp()).label("made")
 
@@ -80,6 +88,92 @@ def find_key(home: Home, key: str) -> list[CommittedKey]:
         for place, row in _on_all(home, statement)
     ]
     return sorted(found, key=lambda one: (one.keyspace, one.shard_id))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfCommit:
+    """A transaction that has committed on some of its servers, and ended.
+
+    :ivar key: its key.
+    :ivar committed: for each server that has committed, in order, one shard
+        that was written there.
+    :ivar missing: how many servers have not.
+    :ivar committed_at: when the first COMMIT was about to be sent, by the
+        clock of its server.
+    """
+
+    key: str
+    committed: tuple[WrittenShard, ...]
+    missing: int
+    committed_at: datetime
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "key": self.key,
+            "committed": [asdict(one) for one in self.committed],
+            "missing": self.missing,
+            "committed_at": self.committed_at.isoformat(),
+        }
+
+    def __str__(self) -> str:
+        there = ", ".join(map(str, self.committed))
+        return (
+            f"{self.key} has committed on {there}, and not on the other "
+            f"{self.missing} of its servers, at "
+            f"{self.committed_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+
+
+_PARTS = select(TOKENS.c.token, _MADE, Moment().label("now")).where(IS_PART)
+
+
+def find_halves(
+    home: Home, older_than: timedelta = MINUTE
+) -> list[HalfCommit]:
+    """Return the transactions that have committed on some servers only.
+
+    :raises ValueError: when the age makes no sense.
+    :raises SQLAlchemyError: when a server cannot be asked.
+    """
+    given: object = older_than
+    if not isinstance(given, timedelta) or given < timedelta(0):
+        raise ValueError(
+            f"older_than={older_than!r}; it is a timedelta, from 0"
+        )
+    attempts: dict[bytes, dict[int, tuple[Part, Place, Any]]] = {}
+    for place, row in _on_all(home, _PARTS):
+        part = Part.decode(row.token)
+        its = attempts.setdefault(part.attempt, {})
+        its[part.number] = part, place, row
+    found = []
+    for its in attempts.values():
+        # Without the first it was forgotten, and the others will be.
+        if 0 not in its:
+            continue
+        part, _, row = its[0]
+        if len(its) < part.total and row.now - row.made >= older_than:
+            found.append(_half(part, its, row.made))
+    return sorted(found, key=lambda one: (one.committed_at, one.key))
+
+
+def _half(
+    part: Part, its: Mapping[int, tuple[Part, Place, Any]], made: datetime
+) -> HalfCommit:
+    committed = tuple(
+        WrittenShard(
+            keyspace=place.keyspace,
+            shard_id=place.shard_id,
+            server=place.server,
+        )
+        for _, (_, place, _) in sorted(its.items())
+    )
+    return HalfCommit(
+        key=part.key,
+        committed=committed,
+        missing=part.total - len(committed),
+        committed_at=made,
+    )
 
 
 def _on_all(home: Home, statement: Any) -> list[tuple[Place, Any]]:

@@ -12,6 +12,12 @@ was lost is resolved by a locking read of the mark, which is there if, and
 only if, this very attempt has committed.  A key without a mark is that of
 another caller: a process of an earlier release, which wrote none.
 
+A transaction of ``cross_shard="ordered"`` has a COMMIT on each server.  Before
+the first one it writes a *part* on each server that it writes, with the same
+random number, its place in the order, and the key; the first part is its mark.
+Where a process dies between two COMMITs, the first parts are there without the
+others (:mod:`.committed`).
+
 A key is known on one shard.  Transactions with one key that write different
 shards first, such as two that each make an object on a random shard, do not
 meet.
@@ -22,17 +28,22 @@ upgrade`` before the revisions of the application.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from collections.abc import Sequence
 from datetime import datetime
 from datetime import timedelta
 from functools import partial
 from itertools import chain
 from secrets import token_bytes
+from typing import NamedTuple
 
+from sqlalchemy import and_
 from sqlalchemy import Connection
 from sqlalchemy import delete
 from sqlalchemy import func
 from sqlalchemy import insert
+from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
@@ -47,14 +58,20 @@ from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import Plan
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transactions import TransactionLog
-from sqla_shard.session.views import ShardView
 
-__all__ = ["Token", "encoded", "forget"]
+__all__ = ["IS_PART", "Part", "Token", "encoded", "forget"]
 
 _PARALLEL = 8
-#: What a mark begins with: no byte of UTF-8, so that no key is one.
+#: What marks and parts begin with: no bytes of UTF-8, so that no key is one.
 _MARK = b"\xff"
+_FIRST_PART = b"\xfe"
+_LATER_PART = b"\xfd"
 _MARK_BYTES = 16
+_NUMBER_BYTES = 2
+_HEAD = len(_MARK) + _MARK_BYTES + 2 * _NUMBER_BYTES
+#: How long later parts outlive the first.  Forgotten before it, on a server
+#: that is asked earlier, they would leave what looks like a half.
+_LONGER = timedelta(days=1)
 
 
 def encoded(key: object) -> bytes:
@@ -73,6 +90,55 @@ def encoded(key: object) -> bytes:
     return found
 
 
+class Part(NamedTuple):
+    """What is written on one server of several.
+
+    :ivar number: its place in the order of COMMITs, from 0.
+    :ivar total: how many servers the transaction has written.
+    :ivar attempt: the same for all parts of a transaction.
+    """
+
+    key: str
+    attempt: bytes
+    number: int
+    total: int
+
+    def encode(self) -> bytes:
+        """Return it as the table has it.
+
+        :raises ValueError: when the key is too long for that.
+        """
+        key = self.key.encode()
+        if len(key) > LONGEST_TOKEN - _HEAD:
+            raise ValueError(
+                f"key={self.key[:40]!r}... has {len(key)} bytes; where "
+                "several servers are written it has at most "
+                f"{LONGEST_TOKEN - _HEAD}. Take a digest of it"
+            )
+        numbers = (
+            number.to_bytes(_NUMBER_BYTES, "big")
+            for number in (self.number, self.total)
+        )
+        prefix = _LATER_PART if self.number else _FIRST_PART
+        return b"".join((prefix, self.attempt, *numbers, key))
+
+    @classmethod
+    def decode(cls, token: bytes) -> Part:
+        """Return the part that a row is."""
+        middle = len(_MARK) + _MARK_BYTES
+        numbers = token[middle:_HEAD]
+        return cls(
+            key=token[_HEAD:].decode(),
+            attempt=token[len(_MARK) : middle],
+            number=int.from_bytes(numbers[:_NUMBER_BYTES], "big"),
+            total=int.from_bytes(numbers[_NUMBER_BYTES:], "big"),
+        )
+
+
+#: Whether a row is a part.
+IS_PART = and_(TOKENS.c.token >= _LATER_PART, TOKENS.c.token < _MARK)
+
+
 class Token:
     """The key of one transaction, which may take several attempts.
 
@@ -85,48 +151,67 @@ class Token:
         self._token = encoded(key)
         self._mark = b""
         self._where: tuple[str, int] | None = None
+        self._log: TransactionLog | None = None
+        self._session: Callable[[], ShardSession | None] = _no_session
 
     def follow(self, session: ShardSession) -> None:
         """Let the transaction of a new session write it: a new attempt."""
-        self._mark = _MARK + token_bytes(_MARK_BYTES)
-        self._where = None
+        self._where = self._log = None
+        # The session leads to this; both ways, only gc would free it.
+        self._session = weakref.ref(session)
         session.last = self._write
 
     def _write(self, connection: Connection, log: TransactionLog) -> None:
-        """Write it, if this is the connection, right before COMMIT.
+        """Write it, if this is the connection, right before the first COMMIT.
+
+        What fails then, on any server, has committed nothing.
 
         :raises KeyUsedError: when it is there already.
         """
         if log.first is None:
             return
-        place, _ = log.first
-        if not log.is_of_one_shard:
+        if log.cross_shard == "unordered":
             raise ValueError(
-                f"key={self._key!r} is for a transaction of one shard; it "
-                "cannot tell which of several have committed"
+                f"key={self._key!r} is for a transaction of one shard, or "
+                'for one with cross_shard="ordered"; of this one nobody '
+                "knows which COMMIT is the first"
             )
-        if place.engine is not connection.engine:
+        session = self._session()
+        assert session is not None  # noqa: S101 - it commits
+        # What was not sent after all has begun nothing there.
+        homes = {
+            home.engine: home
+            for home in log.homes_of(None)
+            if session.is_connected(home)
+        }
+        if log is self._log or connection.engine not in homes:
             return
-        if self._where is not None:
+        if self._log is not None:
             raise ValueError(
                 f"key={self._key!r} is for one transaction, and the function "
                 "has committed one itself; let cluster.run commit"
             )
-        view = ShardView(connection, place, Plan((place,)))
-        now = func.current_timestamp()
-        rows = [
-            {"token": token, "created_at": now}
-            for token in (self._token, self._mark)
+        first, *others = (
+            homes[engine] for engine in log.in_order() if engine in homes
+        )
+        attempt = token_bytes(_MARK_BYTES)
+        total = 1 + len(others)
+        parts = [
+            Part(self._key, attempt, number, total).encode()
+            for number in range(total if others else 0)
         ]
+        self._mark = parts[0] if parts else _MARK + attempt
         try:
-            view.execute(insert(TOKENS).values(rows))
+            _insert(session, first, self._token, self._mark)
         except IntegrityError as error:
             raise KeyUsedError(
                 key=self._key,
-                shard_id=place.shard_id,
-                keyspace=place.keyspace,
+                shard_id=first.shard_id,
+                keyspace=first.keyspace,
             ) from error
-        self._where = place.address
+        for place, part in zip(others, parts[1:], strict=True):
+            _insert(session, place, part)
+        self._where, self._log = first.address, log
 
     @property
     def is_written(self) -> bool:
@@ -154,6 +239,16 @@ class Token:
         # A standby, or a primary that is not one any more, refuses to lock.
         locked = found.with_for_update(nowait=True)
         return connection.execute(locked).first() is not None
+
+
+def _insert(session: ShardSession, place: Place, *tokens: bytes) -> None:
+    now = func.current_timestamp()
+    rows = [{"token": token, "created_at": now} for token in tokens]
+    session.begun_view(place).execute(insert(TOKENS).values(rows))
+
+
+def _no_session() -> None:
+    """Return the session of no attempt."""
 
 
 def forget(places: Places, older_than: object, batch: int) -> int:
@@ -193,7 +288,14 @@ def _forget_on(place: Place, older_than: timedelta, batch: int) -> int:
         assert now is not None  # noqa: S101 - a row, always
         old = (
             select(TOKENS.c.token)
-            .where(TOKENS.c.created_at < now - older_than)
+            .where(
+                TOKENS.c.created_at < now - older_than,
+                or_(
+                    TOKENS.c.token < _LATER_PART,
+                    TOKENS.c.token >= _FIRST_PART,
+                    TOKENS.c.created_at < now - older_than - _LONGER,
+                ),
+            )
             .order_by(TOKENS.c.created_at, TOKENS.c.token)
             .limit(batch)
         )
@@ -201,5 +303,5 @@ def _forget_on(place: Place, older_than: timedelta, batch: int) -> int:
             # Short transactions: what they lock, nobody else waits for.
             connection.execute(delete(TOKENS).where(TOKENS.c.token.in_(found)))
             connection.commit()
-            count += sum(not token.startswith(_MARK) for token in found)
+            count += sum(token < _LATER_PART for token in found)
     return count

@@ -6,7 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 from sqla_shard.committed import CommittedKey
+from sqla_shard.committed import find_halves
 from sqla_shard.committed import find_key
+from sqla_shard.committed import HalfCommit
+from sqla_shard.committed import MINUTE
 from sqla_shard.intents import count_pending
 from sqla_shard.intents import Pending
 from sqla_shard.intents import pending
@@ -75,6 +78,23 @@ class Upkeep:
             does not have the table.
         """
         return find_key(self, key)
+
+    def find_halves(
+        self: Any, older_than: timedelta = MINUTE
+    ) -> list[HalfCommit]:
+        """Return what :meth:`run` has committed on some servers only.
+
+        That is what a process has left that was killed between two COMMITs
+        of ``run(key=..., cross_shard="ordered")``; without a key nothing is
+        known of it.  It is listed until its key is forgotten.
+
+        :param older_than: more than the COMMITs of one transaction take.
+        :returns: the oldest first.
+        :raises ValueError: when the age makes no sense.
+        :raises SQLAlchemyError: when a server cannot be asked, or a shard
+            does not have the table.
+        """
+        return find_halves(self, older_than)
 
     def forget_keys(
         self: Any, older_than: timedelta, *, batch: int = 1000

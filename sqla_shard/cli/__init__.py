@@ -17,6 +17,7 @@ changes their tables with alembic, and repairs rows.  It moves no shard.  ::
     sqla-shard schema ...              one schema on every virtual shard
     sqla-shard repair                  operations that were left to be done
     sqla-shard key KEY                 whether a transaction has committed
+    sqla-shard halves                  what has committed on some servers only
     sqla-shard cache repair            keys that are still in a cache
     sqla-shard cache stats             its nodes, and how many keys that are
     sqla-shard verify lookups          keys that lead nowhere, and others
@@ -25,12 +26,12 @@ changes their tables with alembic, and repairs rows.  It moves no shard.  ::
     sqla-shard shell ID                a client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-All but ``schema``, ``repair``, ``key``, ``cache``, ``verify`` and ``shell``
-connect to no database and need no password of one.  The topology is the file
-of ``--topology``, or of the environment variable ``SQLA_SHARD_TOPOLOGY``, or
-``topology.toml`` in the current directory; in place of a file it can be
-``zookeeper://host:port/path``, with the credentials in
-``SQLA_SHARD_ZOOKEEPER_AUTH``.
+All but ``schema``, ``repair``, ``key``, ``halves``, ``cache``, ``verify`` and
+``shell`` connect to no database and need no password of one.  The topology is
+the file of ``--topology``, or of the environment variable
+``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory; in
+place of a file it can be ``zookeeper://host:port/path``, with the
+credentials in ``SQLA_SHARD_ZOOKEEPER_AUTH``.
 
 ``repair``, ``verify`` and ``shell`` write rows of the application.  Where it
 keeps them in a cache, ``--cache FILE`` or the environment variable
@@ -58,7 +59,7 @@ __all__ = ["main"]
 #   schema_options, schema       `schema`, loaded when it is asked for
 #   expressions, explaining      Python from the command line; `explain`
 #   told                         the option --cache of what writes rows
-#   repairing, keys, caching     `repair`; `key`; `cache`
+#   repairing, keys, caching     `repair`; `key`, `halves`; `cache`
 #   verifying                    `verify`
 #   clients, sessions, shell     programs, and sessions of one shard; `shell`
 #   program                      all of them in one

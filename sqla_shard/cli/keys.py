@@ -1,8 +1,9 @@
-"""``sqla-shard key``: whether a transaction with a key has committed."""
+"""``sqla-shard key`` and ``halves``: which transactions have committed."""
 
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 import click
 
@@ -11,8 +12,9 @@ from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
+from sqla_shard.committed import MINUTE
 
-__all__ = ["key_command"]
+__all__ = ["halves_command", "key_command"]
 
 
 @click.command(
@@ -43,4 +45,42 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
         for line in map(str, found) if found else [f"no shard has {key}"]:
             click.echo(line)
     if not found:
+        sys.exit(1)
+
+
+@click.command(
+    "halves",
+    epilog=examples(
+        "sqla-shard halves",
+        "sqla-shard halves --older-than 600 --json",
+    ),
+)
+@click.option(
+    "--older-than",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=MINUTE.total_seconds(),
+    show_default=True,
+    help="Seconds that the COMMITs of one transaction may take.",
+)
+@json_option
+@pass_settings
+def halves_command(
+    settings: Settings, older_than: float, as_json: bool
+) -> None:
+    """List transactions that have committed on some of their servers only.
+
+    That is what a process has left that was killed between two COMMITs of
+    cluster.run(fn, key=KEY, cross_shard="ordered").  They are listed until
+    their keys are forgotten.  The status is 1 when there is one.
+    """
+    with settings.cluster() as cluster:
+        found = cluster.find_halves(timedelta(seconds=older_than))
+    if as_json:
+        print_json({"halves": [one.as_dict() for one in found]})
+    else:
+        for one in found:
+            click.echo(str(one))
+        click.echo(f"{len(found):,} half committed")
+    if found:
         sys.exit(1)

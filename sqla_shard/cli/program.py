@@ -20,6 +20,7 @@ from sqla_shard.cli.following import agent_command
 from sqla_shard.cli.following import watch_command
 from sqla_shard.cli.ids import id_command
 from sqla_shard.cli.ids import where_command
+from sqla_shard.cli.keys import halves_command
 from sqla_shard.cli.keys import key_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
@@ -46,6 +47,7 @@ _COMMANDS = (
     topology_group,
     repair_command,
     key_command,
+    halves_command,
     cache_group,
     verify_group,
     shell_command,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 from collections.abc import Iterator
 from datetime import datetime
 from datetime import timedelta
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy import text
@@ -22,6 +26,9 @@ from sqla_shard.exc import ShardMissingError
 from sqla_shard.retrying import repeat
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.tokens import Token
+from tests.shared.command_line import invoke
+from tests.shared.command_line import write as write_topology
+from tests.shared.following import in_child
 from tests.shared.models import Base
 from tests.shared.models import Pin
 from tests.shared.models import Setting
@@ -213,6 +220,68 @@ def test_a_key_is_not_for_several_shards(cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="of one shard"):
         cluster.run(both, key="both")
     assert (count(cluster, 1), count(cluster, 2)) == (0, 0)
+
+
+def write_both(session: Any) -> None:
+    """Write two servers, the second shard first."""
+    write(session, 2)
+    session.flush()
+    write(session, 1)
+    session.flush()
+
+
+def test_a_key_of_several_servers(cluster: Cluster) -> None:
+    for _ in range(2):
+        with contextlib.suppress(KeyUsedError):
+            cluster.run(write_both, key="both", cross_shard="ordered")
+    assert (count(cluster, 1), count(cluster, 2)) == (1, 1)
+    assert cluster.find_halves(timedelta(0)) == []
+    # Known where COMMIT is sent first.
+    (found,) = cluster.find_key("both")
+    assert found.shard_id == 2
+    # One that turns out to write one server leaves no parts.
+    cluster.run(write, key="one", cross_shard="ordered")
+    assert cluster.find_halves(timedelta(0)) == []
+    with pytest.raises(ValueError, match="at most 234"):
+        cluster.run(write_both, key="x" * 235, cross_shard="ordered")
+    assert (count(cluster, 1), count(cluster, 2)) == (2, 1)
+    cluster.run(write_both, key="x" * 234, cross_shard="ordered")
+
+
+def test_what_a_killed_process_has_left_half(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    document = sqlite_topology(tmp_path, servers=2, shards=4, main=True)
+
+    def child() -> None:
+        with Cluster.from_topology(document) as mine:
+            place = mine.places.place(mine.places.keyspace("objects", ""), 1)
+            event.listen(place.engine, "commit", lambda _: os._exit(0))
+            mine.run(write_both, key="order-17", cross_shard="ordered")
+        raise AssertionError("it has not come to the second COMMIT")
+
+    cluster.run(write_both, key="whole", cross_shard="ordered")
+    in_child(child, tmp_path)
+    assert (count(cluster, 1), count(cluster, 2)) == (1, 2)
+    assert cluster.find_halves() == []  # it may be committing still
+    (half,) = cluster.find_halves(timedelta(0))
+    assert (half.key, half.missing) == ("order-17", 1)
+    (there,) = half.committed
+    assert (there.keyspace, there.shard_id) == ("objects", 2)
+    topology = write_topology(tmp_path, document)
+    done = invoke("-t", topology, "halves", "--older-than", "0")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("order-17 has committed on shard 2 of obj")
+    done = invoke("-t", topology, "halves", "--older-than", "0", "--json")
+    assert json.loads(done.stdout)["halves"][0]["missing"] == 1
+    done = invoke("-t", topology, "halves")
+    assert (done.exit_code, done.stdout) == (0, "0 half committed\n")
+    # The first part is forgotten before the others: "whole" is no half now.
+    cluster.forget_keys(timedelta(0))
+    assert cluster.find_halves(timedelta(0)) == []
+    assert cluster.find_key("order-17") == []
+    with pytest.raises(ValueError, match="older_than="):
+        cluster.find_halves(timedelta(-1))
 
 
 def test_a_key_is_not_for_two_transactions(cluster: Cluster) -> None:
