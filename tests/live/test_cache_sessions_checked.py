@@ -406,6 +406,10 @@ def test_the_same_finds_what_is_not_awaited(scene, say):
     finds(scene, say, "unawaited", delay=0.01, in_loop=True, **SLOW)
 
 
+@pytest.mark.skipif(
+    not SOAK,
+    reason="a busy machine may find nothing in the time of a short run",
+)
 def test_the_same_finds_what_is_added_to_old_lists(scene, say):
     scene.narrow(range(SHARDS), ("bag", "marks"))
     pauses = partial(scene.faults, kinds=["pause"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,11 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
             session.add(pin)
             session.flush()
             pin_id = pin.id
+    # The proxy sees a moment later that these are closed.
+    pause, deadline = threading.Event(), time.monotonic() + 60
+    while proxy.counts.open:
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
     path = tmp_path / "document.json"
     path.write_text(json.dumps([document, proxy.port]))
     process = subprocess.Popen(

@@ -157,4 +157,6 @@ def shown(engine: Engine) -> dict[str, list[str]]:
 
 
 def _counted(sql: str) -> str:
+    # MariaDB numbers the foreign keys without a name in their order.
+    sql = re.sub(r"_ibfk_\d+`", "_ibfk`", sql)
     return re.sub(r" AUTO_INCREMENT=\d+", "", sql)
