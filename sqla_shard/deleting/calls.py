@@ -16,8 +16,9 @@ from sqlalchemy import event
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.ids import unpack
+from sqla_shard.intents.registry import name_of
 from sqla_shard.intents.registry import named
-from sqla_shard.intents.registry import register
+from sqla_shard.intents.registry import register_for
 from sqla_shard.intents.writing import leave
 from sqla_shard.lookup import LookupMixin
 from sqla_shard.lookup.keys import Table
@@ -51,7 +52,7 @@ def removed(
     for place, some in by_place.items():
         for start in range(0, len(some), _PAIRS):
             part = some[start : start + _PAIRS]
-            yield _name("remove", mapping), place, {"pairs": part}
+            yield name_of("remove", mapping), place, {"pairs": part}
 
 
 def released(
@@ -61,7 +62,7 @@ def released(
     table = Table(lookup, session)
     for text in dict.fromkeys(form.text for form in table.forms(key)):
         arguments = {"text": text, "target_id": target_id}
-        yield _name("take", lookup), table.place(text), arguments
+        yield name_of("take", lookup), table.place(text), arguments
 
 
 def call(session: ShardSession, home: Place, one: Call) -> None:
@@ -71,10 +72,6 @@ def call(session: ShardSession, home: Place, one: Call) -> None:
         named(name)(session, **arguments)
     else:
         leave(session, home, name, [(place, arguments)])
-
-
-def _name(verb: str, cls: Any) -> str:
-    return f"{verb}:{cls.__module__}.{cls.__qualname__}"
 
 
 def _remove(cls: Any, session: ShardSession, pairs: list[list[int]]) -> None:
@@ -92,14 +89,7 @@ def _defining(verb: str, function: Callable[..., None]) -> Any:
     """Return a handler that names the operation of a new class."""
 
     def define(mapper: Mapper[Any], cls: Any) -> None:
-        def bound(session: ShardSession, **arguments: Any) -> None:
-            function(cls, session, **arguments)
-
-        # A class that is defined again, as in a module that was loaded
-        # again, takes the place of the one before.
-        bound.__module__ = cls.__module__
-        bound.__qualname__ = f"{cls.__qualname__}.{verb}"
-        register(_name(verb, cls), bound)
+        register_for(verb, cls, function)
 
     return define
 

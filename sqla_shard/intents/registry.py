@@ -8,7 +8,14 @@ from typing import Any
 from sqla_shard.exc import OperationDefinitionError
 from sqla_shard.exc import UnknownOperationError
 
-__all__ = ["is_known", "known", "named", "register"]
+__all__ = [
+    "is_known",
+    "known",
+    "name_of",
+    "named",
+    "register",
+    "register_for",
+]
 
 _functions: dict[str, Callable[..., Any]] = {}
 
@@ -25,6 +32,29 @@ def register(name: str, function: Callable[..., Any]) -> None:
             operation=name,
         )
     _functions[name] = function
+
+
+def name_of(verb: str, cls: type[Any]) -> str:
+    """Return the name of an operation of a class."""
+    return f"{verb}:{cls.__module__}.{cls.__qualname__}"
+
+
+def register_for(
+    verb: str, cls: type[Any], function: Callable[..., Any]
+) -> None:
+    """Give a class an operation, by :func:`name_of`.
+
+    :param function: takes the class, the session and the arguments.
+    """
+
+    def bound(session: Any, **arguments: Any) -> Any:
+        return function(cls, session=session, **arguments)
+
+    # A class that is defined again, as in a module that was loaded again,
+    # takes the place of the one before.
+    bound.__module__ = cls.__module__
+    bound.__qualname__ = f"{cls.__qualname__}.{verb}"
+    register(name_of(verb, cls), bound)
 
 
 def _path(function: Any) -> tuple[str, str]:

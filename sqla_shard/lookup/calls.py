@@ -9,7 +9,6 @@ order: each names the row by its token, which no other row has.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.exc import ClaimLostError
 from sqla_shard.ids import unpack
 from sqla_shard.intents.operations import Operation
+from sqla_shard.intents.registry import name_of
 from sqla_shard.intents.registry import named
-from sqla_shard.intents.registry import register
+from sqla_shard.intents.registry import register_for
 from sqla_shard.intents.writing import leave
 from sqla_shard.lookup.claiming import Claim
 from sqla_shard.lookup.definition import link
@@ -85,7 +85,7 @@ class Call:
         """Return a call that writes the row of a key."""
         place = Table(lookup, session).place(key)
         return cls(
-            operation=_name(verb, lookup),
+            operation=name_of(verb, lookup),
             keyspace=place.keyspace,
             shard_id=place.shard_id,
             arguments={"key": key, **arguments},
@@ -118,7 +118,7 @@ def undoing(
     """Return the call that deletes an object which has lost its keys."""
     place = place_of(session, lookup, made.target_id)
     return Call(
-        operation=_name("undo", lookup),
+        operation=name_of("undo", lookup),
         keyspace=place.keyspace,
         shard_id=place.shard_id,
         arguments={
@@ -148,10 +148,6 @@ def place_of(session: ShardSession, lookup: Any, target_id: int) -> Place:
     )
 
 
-def _name(verb: str, lookup: Any) -> str:
-    return f"{verb}:{lookup.__module__}.{lookup.__qualname__}"
-
-
 def define(mapper: Mapper[Any], cls: Any) -> None:
     """Handle ``after_mapper_constructed``: name the operations of a class.
 
@@ -164,18 +160,7 @@ def define(mapper: Mapper[Any], cls: Any) -> None:
         ("release", release),
         ("undo", _undo_object),
     ):
-        register(_name(verb, cls), _bound(function, cls))
-
-
-def _bound(function: Callable[..., None], cls: Any) -> Callable[..., None]:
-    def bound(session: ShardSession, **arguments: Any) -> None:
-        function(cls, session=session, **arguments)
-
-    # A class that is defined again, as in a module that was loaded again,
-    # takes the place of the one before.
-    bound.__module__ = cls.__module__
-    bound.__qualname__ = f"{cls.__qualname__}.{function.__name__}"
-    return bound
+        register_for(verb, cls, function)
 
 
 def _confirm(

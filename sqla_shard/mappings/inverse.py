@@ -23,7 +23,8 @@ from sqlalchemy import inspect
 from sqlalchemy import update
 
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.intents.registry import register
+from sqla_shard.intents.registry import name_of
+from sqla_shard.intents.registry import register_for
 from sqla_shard.intents.writing import leave
 from sqla_shard.mappings.definition import check_change
 from sqla_shard.mappings.definition import check_changed
@@ -79,7 +80,7 @@ def tie(cls: Any) -> None:
     for reverse, forward in found.items():
         forward.__sqla_shard_mapping__.inverse_class = reverse
         reverse.__sqla_shard_mapping__.kept_by = forward
-        register(_name(forward), _settling(forward))
+        register_for("inverse", forward, _settle_pairs)
 
 
 def _check_pair(cls: Any, forward: Any, reverse: Any, keeper: Any) -> None:
@@ -138,22 +139,11 @@ def _is_same(cls: Any, one: End, other: End) -> bool:
     )
 
 
-def _name(cls: Any) -> str:
-    """Return the name of the operation that settles pairs of a mapping."""
-    return f"inverse:{cls.__module__}.{cls.__qualname__}"
-
-
-def _settling(cls: Any) -> Any:
-    """Return that operation."""
-
-    def settle_pairs(session: ShardSession, pairs: list[list[Any]]) -> None:
-        settle(cls, session, [(pair[0], pair[1], pair[2]) for pair in pairs])
-
-    # A class that is defined again, as in a module that was loaded again,
-    # takes the place of the one before.
-    settle_pairs.__module__ = cls.__module__
-    settle_pairs.__qualname__ = cls.__qualname__
-    return settle_pairs
+def _settle_pairs(
+    cls: Any, session: ShardSession, pairs: list[list[Any]]
+) -> None:
+    """Settle the pairs of an intent, which JSON has as lists."""
+    settle(cls, session, [(pair[0], pair[1], pair[2]) for pair in pairs])
 
 
 # -- refusing what would not be followed
@@ -233,7 +223,7 @@ def follow(rows: List, sequences: Mapping[int, int | None]) -> None:
         for start in range(0, len(pairs), _PAIRS)
     ]
     if calls:
-        leave(rows.session, rows.place, _name(rows.cls), calls)
+        leave(rows.session, rows.place, name_of("inverse", rows.cls), calls)
 
 
 def settle(cls: Any, session: ShardSession, pairs: Iterable[Pair]) -> int:
