@@ -94,6 +94,11 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── MissingExtraError (ImportError)   a package of an extra is not
     ├── ExtensionSetupError               an extension that is not set up
     └── ServerProcessError                a test server did not start
+
+and one warning::
+
+    SAWarning (RuntimeWarning)
+    └── UniquePerShardWarning           a constraint that shards can break
 """
 
 from __future__ import annotations
@@ -111,6 +116,7 @@ from sqla_shard.exc.definitions import InvalidIdError
 from sqla_shard.exc.definitions import ManyToManyError
 from sqla_shard.exc.definitions import Problem
 from sqla_shard.exc.definitions import TopologyError
+from sqla_shard.exc.definitions import UniquePerShardWarning
 from sqla_shard.exc.definitions import UnknownKeyspaceError
 from sqla_shard.exc.definitions import UnknownServerError
 from sqla_shard.exc.definitions import UnknownShardError
@@ -272,6 +278,7 @@ __all__ = [
     "TopologyError",
     "TopologyRefusedError",
     "TopologyUnavailableError",
+    "UniquePerShardWarning",
     "UnknownKeyspaceError",
     "UnknownOperationError",
     "UnknownServerError",

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.exc import SAWarning
+
 from sqla_shard.exc.base import ShardError
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "ManyToManyError",
     "Problem",
     "TopologyError",
+    "UniquePerShardWarning",
     "UnknownKeyspaceError",
     "UnknownServerError",
     "UnknownShardError",
@@ -93,6 +96,14 @@ class ManyToManyError(ClassDefinitionError):
         super().__init__(message, class_name=class_name)
         self.relationship = relationship
         self.secondary = secondary
+
+
+class UniquePerShardWarning(SAWarning):
+    """Issued for a unique constraint that holds on each virtual shard only.
+
+    ``info={"unique_per_shard": True}`` of the column, the constraint or the
+    index says that this is meant.
+    """
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from sqla_shard.orm.creation import own_definition
 from sqla_shard.orm.creation import snake
 from sqla_shard.orm.creation import type_of_objects
 from sqla_shard.orm.creation import whole_or_not_at_all
+from sqla_shard.orm.uniqueness import check_unique
 from sqla_shard.routing import declare
 from sqla_shard.routing import TableSpec
 from sqla_shard.types import LookupKey
@@ -217,6 +218,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     table: Any = mapper.local_table
     key = ["key"] if definition.unique else ["key", definition.column]
     check_table(cls, table, key)
+    check_unique(table, "key")
     declare(table, TableSpec(kind="mod", keyspace=definition.keyspace))
     if isinstance(definition.target, type):
         _know(cls, definition, definition.target)

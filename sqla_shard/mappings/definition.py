@@ -36,6 +36,7 @@ from sqla_shard.orm.creation import name_of_class
 from sqla_shard.orm.creation import own_definition
 from sqla_shard.orm.creation import snake
 from sqla_shard.orm.creation import type_of_objects
+from sqla_shard.orm.uniqueness import check_unique
 from sqla_shard.routing import columns_set
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
@@ -282,6 +283,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     table: Any = mapper.local_table
     key = [definition.source.column, definition.target.column]
     check_table(cls, table, key)
+    check_unique(table)
     source, target = table.primary_key
     Index(None, source, table.c.sequence, target)
     _declare(cls, table, definition)

@@ -9,6 +9,7 @@
 ``hiding``       soft delete
 ``saving``       writing a blob without overwriting other writers
 ``objects``      :class:`ObjectMixin`
+``uniqueness``   constraints that hold on each shard only
 ``linking``      many-to-many relationships
 ``keyspaces``    :class:`KeyspaceMixin`, for models that are no objects
 """

@@ -38,6 +38,7 @@ from sqla_shard.orm.references import any_type
 from sqla_shard.orm.references import colocation_of
 from sqla_shard.orm.references import referred
 from sqla_shard.orm.references import types_of
+from sqla_shard.orm.uniqueness import check_unique
 from sqla_shard.rendering import SCHEMA
 from sqla_shard.routing import declare
 from sqla_shard.routing import TableSpec
@@ -141,6 +142,8 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     colocation = colocation_of(
         mapper, definition.colocate_with, definition.fields
     )
+    # Not before the column that colocates is known to tell the shard.
+    check_unique(table)
     types_of(cls.metadata).register(definition.type_id, cls)
     for key, made in definition.fields.items():
         mapper.add_property(key, FieldProperty(made))

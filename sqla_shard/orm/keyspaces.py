@@ -21,6 +21,8 @@ from sqlalchemy import Table
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.orm.creation import whole_or_not_at_all
+from sqla_shard.orm.uniqueness import check_unique
 from sqla_shard.routing import declare
 from sqla_shard.routing import TableSpec
 
@@ -87,11 +89,15 @@ def assign_keyspace(
     return table
 
 
+@whole_or_not_at_all
 def _assign(mapper: Mapper[Any], cls: type[Any]) -> None:
     choice = getattr(cls, _CHOICE, None)
     if choice is not None:
         table: Any = mapper.local_table
         assign_keyspace(table, choice[0], kind=choice[1])
+        # A class without a table of its own is in that of its base.
+        if choice[1] == "mod" and mapper.inherits is None:
+            check_unique(table)
 
 
 def _assign_secondary(mapper: Mapper[Any], cls: type[Any]) -> None:

@@ -86,14 +86,21 @@ class Thing(ObjectMixin, Base, type_id=4):
     )
     words: Mapped[str | None] = mapped_column(Text)
     raw: Mapped[bytes | None] = mapped_column(LargeBinary)
-    key: Mapped[UUID | None] = mapped_column(unique=True)
+    key: Mapped[UUID | None] = mapped_column(
+        unique=True, info={"unique_per_shard": True}
+    )
     twice: Mapped[int | None] = mapped_column(Computed("small * 2"))
     moment: Mapped[datetime | None] = mapped_column(UTCTimestamp)
     friend_id: Mapped[int | None] = mapped_column(ObjectRef(4))
     place: Mapped[int | None] = mapped_column(Sequence38)
 
     __table_args__ = (
-        UniqueConstraint("title", "count", name="uq_things_title"),
+        UniqueConstraint(
+            "title",
+            "count",
+            name="uq_things_title",
+            info={"unique_per_shard": True},
+        ),
         Index("ix_things_colour", "colour", "born"),
     )
 
