@@ -1,7 +1,8 @@
 # The commands of the README are `make demo`, `make quickstart` and `make
 # test`.  Each does all of its own set-up and repeats none of it: Python
-# packages go into .venv, again when pyproject.toml changes; MariaDB, ZooKeeper,
-# memcached, Redis and Chromium come from apt.
+# packages go into .venv, in the versions and with the hashes of requirements/,
+# again when these change; MariaDB, ZooKeeper, memcached, Redis and Chromium
+# come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
 #   DB       what the demo keeps its pins in: sqlite or mariadb
@@ -20,8 +21,8 @@ PYTEST := $(BIN)/python -m pytest
 # One after the other, whatever -j says: the checks read better in order, and
 # pytest's closing line must come last.
 .NOTPARALLEL:
-.PHONY: help demo quickstart test lint type docs servers mariadb zookeeper \
-    memcached redis chromium spider soak bench clean
+.PHONY: help demo quickstart test lint type audit docs servers mariadb \
+    zookeeper memcached redis chromium spider soak bench lock release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,7 +37,7 @@ endif
 demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mariadb on real servers
 	@$(BIN)/python -m examples.pinboard $(DEMO_ARGS_$(DB)) $(ARGS)
 
-quickstart: $(VENV)/.package ## import bookmarks and show where each lives
+quickstart: $(VENV)/.examples ## import bookmarks and show where each lives
 	@$(BIN)/python -m examples.quickstart $(ARGS)
 
 # Three processes, with servers of their own each: on two processors, since
@@ -50,7 +51,7 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 # where PYTHONDONTWRITEBYTECODE is set.  One of the tests builds the
 # documentation, more strictly than `make docs`.
 test: $(VENV)/.dev servers ## check everything, on real MariaDB
-	@failed=; for check in lint type; do \
+	@failed=; for check in lint type audit; do \
 	    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
 	done; \
 	$(BIN)/python -m compileall -q sqla_shard examples; \
@@ -65,6 +66,11 @@ lint: $(VENV)/.dev ## check style and formatting
 type: $(VENV)/.dev ## check types
 	@$(BIN)/mypy
 
+# Services of advisories that cannot be reached say nothing of the packages:
+# this is printed, and no failure.
+audit: $(VENV)/.dev ## look for known vulnerabilities of what is installed
+	@$(BIN)/python -m tests.audit requirements/*.txt
+
 docs: $(VENV)/.dev ## build the documentation in docs/_build/html
 	@if [ -f docs/conf.py ]; then \
 	    $(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html; \
@@ -76,6 +82,19 @@ soak: $(VENV)/.dev servers ## test for hours, with many random examples
 bench: $(VENV)/.dev servers spider ## print the figures of docs and README
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
+lock: $(VENV)/.dev ## resolve requirements/ again, to the newest versions
+	@$(PIP) install --group lock
+	@rm -f requirements/*.txt
+	@$(LOCK) --output-file requirements/test.txt --all-extras --group dev
+	@$(LOCK) --output-file requirements/demo.txt --constraints \
+	    requirements/test.txt --extra mysql --extra cli --extra cache \
+	    --group build --group examples
+	@$(LOCK) --output-file requirements/lowest.txt --resolution \
+	    lowest-direct --all-extras --group build --group test --group examples
+
+release: $(VENV)/.dev ## build and check what a tag releases: TAG=v1.0
+	@$(BIN)/python -m tests.release "$(TAG)"
+
 clean: ## remove what the other commands made, .venv included
 	@rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	    build dist docs/_build artefacts .upstream
@@ -83,7 +102,17 @@ clean: ## remove what the other commands made, .venv included
 
 # -- Python packages ------------------------------------------------------
 
-$(VENV)/.package: pyproject.toml
+# Every version and hash is that of a file in requirements/: what is published
+# later, or in place of it, is not installed.  pip's own is that of the Python.
+# The package is built with what was installed before it.
+INSTALL = $(PIP) install --require-hashes --requirement $(1) && \
+    $(PIP) install --no-deps --no-build-isolation --editable .
+
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
+    --generate-hashes --no-config --no-header --no-annotate \
+    --no-emit-index-url --no-emit-find-links pyproject.toml
+
+$(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "make: $(PYTHON) is missing or older than Python 3.10;" \
 	        "try: make PYTHON=python3.12" >&2; exit 1; }
@@ -92,24 +121,19 @@ $(VENV)/.package: pyproject.toml
 	    rm -rf $(VENV); \
 	    echo "make: no virtual environment; on Debian and Ubuntu that" \
 	        "takes: apt-get install python3-venv" >&2; exit 1; }
-	@echo "make: installing sqla_shard in $(VENV)"
-	@$(PIP) install --upgrade 'pip>=25.1'
-	@$(PIP) install --editable .
 	@touch $@
 
 # With the driver, for which DB=mariadb would otherwise install all again, and
 # with sqla-shard, whose commands the demo's tables are changed with.
-$(VENV)/.examples: $(VENV)/.package
+$(VENV)/.examples: requirements/demo.txt pyproject.toml | $(VENV)/.python
 	@echo "make: installing the packages of the examples in $(VENV)"
-	@$(PIP) install --editable '.[mysql,cli,cache]' --group examples
+	@$(call INSTALL,requirements/demo.txt)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.package
-	@echo "make: installing the tools for tests in $(VENV)"
-	@$(PIP) install --editable \
-	    '.[mysql,testing,flask,opentelemetry,cli,alembic,zookeeper,cache,redis]' \
-	    --group dev
-	@touch $@
+$(VENV)/.dev: requirements/test.txt pyproject.toml | $(VENV)/.python
+	@echo "make: installing the packages of the tests in $(VENV)"
+	@$(call INSTALL,requirements/test.txt)
+	@touch $@ $(VENV)/.examples
 
 # -- MariaDB, ZooKeeper, memcached, Redis and Chromium --------------------
 # From apt-get, where it may be used.  Without them the tests that need them
