@@ -1,0 +1,136 @@
+"""Build what a tag releases, and try it where nothing else is installed.
+
+``make release TAG=v1.0`` needs the tag alone: what it names is cloned, and
+what lies about in the directory is not published.  In ``dist/`` are then a
+wheel and a source distribution, each of which was installed in a new virtual
+environment, beside the versions of ``requirements/demo.txt``, and has run the
+program and an example there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+
+
+class ReleaseError(Exception):
+    """What is tagged cannot be released."""
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a program and return its output, or raise with it."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        line = " ".join(map(str, command))
+        raise ReleaseError(f"failed: {line}\n{done.stdout}")
+    return done.stdout
+
+
+def check(source: Path, tag: str) -> None:
+    """Compare a tag with the version and the changelog of what it names."""
+    with open(source / "pyproject.toml", "rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    if tag != f"v{version}":
+        raise ReleaseError(
+            f"{tag} names version {version} of pyproject.toml; the tag of"
+            f" that is v{version}"
+        )
+    fragments = sorted((source / "changelog.d").glob("+*.rst"))
+    if fragments:
+        raise ReleaseError(
+            f"changelog.d has {len(fragments)} changes that no release names;"
+            f" run: towncrier build --version {version}"
+        )
+    changelog = (source / "docs" / "changelog.rst").read_text("utf-8")
+    if not re.search(rf"^{re.escape(version)} \(", changelog, re.MULTILINE):
+        raise ReleaseError(f"docs/changelog.rst has no part on {version}")
+
+
+def build(source: Path, directory: Path) -> list[Path]:
+    run(*python("-m", "hatchling", "build", "-d", directory), cwd=source)
+    found = sorted(directory.iterdir())
+    if len(found) != 2:
+        raise ReleaseError(f"not a wheel and a source distribution: {found}")
+    return found
+
+
+def python(*arguments: str | Path) -> list[str | Path]:
+    return [sys.executable, *arguments]
+
+
+def smoke(source: Path, packages: list[Path], directory: Path) -> None:
+    """Install each package where nothing else of ours is, and use it."""
+    environment = directory / "environment"
+    run(*python("-m", "venv", environment))
+    programs = environment / "bin"
+    pip = (programs / "python", "-m", "pip", "--quiet")
+    locked = source / "requirements" / "demo.txt"
+    run(*pip, "install", "--require-hashes", "--requirement", locked)
+    # Without the package of the source beside them.
+    elsewhere = directory / "elsewhere"
+    shutil.copytree(source / "examples", elsewhere / "examples")
+    install = ("install", "--no-deps", "--no-build-isolation")
+    for package in packages:
+        run(*pip, *install, package)
+        run(*pip, "check")
+        run(programs / "sqla-shard", "--version", cwd=elsewhere)
+        run(programs / "python", "-m", "examples.quickstart", cwd=elsewhere)
+        run(*pip, "uninstall", "--yes", "sqla-shard")
+
+
+def release(tag: str, output: Path) -> None:
+    """Build what a tag names, try it, and put it into a directory."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        source = directory / "source"
+        run(
+            *("git", "-c", "advice.detachedHead=false", "clone", "--quiet"),
+            *("--depth", "1", "--branch", tag, ROOT.as_uri(), source),
+        )
+        check(source, tag)
+        packages = build(source, directory / "dist")
+        smoke(source, packages, directory)
+        output.mkdir(exist_ok=True)
+        for package in packages:
+            shutil.copy(package, output)
+            sys.stdout.write(f"release: {output / package.name}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tag", metavar="TAG", help="such as v1.0")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    options = parser.parse_args()
+    if not options.tag:
+        parser.error("TAG is missing, as in: make release TAG=v1.0")
+    try:
+        release(options.tag, options.output)
+    except ReleaseError as error:
+        sys.stderr.write(f"release: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
