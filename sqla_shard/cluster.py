@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 from typing import Any
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from sqla_shard.explaining import Explanation
 from sqla_shard.following import Fixed
 from sqla_shard.following import Follower
 from sqla_shard.following import SourceReport
+from sqla_shard.health import deadline
 from sqla_shard.health import Health
 from sqla_shard.health import health_of
 from sqla_shard.keeping import Keeping
@@ -76,7 +78,9 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         SQLite files have aiosqlite there.
     :param placement: chooses the shard of new roots.
     :param engine_options: for :func:`sqlalchemy.create_engine`, such as
-        ``pool_size``; they hold for each server.
+        ``pool_size``; they hold for each server.  Unless ``connect_args``
+        among them or the URL say otherwise, drivers wait 10 seconds for a
+        connection and 30 for each answer (:doc:`/explanation/time-limits`).
     :param async_engine_options: the same for asynchronous sessions, where
         each event loop has pools of its own; ``engine_options`` by default.
     :param session_options: for every session, such as
@@ -360,9 +364,17 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         """
         await self._loops.run(lambda places: places.warm(connections))
 
-    async def async_health(self) -> Health:
-        """Ask every server for a sign of life; see :meth:`health`."""
-        answers = await self._loops.run(lambda places: places.check())
+    async def async_health(self, timeout: float = 2.0) -> Health:
+        """Ask every server for a sign of life; see :meth:`health`.
+
+        :param timeout: seconds.
+        :raises ValueError: when it is no number of seconds above 0.
+        """
+        end = deadline(timeout)
+        answers = await self._loops.run(lambda places: places.check(timeout))
+        while not self._feed.has_asked and monotonic() < end:
+            # In a process that was forked a moment ago.
+            await asyncio.sleep(0.02)
         return health_of(self._feed.report(), answers)
 
     async def aclose(self, timeout: float = 10.0) -> bool:
@@ -411,13 +423,22 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         """
         return self._engines.stats() + self._loops.stats()
 
-    def health(self) -> Health:
+    def health(self, timeout: float = 2.0) -> Health:
         """Tell how things stand with the source and with every server.
 
-        All servers are asked for a sign of life at the same time; the
-        source is not asked.
+        All servers are asked for a sign of life at the same time, each over
+        a connection of its own, which is closed afterwards.  The source is
+        not asked: what its thread has found last is told, and in a child
+        process that has not asked it yet, that is waited for.
+
+        :param timeout: seconds; a server that has not answered by then is
+            told of as such.
+        :raises ValueError: when it is no number of seconds above 0.
         """
-        return health_of(self._feed.report(), self.places.check())
+        end = deadline(timeout)
+        answers = self.places.check(timeout)
+        self._feed.wait_asked(max(end - monotonic(), 0))
+        return health_of(self._feed.report(), answers)
 
     def source_report(self) -> SourceReport:
         """Tell how things stand with the source; nobody is asked."""

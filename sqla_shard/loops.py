@@ -30,8 +30,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from sqla_shard.dialects import Backend
+from sqla_shard.engines import Answer
 from sqla_shard.engines import Engines
 from sqla_shard.engines import EngineStats
+from sqla_shard.engines import no_answer
 from sqla_shard.engines import Places
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.scattering import AwaitedLanes
@@ -82,6 +84,15 @@ class LoopEngines(Engines):
 
         self._awaited.run([lane] * min(most, len(jobs)))
         return [results[index] for index in range(len(jobs))]
+
+    def _ask_all(
+        self, jobs: Sequence[Callable[[], Answer]], timeout: float
+    ) -> list[Answer]:
+        futures = self._awaited.attempt(jobs, timeout)
+        return [
+            future.result() if future.done() else no_answer(timeout)
+            for future in futures
+        ]
 
     async def aclose(self, timeout: float) -> bool:
         """Let nothing new begin, wait for what is in use, close all.

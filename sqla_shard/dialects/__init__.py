@@ -2,6 +2,7 @@
 
 ``base``          what is asked of a kind of server
 ``mysql``         connections, errors and databases of MySQL and MariaDB
+``limits``        how long a driver waits for MySQL or MariaDB
 ``sqlite``        the same for SQLite files
 ``catalogue``     what is asked of a server about its tables
 ``mysql_catalogue``, ``sqlite_catalogue``  the answers

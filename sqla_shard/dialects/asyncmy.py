@@ -8,8 +8,6 @@ from typing import Any
 
 __all__ = ["adapt_connecting", "close_socket", "transport_of"]
 
-#: Seconds, where ``connect_timeout`` says no other: as with PyMySQL.
-_CONNECT_TIMEOUT = 10.0
 _CANNOT_CONNECT = 2003
 
 
@@ -52,7 +50,7 @@ def adapt_connecting(
     dbapi = dialect.loaded_dbapi
 
     async def connect(*args: Any, **kwargs: Any) -> Any:
-        limit = kwargs.get("connect_timeout", _CONNECT_TIMEOUT)
+        limit = kwargs["connect_timeout"]
         try:
             return await asyncio.wait_for(
                 _awaited(dbapi.asyncmy.connect(*args, **kwargs)), limit

@@ -66,11 +66,19 @@ class Backend(Protocol):
         """
         ...
 
-    def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
+    def open(
+        self,
+        url: URL,
+        options: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+    ) -> Engine:
         """Return a new engine; no connection is opened yet.
 
         :param options: keyword arguments for
             :func:`sqlalchemy.create_engine`.
+        :param timeout: seconds for connecting, and for each answer, whatever
+            the options say; infinite for no limit of answers.
         """
         ...
 

@@ -11,6 +11,7 @@ asyncmy understands that too; given no ``ssl_*`` option, it uses no TLS.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -34,20 +35,17 @@ from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.catalogue import Catalogue
 from sqla_shard.dialects.ddl import DDL
 from sqla_shard.dialects.interrupting import interrupt
+from sqla_shard.dialects.limits import initial_statement
+from sqla_shard.dialects.limits import with_limits
+from sqla_shard.dialects.limits import without_end
 from sqla_shard.dialects.mysql_catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql_ddl import MySQLDDL
 from sqla_shard.dialects.parts import NumberForm
 
 __all__ = ["MySQL"]
 
-# The virtual shard is named in every statement.  A default database would
-# let a statement without a name land in whichever was used last.
-_INIT = (
-    "SET SESSION time_zone = '+00:00', "
-    # Outside strict mode a value that is too long is cut off with a warning.
-    "sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), "
-    "'STRICT_TRANS_TABLES')"
-)
+_log = logging.getLogger(__name__)
+
 _DEADLOCK = 1213
 # That of NOWAIT is another one on MySQL.
 _LOCK_WAIT_TIMEOUTS = frozenset({1205, 3572})
@@ -89,6 +87,7 @@ class MySQL:
     def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
         self._driver = driver
         self._asynchronous = asynchronous
+        self._warned: set[URL] = set()
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Every database of a server shares one engine."""
@@ -98,7 +97,13 @@ class MySQL:
         url = url.set(drivername=f"{kind}+{driver or self._driver}")
         return url._replace(database=None), database
 
-    def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
+    def open(
+        self,
+        url: URL,
+        options: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+    ) -> Engine:
         """Return an engine whose sessions are UTC, strict and utf8mb4.
 
         :raises MissingDriverError: when the driver is not installed.
@@ -108,9 +113,16 @@ class MySQL:
             "pool_recycle": 1800,
             **options,
         }
-        arguments = {"init_command": _INIT, "charset": "utf8mb4"}
-        arguments.update(settings.get("connect_args", {}))
-        settings["connect_args"] = arguments
+        driver = url.get_driver_name()
+        given = settings.get("connect_args", {})
+        arguments = with_limits(driver, url, given, timeout)
+        if timeout is None:
+            self._warn(driver, url, arguments)
+        settings["connect_args"] = arguments = {
+            "init_command": initial_statement(url, arguments),
+            "charset": "utf8mb4",
+            **arguments,
+        }
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
         if engine.dialect.driver == "pymysql":
             tls = any(
@@ -121,6 +133,24 @@ class MySQL:
             event.listen(engine, "do_connect", adapt_connecting)
         event.listen(engine, "checkin", _forget_database)
         return engine
+
+    def _warn(
+        self, driver: str, url: URL, arguments: Mapping[str, Any]
+    ) -> None:
+        missing = without_end(driver, url, arguments)
+        # Not again for each engine that a command opens for itself.
+        if not missing or url in self._warned:
+            return
+        self._warned.add(url)
+        where = f"{url.host}:{url.port or 3306}"
+        _log.warning(
+            "%s has no %s (driver %s): while it hangs, whoever uses it waits "
+            "for ever",
+            where,
+            " and no ".join(missing),
+            driver,
+            extra={"action": "open engine", "server": where},
+        )
 
     def abandon(self, dbapi_connection: Any) -> None:
         """Close the child's copy of the socket without saying goodbye."""

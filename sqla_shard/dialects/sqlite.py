@@ -61,7 +61,13 @@ class SQLite:
             url = url.set(drivername="sqlite+aiosqlite")
         return url.set(database=path), "main"
 
-    def open(self, url: URL, options: Mapping[str, Any]) -> Engine:
+    def open(
+        self,
+        url: URL,
+        options: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+    ) -> Engine:
         """Return an engine that waits for other writers for 30 seconds.
 
         :raises MissingDriverError: when aiosqlite is not installed.

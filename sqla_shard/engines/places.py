@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from sqlalchemy import Engine
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqla_shard.dialects import Backend
+from sqla_shard.engines.asking import Answer
 from sqla_shard.engines.pools import warm
 from sqla_shard.engines.registry import Engines
+from sqla_shard.exc import ClusterClosedError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.topology import Keyspace
@@ -114,19 +114,26 @@ class Places:
                 lowest = server.shards[0].first if server.shards else 0
                 yield server.name, self.place(keyspace, lowest)
 
-    def check(self) -> dict[str, Exception | None]:
+    def check(self, timeout: float) -> dict[str, Answer]:
         """Ask every server for a sign of life, all at the same time.
 
+        :param timeout: seconds.
         :returns: by server name, None or what is wrong.
         """
-        # Two keyspaces may each have a server of one name.
-        asked = {(name, p.engine): p for name, p in self.servers()}
-        answers = self.engines.at_once(
-            [partial(_ask, place) for place in asked.values()], "check"
-        )
-        found: dict[str, Exception | None] = {}
-        for (name, _), answer in zip(asked, answers, strict=True):
-            found[name] = found.get(name) or answer
+        # One that several keyspaces name is asked once; and two keyspaces may
+        # each have a server of one name.
+        names: dict[Engine, dict[str, None]] = {}
+        try:
+            for name, place in self.servers():
+                names.setdefault(place.engine, {})[name] = None
+        except ClusterClosedError as error:
+            spaces = self.topology.keyspaces.values()
+            return {s.name: error for space in spaces for s in space.servers}
+        found: dict[str, Answer] = {}
+        answers = self.engines.ask(list(names), timeout)
+        for engine, answer in zip(names, answers, strict=True):
+            for name in names[engine]:
+                found[name] = found.get(name) or answer
         return found
 
     def warm(self, connections: int) -> None:
@@ -157,13 +164,3 @@ def _quoted(name: str, preparer: IdentifierPreparer) -> str:
     if _PLAIN.fullmatch(name) and name not in preparer.reserved_words:
         return name
     return preparer.quote_identifier(name)
-
-
-def _ask(place: Place) -> Exception | None:
-    try:
-        with place.engine.connect() as connection:
-            connection.execute(text("SELECT 1"))
-    except (SQLAlchemyError, OSError) as error:
-        # OSError where SQLite cannot make the directory of its files.
-        return error
-    return None

@@ -16,7 +16,8 @@ __all__ = ["EngineStats", "is_cold", "server_name", "warm"]
 class EngineStats:
     """The pool of one server at one moment.
 
-    :ivar server: host and port, or the file; never a password.
+    :ivar server: its name in the topology, or its names.
+    :ivar address: host and port, or the file; never a password.
     :ivar idle: open connections waiting in the pool.
     :ivar busy: connections in use.
     :ivar asynchronous: whether it is of asynchronous sessions, which have
@@ -26,6 +27,7 @@ class EngineStats:
     """
 
     server: str
+    address: str
     idle: int
     busy: int
     asynchronous: bool = False

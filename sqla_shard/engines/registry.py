@@ -20,13 +20,15 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
-from sqlalchemy import make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import QueuePool
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import check_driver
+from sqla_shard.engines.asking import Answer
+from sqla_shard.engines.asking import answer_of
+from sqla_shard.engines.asking import in_threads
 from sqla_shard.engines.connections import Errors
 from sqla_shard.engines.connections import PROCESS
 from sqla_shard.engines.connections import Reset
@@ -35,8 +37,11 @@ from sqla_shard.engines.pools import is_cold
 from sqla_shard.engines.pools import server_name
 from sqla_shard.engines.pools import warm
 from sqla_shard.engines.retiring import Retired
+from sqla_shard.engines.urls import filled
+from sqla_shard.engines.urls import urls_of
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerRetiredError
+from sqla_shard.exc import ShardError
 from sqla_shard.forking import in_children
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
@@ -44,7 +49,6 @@ from sqla_shard.scattering import execute_many
 from sqla_shard.scattering import get_ready
 from sqla_shard.scattering import Lanes
 from sqla_shard.scattering import render_event
-from sqla_shard.topology import fill
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 
@@ -156,11 +160,7 @@ class Engines:
 
     def _read(self, text: str) -> tuple[URL, Backend]:
         """Return the URL of a server with its secrets, and its kind."""
-        url = make_url(text)
-        url = url.set(
-            username=_filled(url.username, self._environ),
-            password=_filled(url.password, self._environ),
-        )
+        url = filled(text, self._environ)
         backend = backend_for(
             url.drivername,
             driver=self._driver,
@@ -243,7 +243,7 @@ class Engines:
         :raises TopologyError: when a placeholder has no value.
         """
         with self._lock:
-            new = [t for t in _texts(topology) if t not in self._servers]
+            new = [t for t in urls_of(topology) if t not in self._servers]
         urls = {}
         for text in new:
             url, backend = self._read(text)
@@ -258,7 +258,7 @@ class Engines:
         One that has left before may be among them.
         """
         with self._lock:
-            self._retired.let_in(_texts(topology))
+            self._retired.let_in(urls_of(topology))
 
     def follow(self, topology: Topology) -> None:
         """Take a newer topology: drain the servers that it has no more.
@@ -269,11 +269,11 @@ class Engines:
 
         :param topology: it has replaced another one, if any.
         """
-        texts = _texts(topology)
+        texts = urls_of(topology)
         with self._lock:
             # Of those, too, that nobody has used yet: a transaction that has
             # begun before could be the first.
-            known = _texts(self.topology) if self.topology else set()
+            known = urls_of(self.topology) if self.topology else set()
             known.update(self._servers)
             self.topology = topology
             self._retired.let_in(texts)
@@ -322,18 +322,48 @@ class Engines:
         ) as executor:
             return list(executor.map(lambda job: job(), jobs))
 
-    def apart(self, engine: Engine) -> Engine:
+    def apart(self, engine: Engine, *, timeout: float | None = None) -> Engine:
         """Return a new engine for the server of another, for the caller.
 
         Nothing of what sessions need listens to it, and it is not closed
         with the others.
+
+        :param timeout: see :meth:`.Backend.open`.
         """
         backend = self._backends.get(engine.url)
         if backend is None:
             raise ServerRetiredError(server=server_name(engine.url))
-        found = backend.open(engine.url, self._options)
+        found = backend.open(engine.url, self._options, timeout=timeout)
         self._note_open(found, backend)
         return found
+
+    def ask(self, engines: Sequence[Engine], timeout: float) -> list[Answer]:
+        """Ask several servers for a sign of life, at the same time.
+
+        :param timeout: seconds.
+        :returns: for each None, or what is wrong with it.
+        """
+        return self._ask_all(
+            [partial(self._answer, engine, timeout) for engine in engines],
+            timeout,
+        )
+
+    def _ask_all(
+        self, jobs: Sequence[Callable[[], Answer]], timeout: float
+    ) -> list[Answer]:
+        return in_threads(jobs, timeout)
+
+    def _answer(self, engine: Engine, timeout: float) -> Answer:
+        try:
+            if self._closed:
+                raise ClusterClosedError("the cluster is closed")
+            own = self.apart(engine, timeout=timeout)
+        except ShardError as error:
+            return error
+        names = self._names.get(engine.url, ())
+        backend = self._backends[engine.url]
+        event.listen(own, "handle_error", Errors(self, names, backend))
+        return answer_of(own, timeout)
 
     @contextmanager
     def visit(self, engine: Engine) -> Iterator[Connection]:
@@ -386,7 +416,7 @@ class Engines:
 
     def name_of(self, engine: Engine) -> str:
         """Return the name of the server of an engine, or its names."""
-        names = self._names.get(engine.url)
+        names = self._names.get(engine.url) or self._retired.names_of(engine)
         return ", ".join(names) if names else server_name(engine.url)
 
     def backends(self) -> set[Backend]:
@@ -404,14 +434,15 @@ class Engines:
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=server_name(engine.url),
+                    server=self.name_of(engine),
+                    address=server_name(engine.url),
                     idle=idle,
                     busy=busy.count(engine),
                     asynchronous=self.asynchronous,
                     retired=engine in retired,
                 )
             )
-        return sorted(found, key=lambda stats: stats.server)
+        return sorted(found, key=lambda stats: (stats.server, stats.address))
 
     def shut(self) -> None:
         """Let nothing new begin; what comes back is closed."""
@@ -461,18 +492,3 @@ class Engines:
 
 def _nothing() -> None:
     """Ask nobody for a new topology."""
-
-
-def _texts(topology: Topology) -> set[str]:
-    """Return the URLs of all servers, as the topology has them."""
-    return {
-        text
-        for keyspace in topology.keyspaces.values()
-        for server in keyspace.servers
-        for text in (server.primary, server.standby)
-        if text is not None
-    }
-
-
-def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
-    return None if text is None else fill(text, environ)

@@ -71,7 +71,7 @@ class Retired:
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._gone: dict[str, None] = {}
-        self._engines: dict[Engine, None] = {}
+        self._engines: dict[Engine, tuple[str, ...]] = {}
         # Also of those that nobody uses any more: a transaction that has
         # found a place may come late for its first connection.
         self._watched: weakref.WeakKeyDictionary[Engine, Leaving] = (
@@ -98,6 +98,10 @@ class Retired:
     def __bool__(self) -> bool:
         return bool(self._engines)
 
+    def names_of(self, engine: Engine) -> tuple[str, ...]:
+        """Return the names of its server, while something of it is in use."""
+        return self._engines.get(engine, ())
+
     def is_gone(self, text: str) -> bool:
         """Tell whether a URL is of a server that has left."""
         return text in self._gone
@@ -119,8 +123,8 @@ class Retired:
         :param names: of its server.
         :param busy: how many of its connections are in use.
         """
-        server = ", ".join(names)
-        self._engines[engine] = None
+        self._engines[engine] = tuple(names)
+        server = ", ".join(self._engines[engine])
         self._watched[engine].begin(server, self._grace)
         _log.info(
             "server %s has left the topology; %d of its connections are in "

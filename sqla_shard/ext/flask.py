@@ -29,12 +29,14 @@ begins its own.
 
 ``SQLA_SHARD_HEALTH = "/health/shards"`` makes a route for load balancers and
 monitoring.  It asks every server for a sign of life, and answers with
-:meth:`.Health.to_mapping` as JSON.  The status is 200 as long as this process
-can serve something: also when one server is down, or ZooKeeper, for else one
-outage would take all processes out of service at once.  It is 503 when the
-cluster is closed or no server answers.  Names of servers and texts of errors
-are for operators, a password is never part of them: let nobody else reach
-that path.
+:meth:`.Health.to_mapping` as JSON, after two seconds at the latest: servers
+that hang are among those that are ``down``.  The status is 200 as long as this
+process can serve something: also when one server is down, or ZooKeeper, for
+else one outage would take all processes out of service at once.  It is 503
+when the cluster is closed or no server answers.  Monitoring asks for
+``/health/shards?all=1``, which is 503 as soon as one server is down.  Names of
+servers and texts of errors are for operators, a password is never part of
+them: let nobody else reach that path.
 """
 
 from __future__ import annotations
@@ -445,8 +447,9 @@ def _health(cluster: Cluster) -> Response:
     """Tell how the cluster is; see above for the status."""
     found = cluster.health()
     response = jsonify(found.to_mapping())
-    answers = any(wrong is None for wrong in found.servers.values())
-    if found.state == "closed" or not answers:
+    wanted = all if request.args.get("all") == "1" else any
+    serves = wanted(wrong is None for wrong in found.servers.values())
+    if found.state == "closed" or not serves:
         response.status_code = 503
     response.cache_control.no_store = True
     return response

@@ -20,6 +20,8 @@ class Fixed:
     is_live = False
     #: There is no thread that would have to be begun.
     is_running = True
+    #: Nobody is asked.
+    has_asked = True
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -46,6 +48,9 @@ class Fixed:
         """Wait for a newer topology; see :meth:`.Follower.wait`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.epoch > epoch, timeout)
+
+    def wait_asked(self, timeout: float) -> None:
+        """Do nothing: there is nobody to ask."""
 
     def report(self) -> SourceReport:
         """Return how things stand."""

@@ -45,7 +45,7 @@ class SourceReport:
         followed.
     :ivar epoch: of the topology in use.
     :ivar age: seconds since the source has last said that it is the newest.
-    :ivar last_error: what was the matter last, also if it is over.
+    :ivar last_error: what is the matter; None once it is over.
     :ivar from_snapshot: whether the topology in use was read from the
         snapshot, and nothing newer was found since.
     """
@@ -134,6 +134,8 @@ class Follower:
         #: The epoch with which a callback was called, and when.
         self._call: tuple[int, float] | None = None
         self._logged_call: tuple[int, float] | None = None
+        #: Whether the source was asked in this process, with any outcome.
+        self.has_asked = False
 
     def __repr__(self) -> str:
         return f"<Follower of {self._source.name}: {self._state}>"
@@ -177,6 +179,7 @@ class Follower:
             self._judge(found)
         elif failed is not None:
             self._failed(failed)
+        self.has_asked = True
         if self._from_snapshot:
             _log.warning(
                 "%s: using the topology of epoch %d that was confirmed %.0f "
@@ -233,9 +236,23 @@ class Follower:
             )
             return self.epoch > epoch
 
+    def wait_asked(self, timeout: float) -> None:
+        """Wait until the source was asked in this process.
+
+        That is so from the beginning, but not after a fork.
+
+        :param timeout: seconds.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.has_asked or self._closed or self._thread is None,
+                timeout,
+            )
+
     def report(self) -> SourceReport:
         """Return how things stand."""
-        state, last_error = self._state, self._last_error
+        state = self._state
+        last_error = self._last_error or self._told_of_snapshot
         blocked = self._blocked()
         if blocked is not None:
             last_error = blocked
@@ -302,6 +319,9 @@ class Follower:
             if self._wake.is_set() or monotonic() >= due or self._looks():
                 self._wake.clear()
                 self._attempt(self._ask)
+                with self._changed:
+                    self.has_asked = True
+                    self._changed.notify_all()
                 if self._state == "current":
                     pause, wait = _FIRST_PAUSE, self._reread
                 else:
@@ -377,7 +397,7 @@ class Follower:
 
     def _is_current(self) -> None:
         self._confirmed = monotonic()
-        self._told = None
+        self._told = self._last_error = None
         self._from_snapshot = False
         if not self._closed:
             self._state = "current"
@@ -470,15 +490,15 @@ class Follower:
         try:
             self._snapshot.save(topology)
         except OSError as error:
-            self._last_error = (
+            text = (
                 f"the snapshot {self._snapshot.path} cannot be written: "
                 f"{error.strerror or error}"
             )
-            if self._last_error != self._told_of_snapshot:
-                self._told_of_snapshot = self._last_error
+            if text != self._told_of_snapshot:
+                self._told_of_snapshot = text
                 _log.warning(
                     "%s",
-                    self._last_error,
+                    text,
                     extra={"action": "write snapshot"},
                 )
         else:
@@ -493,7 +513,7 @@ class Follower:
         self._is_forked = True
         if not self._closed:
             # Nobody has asked in this process.
-            self._state = "stale"
+            self._state, self._last_error = "stale", None
         self._source.forked()
 
 

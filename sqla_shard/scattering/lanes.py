@@ -5,8 +5,8 @@ session, the others in a pool of threads that all sessions of a cluster share.
 Nothing but the driver's work leaves the session's thread, and no job waits
 for another, so a pool that is too small is slow and does not lock up: what no
 thread has begun is done by the session's own.  A server that does not answer
-keeps the threads that wait for it, which are a part of them only; still, give
-drivers a ``read_timeout``.
+keeps the threads that wait for it, which are a part of them only, for as long
+as the ``read_timeout`` of the driver.
 """
 
 from __future__ import annotations

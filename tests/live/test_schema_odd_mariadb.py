@@ -123,18 +123,57 @@ def test_names_of_databases_in_capital_letters(tmp_path, runner, folds):
         project.close()
 
 
+def through(project, proxies, options=""):
+    """Let the project come to its servers through proxies."""
+    document = json.loads(json.dumps(project.document))
+    servers = document["keyspaces"]["objects"]["servers"]
+    for server, proxy in zip(servers, proxies, strict=False):
+        url = re.sub("@.*", f"@{proxy.host}:{proxy.port}", server["primary"])
+        server["primary"] = url + options
+    project.write_topology(document)
+
+
+def test_a_run_ends_whose_server_hangs(project, mariadb_proxies):
+    """No limit holds for a statement, but the server has to answer others."""
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
+    limits = "?connect_timeout=2&read_timeout=2"
+    through(project, mariadb_proxies, limits)
+    with project.locked(0, "pins"):
+        run = project.start("-x", "lock_wait=60", "upgrade", "head")
+        connection = project.until_running(0, "ALTER%")
+        wait_until_older(project, connection, 3)
+        mariadb_proxies[0].hang()
+        done = run.wait()
+        project.end(0, connection)
+    assert done.returncode == 1
+    assert "The server has stopped to answer" in done.stdout, done.shown
+    assert "the next run looks at what the statement in flight" in done.stdout
+    mariadb_proxies[0].restore()
+    states = project.states("upgrade", "head")
+    assert set(states.values()) == {"changed"}
+
+
+def wait_until_older(project, connection, seconds):
+    """Wait until a statement has run for longer than it might be read."""
+    until(
+        lambda: project.query(
+            0,
+            "SELECT 1 FROM information_schema.processlist "
+            f"WHERE id = {connection} AND time_ms > {seconds * 1000}",
+        ),
+        "a statement that takes long",
+    )
+
+
 def test_several_signals_end_a_run_whose_server_hangs(
     project, mariadb_proxies
 ):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
     project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
-    through = json.loads(json.dumps(project.document))
-    servers = through["keyspaces"]["objects"]["servers"]
-    for server, proxy in zip(servers, mariadb_proxies, strict=False):
-        url = re.sub("@.*", f"@{proxy.host}:{proxy.port}", server["primary"])
-        server["primary"] = url
-    project.write_topology(through)
+    through(project, mariadb_proxies)
     with project.locked(0, "pins"):
         run = project.start("-x", "lock_wait=60", "upgrade", "head")
         connection = project.until_running(0, "ALTER%")

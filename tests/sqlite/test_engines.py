@@ -89,7 +89,7 @@ def test_one_engine_for_all_shards_and_keyspaces_of_a_server() -> None:
     assert main.schema == "main"
     # Pooled connections have no default database.
     assert found[0].engine.url.database is None
-    assert [s.server for s in cluster.stats()] == [
+    assert [s.address for s in cluster.stats()] == [
         "127.0.0.1:1",
         "127.0.0.1:2",
     ]

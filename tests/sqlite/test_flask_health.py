@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
@@ -40,6 +41,7 @@ def test_all_is_well(healthy):
     assert response.headers["Cache-Control"] == "no-store"
     found = response.get_json()
     assert found.pop("age") >= 0
+    assert found.pop("process_id") == os.getpid()
     assert found == {
         "source": "the application",
         "state": "fixed",
@@ -47,6 +49,7 @@ def test_all_is_well(healthy):
         "last_error": None,
         "from_snapshot": False,
         "servers": {"server1": None, "server2": None},
+        "down": [],
     }
     assert healthy.post(PATH).status_code == 405
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from sqla_shard.exc import MissingDriverError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyRefusedError
+from sqla_shard.health import Health
 from sqla_shard.topology import to_json
 from tests.shared.clusters import at
 from tests.shared.following import Base
@@ -93,7 +95,7 @@ class Places:
     def where(self, cluster: Cluster) -> Counter[str]:
         """Count the open pools by directory."""
         return Counter(
-            Path(stats.server).parent.name for stats in cluster.stats()
+            Path(stats.address).parent.name for stats in cluster.stats()
         )
 
 
@@ -352,7 +354,10 @@ def test_the_pool_ends_with_the_last_connection(
         # Of what is idle nothing is left; of what is in use, that.
         (left,) = [s for s in cluster.stats() if s.retired]
         assert (left.idle, left.busy) == (0, 2)
-        assert Path(left.server).parent.name == "s2"
+        assert (left.server, Path(left.address).parent.name) == (
+            "server2",
+            "s2",
+        )
         one.rollback()
         (left,) = [s for s in cluster.stats() if s.retired]
         assert (left.idle, left.busy) == (0, 1)
@@ -890,6 +895,55 @@ def test_a_child_process_follows(places: Places, used: bool) -> None:
         assert until(lambda: cluster.topology.epoch == 2)
         with cluster.session() as session:
             assert directory_of(session, 4) == "s3"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("used", [False, True])
+def test_the_first_health_of_a_child_process(
+    places: Places, used: bool, asynchronous: bool
+) -> None:
+    """What the source says is waited for: a child begins without an answer."""
+    file = places.base / "topology.json"
+    file.write_bytes(to_json(places.topology(1, 1, 2)))
+
+    def health(cluster: Cluster) -> Health:
+        if asynchronous:
+            return asyncio.run(cluster.async_health(TIMEOUT))
+        return cluster.health(TIMEOUT)
+
+    with Cluster.from_file(file) as cluster:
+        if used:
+            assert health(cluster).process_id == os.getpid()
+        parent = os.getpid()
+
+        def child() -> None:
+            found = health(cluster)
+            assert (found.state, found.last_error) == ("current", None)
+            assert found.process_id == os.getpid() != parent
+            cluster.close()
+
+        in_child(child, places.base)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_health_of_a_child_process_whose_source_hangs(
+    places: Places,
+) -> None:
+    feed = Feed(places.topology(1, 1, 2))
+    with Cluster.from_source(feed) as cluster:
+
+        def child() -> None:
+            feed.answers.clear()
+            began = monotonic()
+            found = cluster.health(1)
+            assert monotonic() - began < TIMEOUT
+            assert (found.state, found.down) == ("stale", [])
+            feed.answers.set()
+            assert until(lambda: cluster.health().state == "current")
+            cluster.close()
+
+        in_child(child, places.base)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

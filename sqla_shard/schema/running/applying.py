@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from alembic.runtime.migration import MigrationStep
 from alembic.runtime.migration import RevisionStep
 from sqlalchemy import Connection
 from sqlalchemy import Engine
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -31,6 +33,7 @@ from sqla_shard.schema.running.journal import UnfinishedError
 from sqla_shard.schema.running.ledger import Entry
 from sqla_shard.schema.running.ledger import said
 from sqla_shard.schema.running.static import is_static
+from sqla_shard.schema.running.watching import Watchdog
 from sqla_shard.schema.selecting import Shard
 from sqla_shard.schema.versions import listed
 from sqla_shard.schema.versions import Version
@@ -54,6 +57,10 @@ _OF_LOST = {
     False: "\nThe connection is lost. No statement was under way: the next "
     "run goes on where this one was",
 }
+_OF_SILENT = (
+    "\nThe server has stopped to answer, new connections neither; so this one "
+    "was given up"
+)
 _OF_KILLED = "\nThe statement was ended with KILL QUERY; repeat the command"
 _OF_READ_ONLY = (
     "\nThe server is read-only: it is a standby, or fenced, or was set to "
@@ -91,6 +98,7 @@ class Applier:
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._journal: Journal | None = None
+        self._watchdog: Watchdog | None = None
         self._steps: list[str] = []
         self._expected: tuple[str, ...] = ()
         self._is_stopped = False
@@ -107,7 +115,11 @@ class Applier:
             self._connection.close()
         if self._engine is not None:
             self._engine.dispose()
+        if self._watchdog is not None:
+            # Not earlier: closing sends ROLLBACK, and waits for it.
+            self._watchdog.close()
         self._connection = self._engine = self._journal = None
+        self._watchdog = None
 
     def __call__(self, version: Version) -> Outcome:
         """Do the work on one shard, and tell what became of it."""
@@ -142,7 +154,14 @@ class Applier:
             or not self._answers()
         ):
             self.close()
-            self._engine = self._places.engines.apart(engine)
+            self._engine = self._places.engines.apart(engine, timeout=math.inf)
+            self._watchdog = Watchdog(
+                self._places.engines, engine, shard.place.backend
+            )
+            # Before SQLAlchemy asks the questions of a first connection.
+            event.listen(
+                self._engine, "connect", self._watchdog.watch, insert=True
+            )
         if self._connection is None or self._journal is None:
             self._connection = self._engine.connect()
             ddl.patience(self._connection, self._options.lock_wait)
@@ -307,6 +326,8 @@ class Applier:
         text = "" if state is State.INTERRUPTED else _shown(error)
         try:
             if self._is_lost(shard, error):
+                if self._watchdog is not None and self._watchdog.has_cut:
+                    text += _OF_SILENT
                 self.close()
                 text += _OF_LOST[journal.is_running]
             elif self._is_refused(shard, error):
