@@ -45,6 +45,7 @@ from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
 from sqla_shard.exc import StaleDataError
+from sqla_shard.exc.summaries import summary
 
 __all__ = ["Feed", "Policy", "repeat", "repeat_awaited"]
 
@@ -196,11 +197,8 @@ class Policy:
 
     def _note(self, error: Exception) -> None:
         self._count += 1
-        name = type(error).__name__
-        # Not SQLAlchemy's text, which shows parameters.
-        text = str(getattr(error, "orig", None) or error)
-        self._counts[name] += 1
-        self._failures.append(f"{name}: {text}"[:_LONGEST_FAILURE])
+        self._counts[type(error).__name__] += 1
+        self._failures.append(summary(error)[:_LONGEST_FAILURE])
 
     def _next_pause(self, left: float) -> float:
         # Of two transactions that met, the pause must differ, or they

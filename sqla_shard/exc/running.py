@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.summaries import summary
 
 __all__ = [
     "ClusterClosedError",
@@ -148,7 +149,7 @@ class RetriesExhaustedError(ShardError):
         told = ", ".join(f"{n} x {name}" for name, n in counts.items())
         super().__init__(
             f"gave up after {attempts} attempts ({told}); the last failed "
-            f"with {type(last).__name__}: {last}"
+            f"with {summary(last)}"
         )
         self.attempts = attempts
         self.failures = tuple(failures)

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.summaries import summary
 from sqla_shard.exc.statements import RoutingError
 
 __all__ = [
@@ -82,7 +83,7 @@ class ScatterFailedError(ShardError):
         first = next(iter(errors.values()))
         super().__init__(
             f"none of {len(errors)} shards has answered; the first error: "
-            f"{type(first).__name__}: {first}"
+            f"{summary(first)}"
         )
         self.errors = dict(errors)
 

@@ -65,6 +65,7 @@ from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc.summaries import summary
 from sqla_shard.ids import check_type
 from sqla_shard.ids import TypeRegistry
 from sqla_shard.session import ShardSession
@@ -461,12 +462,13 @@ def _close_session(error: BaseException | None) -> None:
         return
     try:
         session.close()
-    except SQLAlchemyError:
+    except SQLAlchemyError as lost:
         # Nothing of it was to be kept, and the response is made: that a
         # server is lost by now must not turn it into an error.
         _log.warning(
-            "a session could not be rolled back; its connections are closed",
-            exc_info=True,
+            "a session could not be rolled back; its connections are closed: "
+            "%s",
+            summary(lost),
             extra={"action": "close session"},
         )
 

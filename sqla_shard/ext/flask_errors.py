@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from traceback import format_tb
 from typing import Any
 
 from flask import current_app
@@ -48,6 +49,7 @@ from sqla_shard.exc import ShardMovedError
 from sqla_shard.exc import StaleDataError
 from sqla_shard.exc import StaleListError
 from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc.summaries import summary
 
 __all__ = ["register_errors"]
 
@@ -107,9 +109,11 @@ def _answer(made: Any, error: Exception) -> ResponseReturnValue:
     response: HTTPException = made()
     if response.code == ServiceUnavailable.code:
         _log.error(
-            "a request could not be served: %s",
-            error,
-            exc_info=error,
+            "a request could not be served: %s\n%s",
+            summary(error),
+            # Where it was raised; the errors that led to it show the
+            # parameters of statements.
+            "".join(format_tb(error.__traceback__)),
             extra={"action": "answer"},
         )
     # The messages of errors name servers and ids: they are for the log.

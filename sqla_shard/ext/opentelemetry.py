@@ -37,6 +37,10 @@ region (``sqla_shard.cache.region``): ``sqla_shard.cache.hits``, ``.misses``,
 ``.unreadable``, ``.waits``, ``.gave_up``, ``.invalidations``, ``.outbox``,
 ``.bytes_read``, ``.bytes_written`` and ``.seconds``.
 
+A statement that has failed has the class of its error (``error.type``) and the
+code of the server (``db.response.status_code``), never its message: that
+shows the parameters of the statement, or quotes them.
+
 It is told of a statement when that has ended.  The spans inside begin all at
 once, therefore, as the statements on the servers do; on SQLite, where they
 run one after another, only their durations are right.  Instrumentation of
@@ -67,6 +71,7 @@ from sqlalchemy import event
 from sqlalchemy import make_url
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.exc.summaries import code_of
 from sqla_shard.keeping import all_caches
 from sqla_shard.rendering import SCHEMA
 from sqla_shard.scattering import ServerReport
@@ -102,7 +107,7 @@ _ROWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 _OPERATION = re.compile(r"[\s(]*([A-Za-z]+)")
 _TABLE = re.compile(re.escape(SCHEMA) + r"\.[`\"]?(\w+)")
 # Numbers inside names and parameters are none.
-_NUMBER = r"|(?<![\w.:?$`\"])\d+(?:\.\d+)?\b"
+_NUMBER = r"|(?<![\w.:?$`\"])\.?\d[\w.]*"
 # In MySQL a backslash escapes a quote, and double quotes are quotes, too.
 _MYSQL_LITERAL = re.compile(
     r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*\"""" + _NUMBER, re.DOTALL
@@ -259,10 +264,15 @@ def _observe(
 
 def _end(span: trace.Span, error: BaseException | None, end: int) -> None:
     if error is not None:
-        span.set_attributes(_failure(error))
-        span.record_exception(error, timestamp=end)
-        status = trace.Status(trace.StatusCode.ERROR, str(error))
-        span.set_status(status)
+        found = _failure(error)
+        span.set_attributes(found)
+        # Not record_exception(): message and stack trace have the values of
+        # the statement in them, and servers quote some, too.
+        kind = found["error.type"]
+        span.add_event("exception", {"exception.type": kind}, timestamp=end)
+        code = found.get("db.response.status_code")
+        text = kind if code is None else f"{kind}: {code}"
+        span.set_status(trace.Status(trace.StatusCode.ERROR, text))
     span.end(end)
 
 
@@ -330,10 +340,7 @@ def _failure(error: BaseException | None) -> dict[str, Any]:
         return {}
     kind = type(error)
     found = {"error.type": f"{kind.__module__}.{kind.__qualname__}"}
-    original = getattr(error, "orig", None) or error
-    code = getattr(original, "sqlite_errorname", None)
-    if code is None and original.args and isinstance(original.args[0], int):
-        code = str(original.args[0])
+    code = code_of(error)
     if code is not None:
         found["db.response.status_code"] = code
     return found

@@ -38,6 +38,7 @@ from sqla_shard.dialects import Failure
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.exc import OperationDefinitionError
 from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc.summaries import summary
 from sqla_shard.intents.intent import Address
 from sqla_shard.intents.intent import Intent
 from sqla_shard.intents.intent import microseconds
@@ -382,8 +383,7 @@ def _write_on(
 
 
 def short(error: BaseException) -> str:
-    """Return what an error says, without the parameters of a statement."""
-    text = getattr(error, "orig", None) or error
-    told = f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
+    """Return :func:`~.summaries.summary` of an error, to be stored."""
+    told = summary(error)[:_LONGEST_ERROR]
     # No server takes half a surrogate pair, as of a text that was cut off.
     return told.encode(errors="backslashreplace").decode()

@@ -184,9 +184,10 @@ def _confirm(
         mine.confirm(session, target_id)
     except ClaimLostError as error:
         _log.warning(
-            "%s is without a key: %s",
+            # The key is a value of the application, such as an address.
+            "%s has no key in %s: its claim was lost before it was confirmed",
             target_id,
-            error,
+            error.lookup,
             extra={"action": "register"},
         )
         confirmed = lost

@@ -236,7 +236,8 @@ def _create(
 def _give_back(claims: Sequence[Claim]) -> Course[None]:
     """Release claims, as far as that is possible: they expire anyway."""
     for one in claims:
-        yield from _tried(one.release, f"{one!r} was not released")
+        name = one.lookup.__name__
+        yield from _tried(one.release, f"a claim in {name} was not released")
 
 
 def _tried(function: Callable[..., Any], otherwise: str) -> Course[None]:

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqla_shard.exc.summaries import summary
 from sqla_shard.session.core import ShardSession
 
 __all__ = ["Begun"]
@@ -49,10 +50,12 @@ class Begun:
         """Close the session; the error that led here is what is raised."""
         try:
             self._session.close()
-        except SQLAlchemyError:
+        except SQLAlchemyError as error:
+            # Without the traceback: it has the error that led here, with the
+            # parameters of its statement.
             _log.warning(
                 "a transaction could not be rolled back; its connections "
-                "were closed",
-                exc_info=True,
+                "were closed: %s",
+                summary(error),
                 extra={"action": "roll back"},
             )

@@ -12,9 +12,12 @@ from opentelemetry.trace import SpanKind
 from sqlalchemy import event
 from sqlalchemy import select
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import ProgrammingError
 
 from sqla_shard import scatter
+from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.ext.opentelemetry import instrument
 from sqla_shard.testing import ShardLint
 from tests.shared.clusters import at
@@ -114,6 +117,72 @@ def test_the_server_tells_of_errors(cluster, spans):
         "SELECT x, ? FROM missing WHERE y = ?"
     )
     assert span.attributes["db.response.status_code"] == "1146"
+
+
+SECRET = "4711-secret"
+
+
+def test_spans_of_servers_have_no_values(cluster, pins, spans, caplog):
+    """The server's statement is part of the message of its error."""
+    spans.clear()
+    statement = (
+        select(Pin)
+        .where(Pin.id.in_(pins), Pin.title == SECRET)
+        .where(text("missing = :x").bindparams(x=SECRET))
+    )
+    with cluster.session() as session, pytest.raises(DBAPIError):
+        session.execute(statement).all()
+    found = spans.get_finished_spans()
+    failed = [span for span in found if span.events]
+    # That of the statement, and that of one server, at least.
+    assert len(failed) >= 2
+    for span in found:
+        assert SECRET not in span.to_json()
+    for span in failed:
+        assert span.attributes["db.response.status_code"] == "1054"
+        assert span.status.description.endswith("OperationalError: 1054")
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "code"), [("47110815", 1062), ("4711-secret", 1292)]
+)
+def test_values_that_a_server_quotes_do_not_leave(cluster, spans, key, code):
+    statement = text(
+        "INSERT INTO pins (local_id, title) VALUES (CAST(:key AS INT), 'x'), "
+        "(CAST(:key AS INT), 'y')"
+    )
+    with cluster.session() as session, pytest.raises(DBAPIError) as raised:
+        session.execute(
+            statement, {"key": key}, bind_arguments={"shard_id": 1}
+        )
+    assert raised.value.orig.args[0] == code
+    assert key in raised.value.orig.args[1]
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["db.response.status_code"] == str(code)
+    assert key not in span.to_json()
+
+
+def test_attempts_are_logged_without_values(cluster, pins, caplog):
+    def work(session):
+        session.execute(
+            text("SELECT 1 FROM pins WHERE title = :x AND SLEEP(0) = 0"),
+            {"x": SECRET},
+            bind_arguments={"shard_id": 1},
+        )
+        raise OperationalError(
+            "SELECT :x", {"x": SECRET}, Exception(1213, "Deadlock found")
+        )
+
+    with (
+        caplog.at_level("DEBUG", logger="sqla_shard"),
+        pytest.raises(RetriesExhaustedError) as raised,
+    ):
+        cluster.run(work, attempts=2)
+    assert "Deadlock found" in caplog.text
+    assert SECRET not in caplog.text
+    assert SECRET not in str(raised.value)
+    assert "Deadlock found" in str(raised.value)
 
 
 def test_the_linter_hears_of_threads_and_servers(cluster, pins):

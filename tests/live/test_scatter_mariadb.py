@@ -27,6 +27,7 @@ from sqlalchemy import Numeric
 from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import Text
+from sqlalchemy import text
 from sqlalchemy import Time
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import OperationalError
@@ -38,6 +39,7 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
+from sqla_shard import unpack
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
 
@@ -442,6 +444,31 @@ def test_the_error_of_the_application_is_the_one_raised(
     with pytest.raises(ZeroDivisionError):
         fails()
     assert "could not be rolled back" in caplog.text
+    assert busy(cluster) == 0
+
+
+def test_what_is_logged_of_a_rollback_has_no_values(
+    cluster: Cluster,
+    fleet: MariaDBFleet,
+    ids: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A traceback has the error that led there, with its parameters."""
+
+    def fails() -> None:
+        with cluster.begin() as session:
+            session.get_many(Pin, ids)
+            _kill_connection(session, fleet, 1)
+            session.execute(
+                text("SELECT missing FROM pins WHERE title = :title"),
+                {"title": "4711-secret"},
+                bind_arguments={"shard_id": unpack(ids[0]).shard_id},
+            )
+
+    with pytest.raises(OperationalError, match="4711-secret"):
+        fails()
+    assert "could not be rolled back" in caplog.text
+    assert "4711-secret" not in caplog.text
     assert busy(cluster) == 0
 
 

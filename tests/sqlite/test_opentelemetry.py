@@ -21,11 +21,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace import StatusCode
+from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
+from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.ext.opentelemetry import instrument
 from tests.shared.clusters import at
@@ -33,6 +37,7 @@ from tests.shared.clusters import on_sqlite
 from tests.shared.clusters import SHARDS
 from tests.shared.models import Board
 from tests.shared.models import Comment
+from tests.shared.models import PIN
 from tests.shared.models import Pin
 
 cluster = on_sqlite()
@@ -227,12 +232,58 @@ def test_errors(cluster, telemetry):
         session.execute(statement, bind_arguments={"shard_id": 1})
     (span,) = telemetry.spans()
     assert span.status.status_code is StatusCode.ERROR
-    assert "no such table" in span.status.description
+    assert span.status.description == (
+        "sqlite3.OperationalError: SQLITE_ERROR"
+        if sys.version_info >= (3, 11)
+        else "sqlite3.OperationalError"
+    )
     assert span.attributes["error.type"] == "sqlite3.OperationalError"
     (recorded,) = span.events
     assert recorded.name == "exception"
+    assert dict(recorded.attributes) == {
+        "exception.type": "sqlite3.OperationalError"
+    }
     (point,) = telemetry.points("db.client.operation.duration")
     assert point.attributes["error.type"] == "sqlite3.OperationalError"
+
+
+SECRET = "4711-secret"
+
+
+@pytest.mark.parametrize(
+    "shards", [[2], [2, 20], range(SHARDS)], ids=["one", "two", "all"]
+)
+def test_values_of_a_failed_statement_do_not_leave(
+    cluster, telemetry, shards, caplog
+):
+    """The message of each error shows the parameters."""
+    ids = [pack(shard, PIN, 1) for shard in shards]
+    statement = (
+        select(Pin)
+        .where(Pin.id.in_(ids), Pin.title == SECRET)
+        .where(text("missing = :x").bindparams(x=SECRET))
+    )
+    with cluster.session() as session, pytest.raises(DBAPIError) as raised:
+        session.execute(statement).all()
+    spans = telemetry.spans()
+    assert any(span.events for span in spans)
+    # All that SQLAlchemy says of it is in none of them.
+    assert raised.value.orig.args[0] == "no such column: missing"
+    for span in spans:
+        assert SECRET not in span.to_json()
+        assert "no such column" not in span.to_json()
+    assert SECRET not in caplog.text
+
+
+def test_values_that_a_constraint_has_refused_do_not_leave(cluster, telemetry):
+    with cluster.session() as session, pytest.raises(IntegrityError):
+        session.execute(
+            insert(Pin),
+            [{"id": pack(2, PIN, 1), "title": None, "n": 47110815}],
+        )
+    (span,) = telemetry.spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert "47110815" not in span.to_json()
 
 
 def test_measurements(cluster, pins, telemetry):
