@@ -44,7 +44,7 @@ LAYERS = [
     ("engines", "*", "sqlalchemy"),
     ("routing", "*", "sqlalchemy"),
     ("merging", "*", "sqlalchemy"),
-    ("session", "*", "sqlalchemy"),
+    ("session", "*", "sqlalchemy greenlet"),
     ("tokens", "*", "sqlalchemy"),
     ("committed", "*", "sqlalchemy"),
     ("intents", "* -tokens", "sqlalchemy"),

@@ -185,6 +185,7 @@ SAMPLES = [
     ),
     exc.ClusterClosedError("m"),
     exc.ForkedSessionError("m"),
+    exc.ConcurrentUseError("m"),
     exc.NoEventLoopError("m"),
     exc.MissingDriverError(driver="pymysql", reason="m"),
     exc.DriftReferenceError(

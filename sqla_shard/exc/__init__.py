@@ -88,6 +88,8 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── RetriesExhaustedError             ``cluster.run`` gave up
     ├── ClusterClosedError                the cluster was closed
     ├── ForkedSessionError                a session begun before a fork
+    ├── ConcurrentUseError (IllegalStateChangeError)
+    │                                     a session of two threads or tasks
     ├── NoEventLoopError (RuntimeError)   an async session, and no event loop
     ├── DriftReferenceError               no shard to compare others with
     ├── MissingDriverError (ImportError)  a driver is not installed
@@ -167,6 +169,7 @@ from sqla_shard.exc.revisions import ReservedNameError
 from sqla_shard.exc.revisions import SchemaSetupError
 from sqla_shard.exc.running import ClusterClosedError
 from sqla_shard.exc.running import CommitUnknownError
+from sqla_shard.exc.running import ConcurrentUseError
 from sqla_shard.exc.running import DriftReferenceError
 from sqla_shard.exc.running import ExtensionSetupError
 from sqla_shard.exc.running import ForkedSessionError
@@ -210,6 +213,7 @@ __all__ = [
     "ClusterClosedError",
     "ColocationError",
     "CommitUnknownError",
+    "ConcurrentUseError",
     "CrossShardWriteError",
     "DivergedRevisionsError",
     "DriftReferenceError",

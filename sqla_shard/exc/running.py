@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.exc import IllegalStateChangeError
+
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.summaries import summary
 
 __all__ = [
     "ClusterClosedError",
     "CommitUnknownError",
+    "ConcurrentUseError",
     "DriftReferenceError",
     "ExtensionSetupError",
     "ForkedSessionError",
@@ -162,6 +165,13 @@ class ClusterClosedError(ShardError):
 
 class ForkedSessionError(ShardError):
     """Raised when a child process uses a session of its parent."""
+
+
+class ConcurrentUseError(ShardError, IllegalStateChangeError):
+    """Raised when two threads or tasks use a session at the same time.
+
+    Handlers of SQLAlchemy's ``IllegalStateChangeError`` catch it as well.
+    """
 
 
 class NoEventLoopError(ShardError, RuntimeError):

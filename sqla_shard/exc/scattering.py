@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.summaries import summary
 from sqla_shard.exc.statements import RoutingError
+from sqla_shard.exc.summaries import summary
 
 __all__ = [
     "ScatterDisabledError",

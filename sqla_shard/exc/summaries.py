@@ -49,7 +49,7 @@ def summary(error: BaseException) -> str:
     if isinstance(error, ShardError) or not isinstance(error, StatementError):
         return f"{name}: {error}"
     original = error.orig
-    if not isinstance(error, DBAPIError):
+    if original is None or not isinstance(error, DBAPIError):
         return f"{name}: {type(original).__name__}"
     code = original.args[0] if original.args else None
     if type(code) is int and code not in _WITHOUT_VALUES:

@@ -7,6 +7,7 @@
 ``links``         what ties the shards of objects to one another
 ``unit_of_work``  before a flush
 ``loading``       get and get_many
+``usage``         one thread or task at a time
 ``bypassing``     the option of reads that go past the cache
 ``inserting``     the shard of a row
 ``nearest``       where to ask for what every shard has

@@ -20,6 +20,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.scattering import Watch
 from sqla_shard.session.placement import PlacementPolicy
 from sqla_shard.session.transactions import TransactionLog
+from sqla_shard.session.usage import Usage
 
 __all__ = [
     "ANSWERS",
@@ -194,6 +195,7 @@ class Scope(Protocol):
     bulk: Place | None
     shows_hidden: bool
     uses_cache: bool
+    usage: Usage
 
     @property
     def identity_map(self) -> Any:
@@ -264,6 +266,10 @@ class Scope(Protocol):
         self, instance: object, include_collections: bool = True
     ) -> bool:
         """Tell whether an object was changed since the last flush."""
+        ...
+
+    def invalidate(self) -> None:
+        """Close it with its connections; see ``Session.invalidate``."""
         ...
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:

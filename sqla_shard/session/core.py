@@ -64,6 +64,8 @@ from sqla_shard.session.transactions import leave_to_parent
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_of
+from sqla_shard.session.usage import Usage
+from sqla_shard.session.usage import UsedByOne
 from sqla_shard.session.views import bind_to
 from sqla_shard.session.views import ShardView
 
@@ -72,7 +74,7 @@ __all__ = ["CrossShard", "ShardSession"]
 T = TypeVar("T")
 
 
-class ShardSession(Refreshing, Answered):
+class ShardSession(UsedByOne, Refreshing, Answered):
     """A session over the virtual shards of a cluster.
 
     :param cluster: the cluster; ``cluster.session()`` gives it.
@@ -103,6 +105,7 @@ class ShardSession(Refreshing, Answered):
         **kwargs: Any,
     ) -> None:
         Session.__init__(self, bind, **kwargs)
+        self.usage = Usage()
         self.uses_cache = cache  #: whether reads may look there
         self.cluster = cluster
         self.root_shard_id = shard_id
@@ -179,7 +182,15 @@ class ShardSession(Refreshing, Answered):
         connections to the others are closed.
 
         :raises sqlalchemy.exc.SQLAlchemyError: what that one has raised.
+        :raises ConcurrentUseError: while another thread uses it.
         """
+        if self._process != os.getpid():
+            # A thread that the parent has, and we have not, may be at it.
+            self.usage = Usage()
+        with self.usage:
+            self._close()
+
+    def _close(self) -> None:
         failed: BaseException | None = None
         try:
             if self._process != os.getpid():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.engines import Places
+from sqla_shard.exc import ConcurrentUseError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.ids import SHARD_SHIFT
@@ -88,6 +90,8 @@ class Getter:
         found = scope.identity_map.get((self._identity, (object_id,), None))
         if found is None or instance_state(found).expired:
             found = self._found(scope, object_id, place, found)
+            if found is not None:
+                self._check(scope, found, (object_id,))
         return self._shown(found, hidden)
 
     def _found(
@@ -120,6 +124,24 @@ class Getter:
             .unique()
             .one_or_none()
         )
+
+    def _check(self, scope: Scope, found: Any, ids: Container[int]) -> int:
+        """Return the id of an object that was read.
+
+        :param ids: that were asked for.
+        :raises ConcurrentUseError: when it is none of these.
+        """
+        key: Any = instance_state(found).key
+        object_id: int = key[1][0]
+        if object_id not in ids:
+            # What else comes over these connections is of others, too.
+            scope.invalidate()
+            raise ConcurrentUseError(
+                f"a read of {self._name} by id was answered with the row of "
+                f"{object_id}, which was not asked for: several threads or "
+                "tasks use this session at the same time; open one for each"
+            )
+        return object_id
 
     def _shown(self, found: Any, hidden: bool) -> Any:
         shown = self._spec.is_shown
@@ -159,7 +181,10 @@ class Getter:
             **_SHOW_ALL,
         }
         found = get(self._class, object_id, **kwargs)
-        return None if found is None else self._shown(found, hidden)
+        if found is None:
+            return None
+        self._check(scope, found, (object_id,))
+        return self._shown(found, hidden)
 
     def _only(self, ident: Any) -> Any:
         if isinstance(ident, Mapping) and len(ident) == 1:
@@ -198,13 +223,13 @@ class Getter:
             statement = self._many
             if options:
                 statement = statement.options(*options)
+            asked = set(wanted)
             for row in scope.scalars(
                 statement,
                 {_IDS: wanted},
                 execution_options={**execution_options, **_SHOW_ALL},
             ).unique():
-                key = instance_state(row).key
-                found[key[1][0]] = row  # type: ignore[index]  # just loaded
+                found[self._check(scope, row, asked)] = row
         return [
             None if i not in found else self._shown(found[i], hidden)
             for i in ids

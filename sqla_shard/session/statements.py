@@ -377,7 +377,8 @@ def _each_shard(
         for place in places
     ]
     connections = connect(scope, places, None, None).connections
-    return _merged(overlap(jobs, connections, scope.places.engines.lanes))
+    with scope.usage.overlapping():
+        return _merged(overlap(jobs, connections, scope.places.engines.lanes))
 
 
 def _each_row(context: ORMExecuteState, scope: Scope) -> Result[Any]:
