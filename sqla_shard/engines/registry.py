@@ -41,6 +41,7 @@ from sqla_shard.engines.urls import filled
 from sqla_shard.engines.urls import urls_of
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerRetiredError
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.forking import in_children
 from sqla_shard.scattering import AwaitedLanes
@@ -363,7 +364,12 @@ class Engines:
         names = self._names.get(engine.url, ())
         backend = self._backends[engine.url]
         event.listen(own, "handle_error", Errors(self, names, backend))
-        return answer_of(own, timeout)
+        answer = answer_of(own, timeout)
+        if isinstance(answer, ServerUnreachableError):
+            # It is down, and idle connections to it are dead: sessions would
+            # meet them when it is back.
+            self._dispose_idle(engine)
+        return answer
 
     @contextmanager
     def visit(self, engine: Engine) -> Iterator[Connection]:
