@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import LargeBinary
 from sqlalchemy import String
 from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import Mapper
 
@@ -23,8 +24,10 @@ from sqla_shard.orm.creation import check_bases
 from sqla_shard.orm.creation import check_members
 from sqla_shard.orm.creation import check_table
 from sqla_shard.orm.creation import class_named
+from sqla_shard.orm.creation import first_of_dataclass
 from sqla_shard.orm.creation import is_abstract
 from sqla_shard.orm.creation import name_of_class
+from sqla_shard.orm.creation import of_dataclass
 from sqla_shard.orm.creation import own_definition
 from sqla_shard.orm.creation import snake
 from sqla_shard.orm.creation import type_of_objects
@@ -178,8 +181,12 @@ def _check_names(
 
 def _make_columns(cls: Any, definition: Definition) -> None:
     unique = definition.unique
+    annotations = {"key": Mapped[str], definition.column: Mapped[int]}
+    first_of_dataclass(cls, annotations)
+    # Rows are written by methods, not by adding an object.
+    options = of_dataclass(cls, init=False)
     cls.key = mapped_column(
-        "key", LookupKey(), primary_key=True, sort_order=-30
+        "key", LookupKey(), primary_key=True, sort_order=-30, **options
     )
     setattr(
         cls,
@@ -190,6 +197,7 @@ def _make_columns(cls: Any, definition: Definition) -> None:
             nullable=unique,
             autoincrement=False,
             sort_order=-20,
+            **options,
         ),
     )
     cls.policy = mapped_column(

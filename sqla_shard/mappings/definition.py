@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Index
 from sqlalchemy import inspect
 from sqlalchemy.orm import foreign
+from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import relationship
@@ -31,8 +32,10 @@ from sqla_shard.orm.creation import check_bases
 from sqla_shard.orm.creation import check_members
 from sqla_shard.orm.creation import check_table
 from sqla_shard.orm.creation import class_named
+from sqla_shard.orm.creation import first_of_dataclass
 from sqla_shard.orm.creation import is_abstract
 from sqla_shard.orm.creation import name_of_class
+from sqla_shard.orm.creation import of_dataclass
 from sqla_shard.orm.creation import own_definition
 from sqla_shard.orm.creation import snake
 from sqla_shard.orm.creation import type_of_objects
@@ -229,6 +232,9 @@ def _moves(
 
 
 def _make_columns(cls: Any, definition: Definition) -> None:
+    ends = (definition.source, definition.target)
+    names = [*(end.column for end in ends), "sequence"]
+    first_of_dataclass(cls, dict.fromkeys(names, Mapped[int]))
     for end, colocated, order in (
         (definition.source, True, -30),
         (definition.target, False, -20),
@@ -244,7 +250,13 @@ def _make_columns(cls: Any, definition: Definition) -> None:
             ),
         )
     cls.sequence = mapped_column(
-        Sequence38(), nullable=False, default=now, sort_order=-10
+        Sequence38(),
+        nullable=False,
+        insert_default=now,
+        sort_order=-10,
+        **of_dataclass(
+            cls, default_factory=lambda: None, kw_only=True, repr=False
+        ),
     )
     cls.source = _relationship(cls, "source", definition.source)
     cls.target = _relationship(cls, "target", definition.target)

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy.orm import Mapped
 
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.orm.fields import FieldSettings
+from sqla_shard.orm.fields import MISSING
+from sqla_shard.orm.fields import settings_of
 
 __all__ = ["field_type", "hide"]
 
@@ -47,7 +48,7 @@ def _resolved(
     own = {
         name: value
         for name, value in vars(base).items()
-        if not isinstance(value, FieldSettings)
+        if value is not MISSING and settings_of(value) is None
     }
     holder = type("holder", (), {"__annotations__": {key: annotation}})
     try:
@@ -73,7 +74,7 @@ def hide(cls: type[Any]) -> None:
         found = {
             key: annotation
             for key, annotation in inspect.get_annotations(base).items()
-            if isinstance(base.__dict__.get(key), FieldSettings)
+            if settings_of(base.__dict__.get(key)) is not None
         }
         for key in found:
             del base.__annotations__[key]

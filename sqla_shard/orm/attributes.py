@@ -189,7 +189,12 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Put a value into the document, as its validators make it."""
+        """Put a value into the document, as its validators make it.
+
+        :param value: MISSING for an argument that a dataclass was not given.
+        """
+        if value is MISSING:
+            return
         blob = self._document(state, dict_, PASSIVE_OFF)
         if self.dispatch.set:
             value = self.fire_replace_event(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from functools import wraps
@@ -31,8 +32,10 @@ __all__ = [
     "check_schema",
     "check_table",
     "class_named",
+    "first_of_dataclass",
     "is_abstract",
     "name_of_class",
+    "of_dataclass",
     "own_definition",
     "snake",
     "type_of_objects",
@@ -70,17 +73,60 @@ def check_first_mapped(cls: type[Any]) -> None:
 def check_bases(cls: type[Any]) -> None:
     """Refuse bases that a class cannot have.
 
-    :raises ClassDefinitionError: for a mapped class or a dataclass.
+    :raises ClassDefinitionError: for a mapped class, or a dataclass that
+        SQLAlchemy does not know of.
     """
     check_first_mapped(cls)
-    for base in cls.__mro__[1:]:
-        if base is MappedAsDataclass or is_dataclass(base):
+    bases = cls.__mro__
+    if issubclass(cls, MappedAsDataclass):
+        if bases.index(MappedAsDataclass) > _index_of_mapping(bases):
+            raise ClassDefinitionError(
+                "SQLAlchemy makes a dataclass of it only where "
+                "MappedAsDataclass stands before the declarative base: class "
+                f"{cls.__name__}(MappedAsDataclass, ..., Base)",
+                class_name=cls.__name__,
+            )
+        return
+    for base in bases[1:]:
+        if is_dataclass(base):
             raise ClassDefinitionError(
                 f"its base {base.__name__} is a dataclass, whose __init__ "
                 "knows nothing of the attributes that this class gets; make "
-                "it an ordinary class",
+                "it an ordinary class, or this one a dataclass too: class "
+                f"{cls.__name__}(MappedAsDataclass, ..., Base)",
                 class_name=cls.__name__,
             )
+
+
+def _index_of_mapping(bases: Sequence[type[Any]]) -> int:
+    """Return where, among the bases of a class, SQLAlchemy maps it."""
+    return next(
+        (
+            index
+            for index, base in enumerate(bases)
+            if base in (DeclarativeBase, DeclarativeBaseNoMeta)
+        ),
+        len(bases),
+    )
+
+
+def first_of_dataclass(cls: Any, attributes: Mapping[str, Any]) -> None:
+    """Let what a dataclass gets from the package be its first fields.
+
+    Of a class that is no ``MappedAsDataclass``, nothing is changed.
+
+    :param attributes: names and annotations; those that the class annotates
+        itself stay where they are.
+    """
+    if issubclass(cls, MappedAsDataclass):
+        own = get_annotations(cls)
+        first = {k: v for k, v in attributes.items() if k not in own}
+        cls.__annotations__ = {**first, **own}
+
+
+def of_dataclass(cls: type[Any], **options: Any) -> dict[str, Any]:
+    """Return what a column is told of its dataclass, where it is of one."""
+    return options if issubclass(cls, MappedAsDataclass) else {}
 
 
 def check_table(cls: type[Any], table: Any, key: Sequence[str]) -> None:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.dialects.sql import keep_updated
@@ -27,9 +30,11 @@ from sqla_shard.orm.attributes import loaded_as
 from sqla_shard.orm.codecs import codec_for
 from sqla_shard.orm.creation import check_bases
 from sqla_shard.orm.creation import check_table
+from sqla_shard.orm.creation import first_of_dataclass
 from sqla_shard.orm.creation import is_abstract
 from sqla_shard.orm.creation import whole_or_not_at_all
 from sqla_shard.orm.fields import BlobField
+from sqla_shard.orm.fields import declared_in
 from sqla_shard.orm.fields import FieldSettings
 from sqla_shard.orm.fields import MISSING
 from sqla_shard.orm.hiding import write_active
@@ -44,9 +49,10 @@ from sqla_shard.routing import declare
 from sqla_shard.routing import TableSpec
 from sqla_shard.types import Blob
 from sqla_shard.types import JSONBlob
+from sqla_shard.types import ShardedId
 from sqla_shard.types.tracking import plain
 
-__all__ = ["Definition", "check_names", "define", "finish"]
+__all__ = ["Definition", "check_names", "define", "finish", "id_column"]
 
 #: Names that an object class has already, or that SQLAlchemy takes.
 RESERVED = frozenset(
@@ -93,7 +99,8 @@ def define(
     _check_no_hierarchy(cls)
     if is_abstract(cls):
         _check_abstract(cls, type_id, colocate_with, keyspace, max_bytes)
-        hide(cls)
+        if not issubclass(cls, MappedAsDataclass):
+            hide(cls)
         return
     if type_id is None:
         raise ClassDefinitionError(
@@ -121,13 +128,57 @@ def define(
     _check_keys(cls, definition)
     _check_own(cls, mixin)
     cls.__sqla_shard__ = definition
+    if issubclass(cls, MappedAsDataclass):
+        _make_dataclass(cls, declared)
+        return
     for key, settings in declared.items():
         # Also where the class itself has no more than another annotation.
-        setattr(cls, key, settings)
+        setattr(cls, key, settings.dataclass_field())
     hide(cls)
     for key in declared:
         # finish() puts the attribute in its place.
         delattr(cls, key)
+
+
+def id_column(type_id: int, **options: Any) -> Any:
+    """Return the column with the ids of an object class.
+
+    :param options: what ``dataclass()`` is told of it.
+    """
+    return mapped_column(
+        "local_id",
+        ShardedId(type_id),
+        primary_key=True,
+        autoincrement=True,
+        sort_order=-30,
+        **options,
+    )
+
+
+def _make_dataclass(cls: Any, declared: Mapping[str, FieldSettings]) -> None:
+    """Give a class what SQLAlchemy is to make a dataclass of.
+
+    All of it is put into the class itself, because SQLAlchemy takes fields
+    from no base that is not a dataclass.  ``data`` and ``ts`` are none: what
+    is in the one has fields of its own, and to compare or show the other
+    would read it from the server after each flush.
+    """
+    mapped: Any = Mapped
+    annotations = {
+        key: mapped[_type_of(cls, key, settings)]
+        for key, settings in declared.items()
+    }
+    first_of_dataclass(cls, {"id": Mapped[int], **annotations})
+    cls.__annotations__.update(annotations)
+    values = {k: v for k, v in vars(cls).items() if k in cls.__annotations__}
+    for key in values:
+        delattr(cls, key)
+    # SQLAlchemy goes by the order of both.
+    cls.id = id_column(cls.__sqla_shard__.type_id, init=False)
+    values.update({k: s.dataclass_field() for k, s in declared.items()})
+    for key in cls.__annotations__:
+        if key in values:
+            setattr(cls, key, values[key])
 
 
 @whole_or_not_at_all
@@ -146,6 +197,9 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     check_unique(table)
     types_of(cls.metadata).register(definition.type_id, cls)
     for key, made in definition.fields.items():
+        if key in cls.__dict__:
+            # What dataclass() has put there for a field with a default.
+            delattr(cls, key)
         mapper.add_property(key, FieldProperty(made))
     keep_updated(table, "ts")
     # Without it SQLite gives the id of a deleted row to the next one, and
@@ -233,11 +287,10 @@ def _declared(cls: type[Any]) -> dict[str, FieldSettings]:
     """Return the fields of a class and its bases, in order of definition."""
     found: dict[str, FieldSettings] = {}
     for base in reversed(cls.__mro__):
-        for key, value in base.__dict__.items():
-            if isinstance(value, FieldSettings):
-                found[key] = value
-            elif key in found:
-                del found[key]  # the class has something else in its place
+        own = declared_in(base)
+        for key in found.keys() & base.__dict__.keys() - own.keys():
+            del found[key]  # the class has something else in its place
+        found.update(own)
     for key in found:
         if key in RESERVED:
             raise ClassDefinitionError(
@@ -253,10 +306,7 @@ def _field(
 ) -> BlobField:
     name = cls.__name__
     _check_settings(cls, key, settings)
-    annotation = settings.type_
-    if annotation is None:
-        annotation = field_type(cls, key)
-    codec = codec_for(annotation, field=f"{name}.{key}")
+    codec = codec_for(_type_of(cls, key, settings), field=f"{name}.{key}")
     colocates = key == definition.colocate_with
     refers = None
     if settings.ref is not None:
@@ -280,6 +330,10 @@ def _field(
     return made
 
 
+def _type_of(cls: type[Any], key: str, settings: FieldSettings) -> Any:
+    return field_type(cls, key) if settings.type_ is None else settings.type_
+
+
 def _check_settings(cls: type[Any], key: str, settings: FieldSettings) -> None:
     problem = None
     aliases = settings.aliases
@@ -296,6 +350,12 @@ def _check_settings(cls: type[Any], key: str, settings: FieldSettings) -> None:
         problem = (
             f"the default of {key} would be shared by all objects; say "
             f"default_factory={type(settings.default).__name__}"
+        )
+    elif settings.options and not issubclass(cls, MappedAsDataclass):
+        problem = (
+            f"{key} has {', '.join(settings.options)}, which are for "
+            "dataclasses; leave them out, or make the class one: class "
+            f"{cls.__name__}(MappedAsDataclass, ObjectMixin, Base, ...)"
         )
     if problem is not None:
         raise ClassDefinitionError(problem, class_name=cls.__name__)

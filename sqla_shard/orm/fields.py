@@ -21,6 +21,8 @@ merged in, is no longer part of it; changing such a one is an error.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +45,14 @@ from sqla_shard.types.nodes import Node
 from sqla_shard.types.tracking import detach
 from sqla_shard.types.tracking import plain
 
-__all__ = ["MISSING", "BlobField", "FieldSettings", "blob_field"]
+__all__ = [
+    "MISSING",
+    "BlobField",
+    "FieldSettings",
+    "blob_field",
+    "declared_in",
+    "settings_of",
+]
 
 
 class _Missing:
@@ -53,24 +62,54 @@ class _Missing:
 
 MISSING: Any = _Missing()
 
+_SETTINGS = "sqla_shard.blob_field"
 
+
+@dataclass(kw_only=True)
 class FieldSettings:
-    """What ``blob_field()`` was given, until its class is created."""
+    """What ``blob_field()`` was given, until its class is created.
 
-    def __init__(
-        self,
-        *,
-        default: Any,
-        default_factory: Callable[[], Any] | None,
-        aliases: Any,
-        ref: Any,
-        type_: Any,
-    ) -> None:
-        self.default = default
-        self.default_factory = default_factory
-        self.aliases = aliases
-        self.ref = ref
-        self.type_ = type_
+    :ivar options: what was said of the dataclass field.
+    """
+
+    default: Any
+    default_factory: Callable[[], Any] | None
+    aliases: Any
+    ref: Any
+    type_: Any
+    options: dict[str, bool]
+
+    def dataclass_field(self) -> Any:
+        """Return a field for ``dataclass()``, from which they can be had.
+
+        An argument of ``__init__`` that is left out leaves the field alone,
+        so that it has its default, and ``session.merge()`` does not take
+        that for a value.
+        """
+        known: dict[str, Any] = {**self.options, "metadata": {_SETTINGS: self}}
+        if self.default is not MISSING or self.default_factory is not None:
+            known["default"] = MISSING
+        return dataclasses.field(**known)
+
+
+def settings_of(value: object) -> FieldSettings | None:
+    """Return what a field of a dataclass was declared with, if it was here."""
+    if isinstance(value, dataclasses.Field):
+        return value.metadata.get(_SETTINGS)
+    return None
+
+
+def declared_in(cls: type[Any]) -> dict[str, FieldSettings]:
+    """Return the fields that a class itself declares."""
+    # SQLAlchemy 2.0 leaves nothing else of them on a mixin.
+    made = cls.__dict__.get("__dataclass_fields__", {})
+    found = {}
+    for key in (*inspect.get_annotations(cls), *cls.__dict__):
+        value = cls.__dict__.get(key, MISSING)
+        settings = settings_of(made.get(key) if value is MISSING else value)
+        if settings is not None:
+            found[key] = settings
+    return found
 
 
 def blob_field(
@@ -80,6 +119,11 @@ def blob_field(
     aliases: tuple[str, ...] | list[str] = (),
     ref: Any = None,
     type_: Any = None,
+    init: bool | None = None,
+    repr: bool | None = None,  # noqa: A002  # as in dataclasses.field()
+    compare: bool | None = None,
+    hash: bool | None = None,  # noqa: A002  # as in dataclasses.field()
+    kw_only: bool | None = None,
 ) -> Mapped[Any]:
     """Declare a field that is kept in the blob.
 
@@ -95,18 +139,29 @@ def blob_field(
     :param ref: the field holds the id of an object of this class, given as
         a class, its name, or its type id.
     :param type_: the type, where the annotation cannot be resolved.
+    :param init: of a class that is a ``MappedAsDataclass``, as in
+        :func:`dataclasses.field`; so are ``repr``, ``compare``, ``hash`` and
+        ``kw_only``.
 
     What is wrong with them is told when the class is created, by
     :exc:`~sqla_shard.exc.ClassDefinitionError`.
     """
-    settings: Any = FieldSettings(
+    options = {
+        "init": init,
+        "repr": repr,
+        "compare": compare,
+        "hash": hash,
+        "kw_only": kw_only,
+    }
+    settings = FieldSettings(
         default=default,
         default_factory=default_factory,
         aliases=aliases,
         ref=ref,
         type_=type_,
+        options={k: v for k, v in options.items() if v is not None},
     )
-    return settings  # type: ignore[no-any-return]  # as mapped_column() does
+    return settings.dataclass_field()  # type: ignore[no-any-return]  # as mapped_column() does
 
 
 @dataclass(slots=True)

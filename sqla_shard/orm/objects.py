@@ -51,6 +51,7 @@ from sqla_shard.orm.definition import check_names
 from sqla_shard.orm.definition import define
 from sqla_shard.orm.definition import Definition
 from sqla_shard.orm.definition import finish
+from sqla_shard.orm.definition import id_column
 from sqla_shard.orm.fields import blob_of
 from sqla_shard.orm.fields import no_update
 from sqla_shard.orm.hiding import Activity
@@ -59,7 +60,6 @@ from sqla_shard.orm.saving import write_blob
 from sqla_shard.session import ShardSession
 from sqla_shard.session.unit_of_work import REQUESTED
 from sqla_shard.types import JSONBlob
-from sqla_shard.types import ShardedId
 from sqla_shard.types import UTCTimestamp
 
 __all__ = ["ObjectMixin"]
@@ -94,16 +94,12 @@ class ObjectMixin(Activity):
 
         @declared_attr
         def id(cls) -> Mapped[int]:  # noqa: N805, D102  # declared above
-            return mapped_column(
-                "local_id",
-                ShardedId(_definition(cls).type_id),
-                primary_key=True,
-                autoincrement=True,
-                sort_order=-30,
-            )
+            return id_column(_definition(cls).type_id)
+
+        # Without annotations: of a dataclass, they are no fields.
 
         @declared_attr
-        def data(cls) -> Mapped[dict[str, Any]]:  # noqa: N805, D102  # declared above
+        def data(cls):  # noqa: N805, D102  # declared above
             # With active_history the old value of an assignment is read
             # first: the flush must know what it is about to overwrite.
             return mapped_column(
@@ -114,7 +110,7 @@ class ObjectMixin(Activity):
             )
 
         @declared_attr
-        def ts(cls) -> Mapped[datetime]:  # noqa: N805, D102  # declared above
+        def ts(cls):  # noqa: N805, D102  # declared above
             return mapped_column(
                 UTCTimestamp(),
                 nullable=False,

@@ -16,6 +16,7 @@ pytest.register_assert_rewrite(
             "attributes",
             "bulk",
             "changes",
+            "data_classes",
             "expressions",
             "filters",
             "harness",

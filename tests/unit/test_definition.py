@@ -17,6 +17,7 @@ from sqlalchemy import inspect
 from sqlalchemy import Integer
 from sqlalchemy import JSON
 from sqlalchemy import MetaData
+from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy.exc import ArgumentError
@@ -309,25 +310,121 @@ def test_a_hierarchy_in_one_table(base, where):
     assert (Book(name="a").name, Film(name="b").name) == ("a", "b")
 
 
+# -- dataclasses
+
+
 def test_dataclass_bases(base):
     @dataclasses.dataclass
     class Data:
         x: int = 0
 
-    class DataBase(MappedAsDataclass, DeclarativeBase):
-        pass
-
-    for bases in (
-        (Data, ObjectMixin, base),
-        (ObjectMixin, Data, base),
-        (ObjectMixin, DataBase),
-        (MappedAsDataclass, ObjectMixin, base),
-        (ObjectMixin, MappedAsDataclass, base),
-    ):
-        with pytest.raises(ClassDefinitionError, match="is a dataclass"):
+    for bases in ((Data, ObjectMixin, base), (ObjectMixin, Data, base)):
+        with pytest.raises(
+            ClassDefinitionError,
+            match=r"Data is .*MappedAsDataclass",
+        ):
 
             class Pin(*bases, type_id=1):
                 __tablename__ = "pins"
+
+    assert is_clean(base)
+
+    # What the message says.
+    class Made(MappedAsDataclass, ObjectMixin, Data, base, type_id=1):
+        __tablename__ = "pins"
+        title: Mapped[str] = blob_field(default="a")
+
+    assert repr(Made(x=3)) == f"{Made.__qualname__}(x=3, id=None, title='a')"
+
+
+@pytest.mark.parametrize("where", ["base", "first", "second"])
+def test_a_dataclass(where):
+    kinds = (MappedAsDataclass,) if where == "base" else ()
+    base = type("Base", (*kinds, DeclarativeBase), {})
+    bases = {
+        "base": (ObjectMixin, base),
+        "first": (MappedAsDataclass, ObjectMixin, base),
+        "second": (ObjectMixin, MappedAsDataclass, base),
+    }[where]
+
+    class Pin(*bases, type_id=1, repr=False):
+        __tablename__ = "pins"
+        title: Mapped[str] = blob_field()
+        tags: Mapped[list[str]] = blob_field(default_factory=list)
+
+    assert [f.name for f in dataclasses.fields(Pin)] == ["id", "title", "tags"]
+    pin = Pin("a")
+    assert (pin.title, pin.tags, repr(pin)) == ("a", [], "<Pin None>")
+    assert list(Pin.__table__.c.keys()) == ["local_id", "data", "ts"]
+    assert str(select(Pin.title).where(Pin.tags.is_not(None)))
+
+
+def test_where_a_dataclass_is_not_made():
+    base = type("Base", (DeclarativeBase, MappedAsDataclass), {})
+    plain = type("Base", (DeclarativeBase,), {})
+    for bases in (
+        (ObjectMixin, base),
+        (ObjectMixin, plain, MappedAsDataclass),
+    ):
+        with pytest.raises(ClassDefinitionError, match="stands before the"):
+
+            class Pin(*bases, type_id=1):
+                __tablename__ = "pins"
+
+    assert is_clean(plain)
+
+
+def test_what_is_for_dataclasses(base):
+    with pytest.raises(
+        ClassDefinitionError, match=r"title has init, repr.*MappedAsDataclass"
+    ):
+
+        class Pin(ObjectMixin, base, type_id=1):
+            __tablename__ = "pins"
+            title: Mapped[str] = blob_field(init=False, repr=True)
+
+    assert is_clean(base)
+
+
+def test_fields_of_a_mixin_of_a_dataclass():
+    base = type("Base", (MappedAsDataclass, DeclarativeBase), {})
+
+    class Plain:
+        plain: Mapped[str] = blob_field(default="p")
+
+    class Named(MappedAsDataclass, kw_only=True):
+        name: Mapped[str] = blob_field()
+
+    class Shared(ObjectMixin, base):
+        __abstract__ = True
+        n: Mapped[int] = mapped_column(default=1)
+        gone: Mapped[str] = blob_field(default="g")
+
+    class Pin(Shared, Plain, Named, type_id=1):
+        __tablename__ = "pins"
+        gone = None
+        title: Mapped[str] = blob_field(type_=str, kw_only=True)
+
+    class Board(Shared, Plain, Named, type_id=2):
+        __tablename__ = "boards"
+        name: Mapped[str] = blob_field(default="b")
+
+    pin, board = Pin(name="a", title="t"), Board()
+    assert (pin.name, pin.title, pin.plain, pin.n) == ("a", "t", "p", 1)
+    assert Pin.gone is None
+    assert Pin.__sqla_shard__.fields.keys() == {"name", "plain", "title"}
+    assert (board.name, board.gone) == ("b", "g")
+    assert Board.__sqla_shard__.fields["name"] is not Board.name
+
+
+def test_a_dataclass_that_python_refuses():
+    base = type("Base", (MappedAsDataclass, DeclarativeBase), {})
+    with pytest.raises(InvalidRequestError, match="non-default argument"):
+
+        class Pin(ObjectMixin, base, type_id=1):
+            __tablename__ = "pins"
+            note: Mapped[str] = blob_field(default="")
+            title: Mapped[str] = blob_field()
 
     assert is_clean(base)
 

@@ -207,12 +207,25 @@ def test_a_base_that_is_mapped(base, user):
         )
 
 
-def test_a_dataclass(user):
+def test_a_dataclass():
     class Base(MappedAsDataclass, DeclarativeBase):
         pass
 
-    with pytest.raises(ClassDefinitionError, match="dataclass"):
-        make(Base, target=user)
+    class User(ObjectMixin, Base, type_id=3):
+        __tablename__ = "users"
+
+    made = type(Base)(
+        "UserEmail",
+        (LookupMixin, Base),
+        {},
+        target=User,
+        normalize=normalization.email,
+    )
+    row = made()
+    row.key = "a"
+    assert repr(row).endswith("(key='a', user_id=None)")
+    assert row != made()
+    assert "claim" in made.__table__.c
 
 
 def test_a_target_without_ids(base):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from sqla_shard import blob_field
 from sqla_shard import KeyspaceMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard import pack
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.mappings.statements import statements_of
 from sqla_shard.routing import spec_of
@@ -356,12 +358,29 @@ def test_a_small_respace_to_makes_narrow_below_as_small(base, board_and_pin):
     assert (definition.narrow_below, definition.respace_to) == (10, 10)
 
 
-def test_dataclasses_are_refused():
+def test_dataclasses():
     class Base(MappedAsDataclass, DeclarativeBase):
         pass
 
-    with pytest.raises(ClassDefinitionError, match="is a dataclass"):
-        make(Base)
+    board, pin = objects(Base)
+
+    class Held(MappingMixin, Base, source=board, target=pin):
+        pin_id: Mapped[int]
+        why: Mapped[str] = mapped_column(String(9), default="")
+
+    assert list(signature(Held).parameters) == [
+        "board_id",
+        "pin_id",
+        "why",
+        "sequence",
+    ]
+    row = Held(pack(1, 2, 3), pack(1, 1, 4), sequence=5)
+    assert (row.board_id, row.sequence) == (pack(1, 2, 3), 5)
+    assert repr(row).endswith(
+        f"Held(board_id={pack(1, 2, 3)}, pin_id={pack(1, 1, 4)}, why='')"
+    )
+    assert row != Held(pack(1, 2, 3), pack(1, 1, 5), sequence=5)
+    assert Held.__table__.c.keys()[:3] == ["board_id", "pin_id", "sequence"]
 
 
 def test_an_abstract_class_has_no_lists(base):
