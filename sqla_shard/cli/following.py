@@ -23,6 +23,7 @@ from sqla_shard.cli.ending import End
 from sqla_shard.cli.ending import log_to_stderr
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
+from sqla_shard.cli.settings import FiniteRange
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.exc import ShardError
@@ -189,7 +190,7 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     metavar="S",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(least=0.1),
     help="Seconds after which ZooKeeper is asked again in any case.",
 )
 @pass_settings

@@ -10,6 +10,7 @@ import click
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import FiniteRange
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.committed import MINUTE
@@ -58,7 +59,7 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
 @click.option(
     "--older-than",
     metavar="S",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(least=0),
     default=MINUTE.total_seconds(),
     show_default=True,
     help="Seconds that the COMMITs of one transaction may take.",

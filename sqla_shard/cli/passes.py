@@ -17,6 +17,7 @@ from typing import TypeVar
 import click
 
 from sqla_shard.cli.ending import End
+from sqla_shard.cli.settings import FiniteRange
 
 __all__ = [
     "Passes",
@@ -103,7 +104,7 @@ def interval_option(command: F) -> F:
         metavar="S",
         default=5.0,
         show_default=True,
-        type=click.FloatRange(min=0.1),
+        type=FiniteRange(least=0.1),
         help="Seconds between two passes, where the first has found nothing.",
     )(command)
 

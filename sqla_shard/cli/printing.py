@@ -12,11 +12,16 @@ import click
 
 from sqla_shard.exc import TopologyError
 
-__all__ = ["examples", "json_option", "one_line", "print_json"]
+__all__ = ["examples", "json_option", "one_line", "print_json", "printable"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Control characters of ASCII and Latin-1; what ends lines or turns the
+# direction of the text round.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
 # What SQLAlchemy adds below the message of a driver.
 _BELOW = re.compile(r"\n(?:\[SQL: |\[parameters: |\(Background on ).*", re.S)
 
@@ -51,6 +56,15 @@ def one_line(error: Exception) -> str:
             f"{error.problems[0]}"
         )
     return _joined(_BELOW.sub("", str(error)) or type(error).__name__)
+
+
+def printable(text: str) -> str:
+    """Return a text in which nothing controls the terminal.
+
+    Line breaks and tabs stay.  Values of users come to the terminals of
+    operators in what servers report and in what is verified.
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _joined(text: str) -> str:

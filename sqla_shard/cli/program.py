@@ -7,6 +7,9 @@ and stands in ``_COMMANDS``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 from typing import IO
 
@@ -24,6 +27,7 @@ from sqla_shard.cli.keys import halves_command
 from sqla_shard.cli.keys import key_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
+from sqla_shard.cli.printing import printable
 from sqla_shard.cli.publishing import history_command
 from sqla_shard.cli.publishing import push_command
 from sqla_shard.cli.publishing import rollback_command
@@ -107,6 +111,16 @@ class _Failure(click.ClickException):
         click.echo(f"sqla-shard: error: {self.message}", file=file, err=True)
 
 
+@contextmanager
+def _printable() -> Iterator[None]:
+    """Keep what an error quotes from controlling the terminal."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = printable(error.message)  # type: ignore[misc]  # final, and shown by click alone
+        raise
+
+
 class _Program(click.Group):
     """Shows errors in one line, and tells what failed by the status."""
 
@@ -121,7 +135,22 @@ class _Program(click.Group):
             self.add_command(_schema_group())
         return super().get_command(ctx, cmd_name)
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        # Names that are no text, of files and arguments, can be printed.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _printable():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
+        with _printable():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (click.UsageError, BrokenPipeError):

@@ -26,6 +26,7 @@ from sqla_shard.cli.passes import Passes
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import FiniteRange
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.told import cache_option
@@ -68,7 +69,7 @@ _HOUR = timedelta(hours=1)
     metavar="HOURS",
     default=KEEP / _HOUR,
     show_default=True,
-    type=click.FloatRange(min=0, max=24 * 3650),
+    type=FiniteRange(least=0, most=24 * 3650),
     help="Hours for which it is remembered what was done.",
 )
 @click.option(

@@ -9,6 +9,7 @@ from typing import TypeVar
 import click
 
 from sqla_shard import schema
+from sqla_shard.cli.settings import FiniteRange
 
 __all__ = ["HOW", "NEW", "WHICH", "run_options", "with_options"]
 
@@ -78,19 +79,19 @@ HOW = (
     click.option(
         "--pause",
         metavar="SECONDS",
-        type=float,
+        type=FiniteRange(least=0),
         help="Wait between the first shard and the waves.",
     ),
     click.option(
         "--lock-wait",
         metavar="SECONDS",
-        type=float,
+        type=FiniteRange(least=0),
         help="Wait so long for a table that somebody else uses; 5 by default.",
     ),
     click.option(
         "--runner-wait",
         metavar="SECONDS",
-        type=float,
+        type=FiniteRange(least=0),
         help="Wait so long for a shard that another runner has; 10 by "
         "default.",
     ),

@@ -7,7 +7,9 @@ works on machines that know no password.
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -31,6 +33,7 @@ __all__ = [
     "DEFAULT_FILE",
     "LOCATION",
     "VARIABLE",
+    "FiniteRange",
     "Settings",
     "number",
     "pass_settings",
@@ -45,7 +48,8 @@ VARIABLE = "SQLA_SHARD_TOPOLOGY"
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]+")
+# Longer ones are no ids, and Python refuses to make numbers of them.
+_NUMBER = re.compile(r"[0-9]{1,100}|0[xX][0-9a-fA-F]{1,100}")
 
 
 class _Location(click.ParamType):  # type: ignore[type-arg]  # generic in the newest versions of click only
@@ -73,6 +77,31 @@ class _Location(click.ParamType):  # type: ignore[type-arg]  # generic in the ne
 
 #: The type of an argument that names a topology.
 LOCATION = _Location()
+
+
+class FiniteRange(click.FloatRange):
+    """A number of seconds, hours or rows, of at most 1e9 if nothing is said.
+
+    click takes ``nan`` as within any range, and ``inf`` where there is no
+    upper bound, of which no time can be made.
+    """
+
+    def __init__(
+        self, *, least: float, most: float = 1e9, is_open: bool = False
+    ) -> None:
+        super().__init__(least, most, min_open=is_open)
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return it as a float."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +207,7 @@ def number(text: str) -> int:
     """
     if not _NUMBER.fullmatch(text):
         raise click.BadParameter(
-            f"{text!r} is not a number; write it in decimal, or in "
-            "hexadecimal digits after 0x"
+            f"{reprlib.repr(text)} is not a number of at most 100 digits; "
+            "write it in decimal, or in hexadecimal digits after 0x"
         )
     return int(text, 16 if text[:2] in ("0x", "0X") else 10)

@@ -12,6 +12,7 @@ from rich.text import Text
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.printing import printable
 from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
@@ -114,7 +115,9 @@ def validate_command(
         print_json({"source": found.source, "problems": problems})
     else:
         for one in problems:
-            click.echo(f"{found.source}: {one['place']}: {one['message']}")
+            click.echo(
+                printable(f"{found.source}: {one['place']}: {one['message']}")
+            )
     sys.exit(1)
 
 

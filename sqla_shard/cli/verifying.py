@@ -18,6 +18,7 @@ from sqla_shard.cli.expressions import names
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
+from sqla_shard.cli.settings import FiniteRange
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.told import cache_option
@@ -66,7 +67,7 @@ def _run_options(command: F) -> F:
         click.option(
             "--grace",
             metavar="S",
-            type=click.FloatRange(min=0),
+            type=FiniteRange(least=0),
             default=60.0,
             show_default=True,
             help="Seconds until what seems wrong is looked at again.",
@@ -74,7 +75,7 @@ def _run_options(command: F) -> F:
         click.option(
             "--rate",
             metavar="N",
-            type=click.FloatRange(min=0, min_open=True),
+            type=FiniteRange(least=0, is_open=True),
             help="Read N rows a second at most.",
         ),
     ):

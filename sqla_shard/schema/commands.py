@@ -186,6 +186,11 @@ def _changed(
     progress: Progress | None,
     published: Callable[[], Topology] | None,
 ) -> RunReport:
+    if not revision:
+        raise CommandError(
+            "the revision is empty; name one, or head, base or a step such "
+            "as -1"
+        )
     if ":" in revision:
         raise CommandError(
             f"{revision!r} is a range, which is for: alembic upgrade --sql"
