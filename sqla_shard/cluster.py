@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -37,6 +38,8 @@ from sqla_shard.health import health_of
 from sqla_shard.keeping import Keeping
 from sqla_shard.loops import LoopEngines
 from sqla_shard.loops import Loops
+from sqla_shard.paging import Seal
+from sqla_shard.paging import seal_of
 from sqla_shard.running import Limits
 from sqla_shard.running import run
 from sqla_shard.running import run_awaited
@@ -96,6 +99,11 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         for the logs of servers.
     :param grace: seconds for which transactions may go on with a server
         that has left the topology.
+    :param bookmark_keys: secrets that sign the bookmarks of pages, each a
+        text of 16 bytes or more, or ``"${NAME}"`` for that of ``environ``:
+        the first signs, all are accepted (:ref:`bookmark-keys`).  Without
+        them a bookmark can be made up.
+    :raises BookmarkKeyError: when one of them cannot be used.
     """
 
     dispatch: dispatcher[Cluster]
@@ -115,6 +123,7 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         scatters: bool = True,
         comments: bool = False,
         grace: float = 30.0,
+        bookmark_keys: Sequence[str | bytes] = (),
     ) -> None:
         #: Whether statements may go to all shards, by ``scatter()``; it can
         #: be set at any time.
@@ -122,6 +131,7 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         self._comments = comments
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ
+        self._seal = seal_of(bookmark_keys, environ)
         options = engine_options or {}
         self._engines = Engines(
             driver=driver,
@@ -198,6 +208,11 @@ class Cluster(FromSources, Upkeep, Keeping, EventTarget):
         return Watch(
             partial(listeners, self) if listeners else None, self._comments
         )
+
+    @property
+    def seal(self) -> Seal:
+        """What makes and opens the bookmarks of pages."""
+        return self._seal
 
     # -- sessions
 

@@ -36,6 +36,7 @@ from sqla_shard.engines import EngineStats
 from sqla_shard.engines import no_answer
 from sqla_shard.engines import Places
 from sqla_shard.exc import NoEventLoopError
+from sqla_shard.paging import Seal
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import Watch
 from sqla_shard.session import PlacementPolicy
@@ -195,6 +196,11 @@ class Loops:
     def caching(self) -> Caching | None:
         """What keeps rows outside of the database."""
         return self._home.caching
+
+    @property
+    def seal(self) -> Seal:
+        """What makes and opens bookmarks."""
+        return self._home.seal
 
     @property
     def watch(self) -> Watch | None:

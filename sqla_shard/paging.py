@@ -8,24 +8,48 @@ meanwhile shift nothing.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
+import hmac
+import re
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from typing import Generic
+from typing import NamedTuple
 from typing import TypeVar
 
+from sqla_shard.exc import BookmarkKeyError
 from sqla_shard.exc import InvalidBookmarkError
 
-__all__ = ["Page", "check_limit", "seal", "shown", "unseal"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_ROWS",
+    "Page",
+    "Seal",
+    "Subject",
+    "check_limit",
+    "seal_of",
+    "shown",
+]
 
 T = TypeVar("T")
 
 #: Of a page; a driver's own error for more would not say whose fault it is.
 MOST_ROWS = 2**31 - 1
-_VERSION = b"\x01"
-_DIGEST = 8
+#: Of what a bookmark holds: proxies and servers take URLs of some 8 kB.
+MOST_BYTES = 5900
 _LONGEST = 8000
+
+# The first byte of a bookmark.
+_EARLIER = b"\x01"  # of versions that sealed neither WHERE nor cluster
+_PLAIN = b"\x02"
+_SIGNED = b"\x03"
+_DIGEST = 8  # bytes, against mistakes
+_SIGNATURE = 16  # bytes of HMAC-SHA256, against forgers
+_SHORTEST_KEY = 16
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 @dataclass(frozen=True)
@@ -64,51 +88,118 @@ def check_limit(limit: int, name: str = "limit") -> None:
         )
 
 
-def seal(payload: bytes, about: str) -> str:
-    """Return a bookmark: characters that are safe in an URL.
+class Subject(NamedTuple):
+    """What a bookmark is of.
 
-    :param about: what the bookmark is of, such as the list and its order.
+    :ivar name: the list and its order, as messages have it.
+    :ivar details: what else must be the same where the bookmark is used.
     """
-    sealed = _VERSION + _digest(payload, about) + payload
-    return _written(sealed)
+
+    name: str
+    details: tuple[str, ...] = ()
 
 
-def _written(sealed: bytes) -> str:
-    return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+class Seal:
+    """Makes the bookmarks of a cluster, and opens them.
 
+    Without keys a seal is proof against mistakes, not against forgers: what
+    one holds must be checked in any case.
 
-def unseal(bookmark: object, about: str) -> bytes:
-    """Return what :func:`seal` was given.
-
-    :param about: as for :func:`seal`.
-    :raises InvalidBookmarkError: when it is not a bookmark, or of something
-        else.
+    :param keys: the first signs, by HMAC-SHA256; bookmarks that were signed
+        with any of them are accepted, and no others.
     """
-    if not isinstance(bookmark, str):
+
+    def __init__(self, keys: Sequence[bytes] = ()) -> None:
+        self._keys = tuple(keys)
+
+    def __repr__(self) -> str:
+        return f"<Seal with {len(self._keys)} keys>"
+
+    def seal(self, payload: bytes, subject: Subject) -> str:
+        """Return a bookmark: characters that are safe in a URL.
+
+        :param payload: at most :data:`MOST_BYTES`.
+        """
+        if not self._keys:
+            return _written(_PLAIN + _digest(payload, subject) + payload)
+        signature = _signature(self._keys[0], payload, subject)
+        return _written(_SIGNED + signature + payload)
+
+    def unseal(self, bookmark: object, subject: Subject) -> bytes:
+        """Return what :meth:`seal` was given.
+
+        :raises InvalidBookmarkError: when it is not a bookmark, of something
+            else, or not signed with a key of this cluster.
+        """
+        if not isinstance(bookmark, str):
+            raise InvalidBookmarkError(
+                "a bookmark is a str, the .next of a page, not a "
+                f"{type(bookmark).__name__}",
+                bookmark=bookmark,
+            )
+        sealed = _read(bookmark)
+        version, rest = sealed[:1], sealed[1:]
+        why = (
+            "it was changed on its way, or is of another list, order, "
+            "condition or cluster"
+        )
+        if version == _EARLIER:
+            why = "it is of an earlier version of sqla_shard"
+        elif version == _SIGNED and not self._keys:
+            why = "it is signed, and this cluster has no bookmark_keys"
+        elif version == _PLAIN and self._keys:
+            why = "it is not signed, as those of this cluster are"
+        elif version == _SIGNED:
+            signature, payload = rest[:_SIGNATURE], rest[_SIGNATURE:]
+            for key in self._keys:
+                right = _signature(key, payload, subject)
+                if hmac.compare_digest(signature, right):
+                    return payload
+        elif version == _PLAIN:
+            digest, payload = rest[:_DIGEST], rest[_DIGEST:]
+            if digest == _digest(payload, subject):
+                return payload
         raise InvalidBookmarkError(
-            f"a bookmark is a str, the .next of a page, not {bookmark!r}",
+            f"{shown(bookmark)} is not a bookmark of {subject.name}: {why}",
             bookmark=bookmark,
         )
-    sealed = b""
-    if len(bookmark) <= _LONGEST:
-        padding = "=" * (-len(bookmark) % 4)
-        try:
-            sealed = base64.b64decode(bookmark + padding, b"-_", validate=True)
-        except (binascii.Error, ValueError):
-            sealed = b""
-        # The decoder takes other ways to write the same bytes.
-        if _written(sealed) != bookmark:
-            sealed = b""
-    version = sealed[:1]
-    digest = sealed[1 : 1 + _DIGEST]
-    payload = sealed[1 + _DIGEST :]
-    if version != _VERSION or digest != _digest(payload, about):
-        raise InvalidBookmarkError(
-            f"{shown(bookmark)} is not a bookmark of {about}: it was "
-            "changed on its way, or is of another list or order",
-            bookmark=bookmark,
-        )
-    return payload
+
+
+def seal_of(keys: Sequence[str | bytes], environ: Mapping[str, str]) -> Seal:
+    """Return the seal of a cluster.
+
+    :param keys: each a secret, or ``"${NAME}"`` for the value of a variable.
+    :param environ: the variables.
+    :raises BookmarkKeyError: when one cannot be a key.
+    """
+    if isinstance(keys, (str, bytes)):
+        # Its characters would be keys.
+        raise BookmarkKeyError("is one key; write a list of keys")
+    found = []
+    for index, given in enumerate(keys):
+        key: Any = given
+        match = _REFERENCE.fullmatch(key) if isinstance(key, str) else None
+        if match is not None:
+            key = environ.get(match[1])
+            if key is None:
+                raise BookmarkKeyError(
+                    f"names {match[0]}, which is not set", index=index
+                )
+        if isinstance(key, str):
+            key = key.encode("utf-8", "surrogatepass")
+        if not isinstance(key, bytes):
+            raise BookmarkKeyError(
+                f"is a {type(key).__name__}; a key is a str or bytes",
+                index=index,
+            )
+        if len(key) < _SHORTEST_KEY:
+            raise BookmarkKeyError(
+                f"has {len(key)} bytes, and needs {_SHORTEST_KEY}: take "
+                "secrets.token_urlsafe()",
+                index=index,
+            )
+        found.append(key)
+    return Seal(found)
 
 
 def shown(bookmark: str) -> str:
@@ -116,8 +207,34 @@ def shown(bookmark: str) -> str:
     return repr(bookmark if len(bookmark) < 80 else bookmark[:77] + "...")
 
 
-def _digest(payload: bytes, about: str) -> bytes:
-    # Against mistakes, not against forgers: whoever makes up a bookmark
-    # begins at another row of a list that he can read anyway.
-    told = about.encode() + b"\0" + payload
-    return hashlib.blake2b(told, digest_size=_DIGEST).digest()
+def _written(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+
+
+def _read(bookmark: str) -> bytes:
+    """Return the bytes of a bookmark; none where it cannot be one."""
+    if len(bookmark) > _LONGEST:
+        return b""
+    padding = "=" * (-len(bookmark) % 4)
+    try:
+        sealed = base64.b64decode(bookmark + padding, b"-_", validate=True)
+    except ValueError:
+        return b""
+    # The decoder takes other ways to write the same bytes.
+    return sealed if _written(sealed) == bookmark else b""
+
+
+def _sealed(payload: bytes, subject: Subject) -> bytes:
+    # ascii() of a tuple of texts is unambiguous, and takes lone surrogates.
+    about = (subject.name, *subject.details)
+    return ascii(about).encode() + b"\0" + payload
+
+
+def _digest(payload: bytes, subject: Subject) -> bytes:
+    sealed = _sealed(payload, subject)
+    return hashlib.blake2b(sealed, digest_size=_DIGEST).digest()
+
+
+def _signature(key: bytes, payload: bytes, subject: Subject) -> bytes:
+    sealed = _sealed(payload, subject)
+    return hmac.digest(key, sealed, "sha256")[:_SIGNATURE]

@@ -24,6 +24,7 @@ from sqla_shard.engines import Engines
 from sqla_shard.engines import Places
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import ShardError
+from sqla_shard.paging import Seal
 from sqla_shard.rendering import Place
 from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import Plan
@@ -144,6 +145,7 @@ class _Stage:
     scatters: bool
     watch: None = None
     caching: None = None
+    seal: Seal = field(default_factory=Seal)
 
 
 class _Scenery(Places):

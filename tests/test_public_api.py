@@ -161,6 +161,7 @@ SAMPLES = [
     exc.CacheConfigError("m", path="c.toml", key="regions.a"),
     exc.VerifyPositionError(path="p.json", reason="m"),
     exc.InvalidBookmarkError("m", bookmark="x"),
+    exc.BookmarkKeyError("m", index=1),
     exc.PlacementError("m"),
     exc.ColocationError("m", class_name="A", field="f", value=None),
     exc.CrossShardWriteError(first=(1, "a"), second=(2, "b")),

@@ -39,7 +39,7 @@ from sqlalchemy.types import TypeDecorator
 
 from sqla_shard.exc import ScatterUnsupportedError
 
-__all__ = ["Hidden", "SortKey", "kind_of"]
+__all__ = ["Hidden", "SortKey", "kind_of", "value_of_function"]
 
 _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 
@@ -130,6 +130,26 @@ def _kind_of_function(element: Any) -> str | None:
     if name in _TEXTS:
         return "text"
     return "plain" if name in _NUMBERS or name in _TIMES else None
+
+
+def value_of_function(element: Any) -> str | None:
+    """Name what a function returns for which SQLAlchemy knows no type.
+
+    :returns: ``number``, ``time`` or ``text``; None for one of its arguments,
+        and for anything else.
+    """
+    made = _made_of(element)
+    if not isinstance(made, FunctionElement):
+        return None
+    name = str(getattr(made, "name", "")).lower()
+    for kind, names in (
+        ("number", _NUMBERS),
+        ("time", _TIMES),
+        ("text", _TEXTS),
+    ):
+        if name in names:
+            return kind
+    return None
 
 
 def _kind_of_one(elements: Iterable[Any]) -> str | None:

@@ -74,6 +74,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── CacheConfigError (ValueError)     a file that configures no cache
     ├── VerifyPositionError               a file of another run
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
+    ├── BookmarkKeyError (ValueError)     keys that cannot sign bookmarks
     ├── SchemaError
     │   ├── ReservedNameError             a table with a name of ours
     │   ├── SchemaSetupError              files for revisions, not written
@@ -132,6 +133,7 @@ from sqla_shard.exc.intents import OperationArgumentError
 from sqla_shard.exc.intents import OperationDefinitionError
 from sqla_shard.exc.intents import OperationError
 from sqla_shard.exc.intents import UnknownOperationError
+from sqla_shard.exc.lists import BookmarkKeyError
 from sqla_shard.exc.lists import InvalidBookmarkError
 from sqla_shard.exc.lists import InvalidMoveError
 from sqla_shard.exc.lists import InvalidSequenceError
@@ -202,6 +204,7 @@ __all__ = [
     "BlobError",
     "BlobTooLargeError",
     "BlobValueError",
+    "BookmarkKeyError",
     "CacheClassError",
     "CacheConfigError",
     "CacheKeyError",

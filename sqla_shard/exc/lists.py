@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqla_shard.exc.base import ShardError
 
 __all__ = [
+    "BookmarkKeyError",
     "InvalidBookmarkError",
     "InvalidMoveError",
     "InvalidSequenceError",
@@ -175,3 +176,17 @@ class InvalidBookmarkError(ShardError, ValueError):
     def __init__(self, message: str, *, bookmark: object) -> None:
         super().__init__(f"{message}; start from the first page again")
         self.bookmark = bookmark
+
+
+class BookmarkKeyError(ShardError, ValueError):
+    """Raised when ``bookmark_keys`` of a cluster cannot be used.
+
+    No key is part of the message.
+
+    :ivar index: position of the key; None where it is about all of them.
+    """
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        where = "" if index is None else f"[{index}]"
+        super().__init__(f"bookmark_keys{where} {message}")
+        self.index = index

@@ -367,9 +367,9 @@ class FlaskCluster:
         :param per_page: rows of a page; by default the argument ``per_page``
             of the request, or 20.
         :param max_per_page: how many at most, whatever the request says.
-        :param error_out: abort with 404 for a page that does not exist;
-            otherwise it is empty, and the first one for a number that is
-            none.
+        :param error_out: abort with 404 for a page that does not exist, or
+            is farther than ``max_offset`` allows; otherwise it is empty, and
+            the first one for a number that is none.
         :param count: whether to count the rows.
         """
         return paginate(

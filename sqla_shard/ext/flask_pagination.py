@@ -8,6 +8,7 @@ mapping class.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import ceil
 from typing import Any
@@ -21,11 +22,15 @@ from sqlalchemy import func
 from sqlalchemy import Select
 from sqlalchemy import select
 
+from sqla_shard.exc import ScatterLimitError
+from sqla_shard.paging import MOST_ROWS
 from sqla_shard.session import ShardSession
 
 __all__ = ["Pagination", "paginate"]
 
 T = TypeVar("T")
+
+_NUMBER = re.compile("[0-9]{1,10}")
 
 
 class Pagination(Generic[T]):
@@ -96,17 +101,20 @@ class Pagination(Generic[T]):
         :param right_current: how many after it.
         :param right_edge: how many up to the last page.
         """
+        every = range(1, self.pages + 1)
+        first = self.page - left_current
+        # Not page by page: a client may ask for pages of one row.
+        shown = {
+            *every[: max(left_edge, 0)],
+            *every[max(first - 1, 0) : max(self.page + right_current, 0)],
+            *every[max(len(every) - right_edge, 0) :],
+        }
         before = 0
-        for number in range(1, self.pages + 1):
-            if (
-                number <= left_edge
-                or -left_current <= number - self.page <= right_current
-                or number > self.pages - right_edge
-            ):
-                if number > before + 1:
-                    yield None
-                yield number
-                before = number
+        for number in sorted(shown):
+            if number > before + 1:
+                yield None
+            yield number
+            before = number
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.items)
@@ -126,9 +134,14 @@ def paginate(
     page = _number("page", page, 1, error_out)
     per_page = min(_number("per_page", per_page, 20, error_out), max_per_page)
     offset = (page - 1) * per_page
-    items = list(
-        session.scalars(statement.limit(per_page).offset(offset)).unique()
-    )
+    try:
+        items = list(
+            session.scalars(statement.limit(per_page).offset(offset)).unique()
+        )
+    except ScatterLimitError as error:
+        if error.limit != "max_offset" or not error_out:
+            raise
+        abort(404)
     if not items and page > 1 and error_out:
         abort(404)
     total = _total(session, statement) if count else None
@@ -139,16 +152,15 @@ def _number(
     name: str, given: int | None, default: int, error_out: bool
 ) -> int:
     """Return an argument, or else that of the request."""
-    value: Any = given
-    if value is None and has_request_context():
-        value = request.args.get(name)
-    if value is None:
+    number = given
+    if number is None and has_request_context():
+        said = request.args.get(name)
+        if said is not None:
+            # int() reads other forms, too, and takes long for long ones.
+            number = int(said) if _NUMBER.fullmatch(said) else 0
+    if number is None:
         return default
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = 0
-    if number >= 1:
+    if 1 <= number <= MOST_ROWS:
         return number
     if error_out:
         abort(404)

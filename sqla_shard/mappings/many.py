@@ -20,7 +20,7 @@ from sqla_shard.branching import sources
 from sqla_shard.mappings.bookmarks import Key
 from sqla_shard.mappings.kept import kept_rows
 from sqla_shard.mappings.lists import List
-from sqla_shard.mappings.pages import about_first
+from sqla_shard.mappings.pages import bookmarks_of
 from sqla_shard.mappings.pages import first_page_of
 from sqla_shard.mappings.pages import Found
 from sqla_shard.mappings.pages import page_of
@@ -57,7 +57,7 @@ def first_pages(
             _read(group[start : start + BRANCHES], limit + 1, found)
     for source_id, rows in left.items():
         own = sorted(found[source_id], key=lambda f: f.key, reverse=True)
-        pages[source_id] = page_of(own, limit, (), about_first(rows))
+        pages[source_id] = page_of(own, limit, (), bookmarks_of(rows))
     return {source_id: pages[source_id] for source_id in lists}
 
 

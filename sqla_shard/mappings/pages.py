@@ -27,11 +27,9 @@ from typing import Protocol
 
 from sqlalchemy.orm.attributes import set_committed_value
 
+from sqla_shard.mappings.bookmarks import Bookmarks
 from sqla_shard.mappings.bookmarks import Key
 from sqla_shard.mappings.bookmarks import Mark
-from sqla_shard.mappings.bookmarks import opened
-from sqla_shard.mappings.bookmarks import sealed
-from sqla_shard.mappings.bookmarks import sealed_edge
 from sqla_shard.mappings.bookmarks import WITNESSES
 from sqla_shard.mappings.kept import Beyond
 from sqla_shard.mappings.kept import kept_count
@@ -42,6 +40,7 @@ from sqla_shard.mappings.lists import List
 from sqla_shard.mappings.ordering import reach
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
+from sqla_shard.paging import Subject
 
 __all__ = ["contains", "count", "iterate", "load_targets", "page", "position"]
 
@@ -128,22 +127,22 @@ def page(
 ) -> Page[Any]:
     """Return a page of the list."""
     check_limit(limit)
-    about = _about(rows, newest_first)
+    bookmarks = bookmarks_of(rows, newest_first)
     mark, back = None, False
     if after is not None:
-        mark, back = opened(after, about, rows.checked)
+        mark, back = bookmarks.opened(after, rows.checked)
     descending = newest_first is not back
     kept = kept_rows([rows]).get(rows.source_id)
     if kept is not None:
         with suppress(Beyond):
-            return _page(_Kept(kept, descending), mark, limit, about, back)
-    return _page(_Stored(rows, descending), mark, limit, about, back)
+            return _page(_Kept(kept, descending), mark, limit, bookmarks, back)
+    return _page(_Stored(rows, descending), mark, limit, bookmarks, back)
 
 
 def first_page_of(rows: List, kept: KeptRows, limit: int) -> Page[Any] | None:
     """Return the first page of the usual order; None where it is not kept."""
     try:
-        return _page(_Kept(kept, True), None, limit, about_first(rows))
+        return _page(_Kept(kept, True), None, limit, bookmarks_of(rows))
     except Beyond:
         return None
 
@@ -152,7 +151,7 @@ def _page(
     reader: _Reader,
     mark: Mark | None,
     limit: int,
-    about: str,
+    bookmarks: Bookmarks,
     back: bool = False,
 ) -> Page[Any]:
     seen: tuple[Key, ...] = ()
@@ -161,7 +160,7 @@ def _page(
     else:
         found, seen = _after(reader, mark, limit + 1)
     follows = mark is not None
-    page = page_of(found, limit, seen, about, follows=follows, back=back)
+    page = page_of(found, limit, seen, bookmarks, follows=follows, back=back)
     return replace(page, items=reader.objects(page.items))
 
 
@@ -169,7 +168,7 @@ def page_of(
     found: list[Found],
     limit: int,
     seen: tuple[Key, ...],
-    about: str,
+    bookmarks: Bookmarks,
     *,
     follows: bool = False,
     back: bool = False,
@@ -177,7 +176,7 @@ def page_of(
     """Return a page of rows, of which there is one more if it is not last.
 
     :param seen: rows shown before it.
-    :param about: what its bookmarks are of.
+    :param bookmarks: those of the list in this order.
     :param follows: whether another page was shown before it.
     :param back: whether the rows were read backwards.
     """
@@ -187,26 +186,26 @@ def page_of(
     onward = turned = None
     if len(found) > limit:
         last = (*seen, *keys)[-WITNESSES:]
-        onward = sealed(last, found[limit].key, about, back=back)
+        onward = bookmarks.made(last, found[limit].key, back=back)
     if follows and keys:
         first = keys[WITNESSES - 1 :: -1]
         ahead = seen[-1] if seen else keys[0]
-        turned = sealed(first, ahead, about, back=not back)
+        turned = bookmarks.made(first, ahead, back=not back)
     elif follows:
-        turned = sealed_edge(about, back=not back)
+        turned = bookmarks.edge(back=not back)
     if back:
         return Page(items[::-1], turned, onward)
     return Page(items, onward, turned)
 
 
-def _about(rows: List, newest_first: bool) -> str:
+def bookmarks_of(rows: List, newest_first: bool = True) -> Bookmarks:
+    """Return the bookmarks of a list in an order."""
     order = "newest" if newest_first else "oldest"
-    return f"{rows.name} of {rows.source_id}, {order} first"
-
-
-def about_first(rows: List) -> str:
-    """Return what a bookmark of the usual order is of."""
-    return _about(rows, True)
+    name = f"{rows.name} of {rows.source_id}, {order} first"
+    session = rows.session
+    keyspace = session.places.keyspace(rows.place.keyspace, "objects")
+    subject = Subject(name, (keyspace.identity,))
+    return Bookmarks(session.cluster.seal, subject)
 
 
 def _found(result: Any) -> list[Found]:

@@ -16,6 +16,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from sqla_shard.engines import Places
+from sqla_shard.paging import Seal
 from sqla_shard.rendering import Place
 from sqla_shard.scattering import Watch
 from sqla_shard.session.placement import PlacementPolicy
@@ -183,6 +184,11 @@ class Home(Protocol):
     @property
     def caching(self) -> Caching | None:
         """What keeps rows outside of the database."""
+        ...
+
+    @property
+    def seal(self) -> Seal:
+        """What makes and opens bookmarks."""
         ...
 
 

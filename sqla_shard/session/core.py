@@ -477,9 +477,10 @@ class ShardSession(UsedByOne, Refreshing, Answered):
         :raises ScatterUnsupportedError: when its rows have no order that a
             page can go on with.
         :raises InvalidBookmarkError: when ``after`` is no bookmark of such
-            rows in such an order.
+            rows in such an order: of another WHERE, or values in it, of
+            another cluster, or made up.
         """
-        return scatter_page(self.execute, statement, limit, after, parameters)
+        return scatter_page(self, statement, limit, after, parameters)
 
     def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse what knows nothing of shards.

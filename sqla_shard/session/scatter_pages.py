@@ -8,14 +8,10 @@ each shard reads a page at most, wherever in the order it is.
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import and_
@@ -48,36 +44,38 @@ from sqla_shard.merging import orderings
 from sqla_shard.merging import same
 from sqla_shard.paging import check_limit
 from sqla_shard.paging import Page
-from sqla_shard.paging import seal
 from sqla_shard.paging import shown
-from sqla_shard.paging import unseal
+from sqla_shard.paging import Subject
+from sqla_shard.routing import keyspace_of
 from sqla_shard.scattering import limits_of
 from sqla_shard.scattering import Scatter
+from sqla_shard.session.contract import Scope
+from sqla_shard.session.fingerprints import bare
+from sqla_shard.session.fingerprints import fingerprint
+from sqla_shard.session.marks import Mark
+from sqla_shard.session.marks import opened
+from sqla_shard.session.marks import packed
+from sqla_shard.session.marks import UnfitError
 from sqla_shard.types import ShardedId
 
 __all__ = ["scatter_page"]
 
 
 def scatter_page(
-    execute: Callable[..., Any],
+    scope: Scope,
     statement: Any,
     limit: int,
     after: str | None,
     parameters: Any,
 ) -> Page[Any]:
-    """Return a page; see ``ShardSession.scatter_page``.
-
-    :param execute: the session's.
-    """
+    """Return a page; see ``ShardSession.scatter_page``."""
     check_limit(limit)
     if isinstance(statement, LambdaElement):
         statement = statement._resolved
     keys = _keys(statement)
-    about = f"the rows of {_described(statement)} by {_listed(keys)}"
+    bookmarks = Bookmarks(scope, statement, keys, parameters)
     count = len(statement.column_descriptions)
-    mark = _Mark()
-    if after is not None:
-        mark = _unpacked(unseal(after, about), len(keys), after)
+    mark = Mark() if after is None else bookmarks.opened(after)
     if mark.back:
         keys = [replace(key, descending=not key.descending) for key in keys]
     made = statement.order_by(None).limit(limit + 1)
@@ -92,7 +90,7 @@ def scatter_page(
     if mark.values:
         made = made.where(_beyond(keys, mark.values))
     made = made.options(_limits(statement, limit))
-    found = execute(made, parameters).freeze()
+    found = scope.execute(made, parameters).freeze()
     rows = found().all()
     if count == 1:
         items = list(found().scalars())[:limit]
@@ -101,27 +99,83 @@ def scatter_page(
     onward = turned = None
     if len(rows) > limit:
         last = _bookmarked(rows, limit - 1, count, keys)
-        onward = seal(_packed(last, keys, back=mark.back), about)
+        onward = bookmarks.made(last, back=mark.back)
     if mark.values:
         # Of a page without rows, the one before is the last of all.
         first = _bookmarked(rows, 0, count, keys) if rows else ()
-        turned = seal(_packed(first, keys, back=not mark.back), about)
+        turned = bookmarks.made(first, back=not mark.back)
     if mark.back:
         return Page(items[::-1], turned, onward)
     return Page(items, onward, turned)
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """What a bookmark holds.
+class Bookmarks:
+    """The bookmarks of a statement and its order.
 
-    :ivar values: those of the row after which the page begins; none where
-        it begins with the first row, or the last one.
-    :ivar back: whether it goes backwards.
+    :ivar subject: what they are of.
+    :raises UnsupportedStatementError: see :func:`fingerprint`.
     """
 
-    values: Sequence[Any] = ()
-    back: bool = False
+    def __init__(
+        self,
+        scope: Scope,
+        statement: Any,
+        keys: Sequence[_Key],
+        parameters: Any = None,
+    ) -> None:
+        self._keys = keys
+        self._seal = scope.cluster.seal
+        tables = [
+            getattr(table, "element", table)
+            for source in _sources(statement)
+            for table in _tables(source)
+        ]
+        keyspace = keyspace_of(tuple(tables), scope.places)
+        self._dialect = scope.places.place(keyspace, 0).engine.dialect
+        self.subject = Subject(
+            f"the rows of {_described(statement)} by {_listed(keys)}",
+            (
+                keyspace.identity,
+                *fingerprint(statement, parameters, self._dialect),
+            ),
+        )
+
+    def opened(self, bookmark: str) -> Mark:
+        """Return what a bookmark holds.
+
+        :raises InvalidBookmarkError: when it is none of these rows.
+        """
+        payload = self._seal.unseal(bookmark, self.subject)
+        try:
+            return opened(payload, self._keys, self._dialect)
+        except UnfitError as error:
+            raise InvalidBookmarkError(
+                f"{shown(bookmark)} holds no row of this order",
+                bookmark=bookmark,
+            ) from error
+
+    def made(self, values: Sequence[Any], *, back: bool) -> str:
+        """Return the bookmark of a row.
+
+        :param values: by key, or none.
+        :raises ScatterUnsupportedError: when it cannot hold them.
+        """
+        try:
+            payload = packed(values, self._keys, self._dialect, back=back)
+        except UnfitError as error:
+            at = error.index
+            if at is None:
+                raise _refused(
+                    f"ORDER BY {_listed(self._keys)}, whose values are longer "
+                    "than a URL takes",
+                    "order by func.left() of the texts",
+                ) from error
+            raise _refused(
+                f"ORDER BY {self._keys[at].element}, whose value is "
+                f"{values[at]!r:.100}",
+                "order by a number, a time or a text",
+            ) from error
+        return self._seal.seal(payload, self.subject)
 
 
 def _bookmarked(
@@ -224,10 +278,7 @@ def _keys(statement: Any) -> list[_Key]:
 
 def _sources(statement: Any) -> list[Any]:
     """Return what is in FROM, without what joined eager loading adds."""
-    bare = statement.with_only_columns(
-        literal(1), maintain_column_froms=True
-    ).order_by(None)
-    return list(bare.get_final_froms())
+    return list(bare(statement).get_final_froms())
 
 
 def _has_outer_join(source: Any) -> bool:
@@ -284,7 +335,7 @@ def _key(ordering: Ordering, outer: bool) -> _Key:
 
 
 def _tables(source: Any) -> Iterator[Any]:
-    """Yield the tables of an element of FROM."""
+    """Yield the tables of an element of FROM, and their aliases."""
     if isinstance(source, Join):
         yield from _tables(source.left)
         yield from _tables(source.right)
@@ -356,63 +407,3 @@ def _from(key: _Key, value: Any) -> Any:
     if key.nullable:
         return true()
     return element <= key.given(value)
-
-
-_KINDS: dict[str, tuple[type[Any], Callable[[Any], Any], Callable[[Any], Any]]]
-_KINDS = {
-    "t": (dt.datetime, dt.datetime.isoformat, dt.datetime.fromisoformat),
-    "d": (dt.date, dt.date.isoformat, dt.date.fromisoformat),
-    "h": (dt.time, dt.time.isoformat, dt.time.fromisoformat),
-    "s": (
-        dt.timedelta,
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda value: dt.timedelta(*value),
-    ),
-    "n": (Decimal, str, Decimal),
-}
-
-
-def _packed(
-    values: Sequence[Any], keys: Sequence[_Key], *, back: bool
-) -> bytes:
-    """Return what a bookmark holds.
-
-    :param values: by key, or none.
-    """
-    out: list[Any] = []
-    for value, key in zip(values, keys, strict=bool(values)):
-        if value is None or type(value) in (int, float, bool, str):
-            out.append(value)
-            continue
-        for name, (kind, write, _) in _KINDS.items():
-            if isinstance(value, kind):
-                out.append([name, write(value)])
-                break
-        else:
-            raise _refused(
-                f"ORDER BY {key.element}, whose value is {value!r}",
-                "order by a number, a time or a text",
-            )
-    marked: Any = {"back": out} if back else out
-    return json.dumps(marked, separators=(",", ":")).encode()
-
-
-def _unpacked(payload: bytes, count: int, bookmark: str) -> _Mark:
-    try:
-        marked = json.loads(payload)
-        back = isinstance(marked, dict)
-        values = [
-            _KINDS[value[0]][2](value[1]) if isinstance(value, list) else value
-            for value in (marked["back"] if back else marked)
-        ]
-    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-        raise _not_ours(bookmark) from error
-    if len(values) not in (0, count):
-        raise _not_ours(bookmark)
-    return _Mark(values, back)
-
-
-def _not_ours(bookmark: str) -> InvalidBookmarkError:
-    return InvalidBookmarkError(
-        f"{shown(bookmark)} holds no row of this order", bookmark=bookmark
-    )

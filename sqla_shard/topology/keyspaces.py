@@ -103,6 +103,11 @@ class Keyspace:
         return rebuild, ()
 
     @property
+    def identity(self) -> str:
+        """What is the same in all topologies of one cluster."""
+        return f"{self.kind} {self.name} {self.database}"
+
+    @property
     def shard_ids(self) -> range:
         """The ids of the open shards, ascending."""
         return range(self.shards)

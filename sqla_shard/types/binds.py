@@ -51,6 +51,11 @@ class ShardBound:
         """Return the value on one shard."""
         raise NotImplementedError
 
+    @property
+    def whole(self) -> object:
+        """What it stands for on all shards, in numbers and bytes."""
+        raise NotImplementedError
+
 
 class Prefix(ShardBound):
     """Shard and type bits, to be added to a local id."""
@@ -63,6 +68,11 @@ class Prefix(ShardBound):
     def at(self, shard_id: int) -> int:
         """Return the id whose local part is zero."""
         return shard_id << SHARD_SHIFT | self._type_bits
+
+    @property
+    def whole(self) -> int:
+        """The bits of the type."""
+        return self._type_bits
 
     def __repr__(self) -> str:
         return f"<prefix of type {self._type_bits >> TYPE_SHIFT}>"
@@ -89,6 +99,11 @@ class Address(ShardBound):
         if address == here:
             return self.object_id & MAX_LOCAL_ID
         return -1 if address < here else MAX_LOCAL_ID + 1
+
+    @property
+    def whole(self) -> int:
+        """The id."""
+        return self.object_id
 
     def is_at(self, shard_id: int) -> bool:
         """Tell whether the id belongs to this shard and type."""
@@ -152,6 +167,11 @@ class KeySlot(Slot):
             return "NULL"
         return ",".join(f"X'{value.hex()}'" for value in values)
 
+    @property
+    def whole(self) -> list[bytes]:
+        """The keys."""
+        return sorted(key for keys in self._groups.values() for key in keys)
+
     def __repr__(self) -> str:
         return f"<keys of {len(self._groups)} shards>"
 
@@ -203,6 +223,11 @@ class IdSlot(Slot):
         """Return the shard's own ids as SQL, between commas."""
         values = self._groups.get(shard_id)
         return ",".join(map(str, values)) if values else _NOBODY
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The ids."""
+        return self.ids
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.ids[:5]))

@@ -23,7 +23,8 @@ from sqla_shard import exc
 from sqla_shard import full_id
 from sqla_shard import pack
 from sqla_shard import Page
-from sqla_shard.paging import seal
+from sqla_shard.mappings.lists import List
+from sqla_shard.mappings.pages import bookmarks_of
 from sqla_shard.session import INCLUDE_INACTIVE
 from tests.shared.clusters import ShardLog
 from tests.shared.mapping_models import BOARD
@@ -578,15 +579,20 @@ class Bookmarks(Lists):
     def test_random_bytes(self, session, board, rng):
         for _ in range(200):
             wrong = base64.urlsafe_b64encode(
-                rng.choice([b"", b"\x01"]) + rng.randbytes(rng.randrange(130))
+                rng.choice([b"", b"\x01", b"\x02", b"\x03"])
+                + rng.randbytes(rng.randrange(130))
             ).decode()
             self.refused(session, board, wrong)
 
     def test_made_up_by_somebody_who_knows_how(self, session, board, ten, rng):
         # It has no secret; but what it says must make sense.
-        about = f"BoardHasPins of {board}, newest first"
+        real = bookmarks_of(List(BoardHasPins, session, board))
+
+        def seal(payload):
+            return real.seal.seal(payload, real.subject)
+
         good = struct.pack(">QQQ", 1 << 60, 5, ten[3])
-        assert BoardHasPins.page(session, board, after=seal(good * 2, about))
+        assert BoardHasPins.page(session, board, after=seal(good * 2))
         top = 2**64 - 1
         for payload in (
             b"",
@@ -603,13 +609,14 @@ class Bookmarks(Lists):
                     (5, 5, board),
                     (5, 5, 0),
                     (5, 5, 12),
+                    (5, 5, 2**62 - 1),
                 )
                 for bad in [struct.pack(">QQQ", *wrong)]
                 for one, other in ((bad, good), (good, bad), (bad, bad))
             ),
             *(rng.randbytes(24 * rng.randrange(5)) for _ in range(50)),
         ):
-            self.refused(session, board, seal(payload, about))
+            self.refused(session, board, seal(payload))
 
     def test_bookmarks_hold_across_sessions(
         self, cluster, board, ten, bookmark

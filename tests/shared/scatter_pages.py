@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy import bindparam
 from sqlalchemy import func
+from sqlalchemy import literal
 from sqlalchemy import Numeric
 from sqlalchemy import select
 from sqlalchemy import String
+from sqlalchemy import text
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import full_id
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.session.scatter_pages import _keys
+from sqla_shard.session.scatter_pages import Bookmarks
 
 __all__ = ["PagesBase", "ScatterPages", "things"]
 
@@ -111,6 +121,91 @@ def walk(session: Any, statement: Any, sizes: Any) -> list[Any]:
         after = page.next
         if after is None:
             return found
+
+
+_ID = pack(1, 101, 5)
+
+
+def _written(values: Sequence[tuple[str, str]]) -> bytes:
+    out = b">"
+    for tag, value in values:
+        body = value.encode("utf-8", "surrogatepass")
+        out += struct.pack(">cH", tag.encode(), len(body)) + body
+    return out
+
+
+def forged(session: Any, statement: Any, values: Any) -> str:
+    """Return a bookmark as somebody makes it who has read the code.
+
+    :param values: pairs of a form and a text.
+    """
+    marks = Bookmarks(session, statement, _keys(statement))
+    return session.cluster.seal.seal(_written(values), marks.subject)
+
+
+_GOOD = ("i", str(_ID))
+#: What to order by, and values that its rows cannot have.
+_FORGED: list[tuple[Any, list[tuple[str, str]]]] = [
+    *(
+        ((Thing.n,), [wrong, _GOOD])
+        for wrong in (
+            ("n", "1e999999999"),
+            ("n", "1" * 5000),
+            ("n", "NaN"),
+            ("n", "Infinity"),
+            ("i", "1" * 5000),
+            ("i", "1" * 66),
+            ("i", "01"),
+            ("i", " 1"),
+            ("i", "+1"),
+            ("i", "1_0"),
+            ("i", "\u0661"),
+            ("i", ""),
+            ("f", "1e999"),
+            ("f", "inf"),
+            ("f", "nan"),
+            ("f", "1.50"),
+            ("d", "2020-01-01"),
+            ("l", "5"),
+            ("x", "5"),
+            ("-", "5"),
+            ("s", "\ud800"),
+        )
+    ),
+    *(
+        ((Thing.day,), [wrong, _GOOD])
+        for wrong in (
+            ("d", "2020-02-31"),
+            ("d", "0000-01-01"),
+            ("d", "20200101"),
+            ("t", "2020-01-01T25:00:00"),
+            ("t", "2020-01-01T10:00:00+00:00"),
+            ("l", "99999999999999999999"),
+            ("l", "9999999999999"),
+            ("-", ""),
+        )
+    ),
+    *(
+        ((Thing.name,), [wrong, _GOOD])
+        for wrong in (("n", "1"), ("d", "2020-01-01"), ("s", "\ud800"))
+    ),
+    *(
+        ((), [wrong])
+        for wrong in (
+            ("-", ""),
+            ("s", "x"),
+            ("f", "1.5"),
+            ("i", "5"),
+            ("i", "0"),
+            ("i", "-5"),
+            ("i", str(pack(1, 102, 5))),
+            ("i", str(2**62)),
+            ("i", str(2**64)),
+        )
+    ),
+    ((Thing.n,), [_GOOD]),
+    ((Thing.n,), [("i", "1"), _GOOD, _GOOD]),
+]
 
 
 class ScatterPages:
@@ -303,6 +398,162 @@ class ScatterPages:
                     session.scatter_page(made, 5, after=wrong)
             with pytest.raises(InvalidBookmarkError, match=r"things\.name"):
                 session.scatter_page(other, 5, after=bookmark)
+
+    def test_a_bookmark_is_of_one_condition(self, filled):
+        made = select(Thing).order_by(Thing.n)
+        alike = [
+            made.where(Thing.n > 1),
+            made.where(Thing.n > 2),
+            made.where(Thing.n > Decimal(1)),
+            made.where(Thing.name > "1"),
+            made.where(Thing.n.in_([1, 2])),
+            made.where(Thing.n.in_([1, 2, 3])),
+            made.where(Thing.title == "x"),
+            made.where(Thing.at < dt.datetime(2020, 1, 1, 2)),
+            made.where(Thing.price > text("0")),
+            made.where(Thing.price > text("0.00")),
+            made.options(with_loader_criteria(Thing, Thing.n > 0)),
+            made.join(
+                ThingHasThings, ThingHasThings.whole_id == full_id(Thing.id)
+            ),
+        ]
+        with filled.session() as session:
+            ids = [
+                thing.id
+                for thing in session.scalars(
+                    select(Thing).options(scatter()).limit(4)
+                )
+            ]
+            alike += [
+                made.where(Thing.id.in_(ids[:2])),
+                made.where(Thing.id.in_(ids[1:3])),
+                made.where(Thing.id >= ids[0]),
+                made.where(Thing.id >= ids[1]),
+            ]
+            pages = [session.scatter_page(one, 1) for one in alike]
+        # Another session, as of another process: nothing of the first one
+        # is part of a bookmark, nor of what else is selected.
+        with filled.session() as session:
+            for index, one in enumerate(alike):
+                for other, page in enumerate(pages):
+                    if page.next is None:
+                        continue
+                    if other == index:
+                        session.scatter_page(one, 1, page.next)
+                        continue
+                    with pytest.raises(InvalidBookmarkError, match="condit"):
+                        session.scatter_page(one, 1, page.next)
+        assert sum(page.next is not None for page in pages) > 8
+
+    def test_a_bookmark_is_of_one_set_of_parameters(self, filled):
+        made = (
+            select(Thing).where(Thing.n > bindparam("low")).order_by(Thing.n)
+        )
+        with filled.session() as session:
+            page = session.scatter_page(made, 3, parameters={"low": 1})
+            more = session.scatter_page(
+                made, 3, page.next, parameters={"low": 1}
+            )
+            assert len(more) == 3
+            with pytest.raises(InvalidBookmarkError):
+                session.scatter_page(made, 3, page.next, parameters={"low": 2})
+
+    def test_forged_values(self, filled):
+        with filled.session() as session:
+            for fields, values in _FORGED:
+                made = select(Thing).order_by(*fields)
+                with pytest.raises(InvalidBookmarkError, match="no row of"):
+                    session.scatter_page(
+                        made, 5, forged(session, made, values)
+                    )
+            # What makes sense is taken.
+            made = select(Thing).order_by(Thing.n)
+            some = forged(session, made, [("i", "2"), _GOOD])
+            assert session.scatter_page(made, 5, some)
+
+    def test_forged_bytes(self, filled, rng):
+        made = select(Thing).order_by(Thing.n, Thing.name.desc(), Thing.at)
+        with filled.session() as session:
+            good = session.scatter_page(made, 5)
+            marks = Bookmarks(session, made, _keys(made))
+            payload = session.cluster.seal.unseal(good.next, marks.subject)
+            for wrong in (
+                b"",
+                b"?",
+                b"[",
+                b"[" * 5900,
+                payload[:-1],
+                payload + b"i",
+                payload + payload[1:],
+                b'["n","1e999999999"]',
+            ):
+                bookmark = session.cluster.seal.seal(wrong, marks.subject)
+                with pytest.raises(InvalidBookmarkError):
+                    session.scatter_page(made, 5, bookmark)
+            for _ in range(300):
+                wrong = bytearray(payload)
+                for _ in range(rng.choice([1, 1, 2, 5])):
+                    wrong[rng.randrange(len(wrong))] = rng.randrange(256)
+                bookmark = session.cluster.seal.seal(wrong, marks.subject)
+                with suppress(InvalidBookmarkError):
+                    session.scatter_page(made, 5, bookmark)
+
+    def test_clusters_with_keys(self, filled):
+        made = select(Thing).order_by(Thing.n)
+        old, new = "an old key of the cluster", "a new key of the cluster"
+        topology = filled.topology
+        marks = {}
+        for keys in ([], [old], [new, old], [new]):
+            with (
+                Cluster.from_topology(topology, bookmark_keys=keys) as cluster,
+                cluster.session() as session,
+            ):
+                marks[tuple(keys)] = session.scatter_page(made, 5).next
+        accepted = {
+            (): {()},
+            (old,): {(old,)},
+            (new, old): {(old,), (new, old), (new,)},
+            (new,): {(new, old), (new,)},
+        }
+        for keys, right in accepted.items():
+            with (
+                Cluster.from_topology(topology, bookmark_keys=keys) as cluster,
+                cluster.session() as session,
+            ):
+                for signed, bookmark in marks.items():
+                    if signed in right:
+                        assert session.scatter_page(made, 5, bookmark)
+                        continue
+                    with pytest.raises(
+                        InvalidBookmarkError,
+                        match="signed" if () in (signed, keys) else "changed",
+                    ):
+                        session.scatter_page(made, 5, bookmark)
+                shown = f"{cluster!r} {cluster.health()} {vars(cluster)}"
+                assert "key of the cluster" not in shown
+
+    def test_values_that_have_no_text(self, filled):
+        made = select(Thing).where(Thing.n > object()).order_by(Thing.n)
+        with (
+            filled.session() as session,
+            pytest.raises(UnsupportedStatementError, match="type object"),
+        ):
+            session.scatter_page(made, 5)
+
+    def test_order_by_more_than_a_url_takes(self, cluster, filled):
+        made = select(Thing).order_by(
+            *[Thing.title + literal("x" * i) for i in range(1, 9)]
+        )
+        with filled.session(cross_shard="unordered") as session:
+            for title in ("😀" * 200, "😀" * 201):
+                thing = random_thing(random.Random(1))
+                thing.title = title
+                session.add(thing)
+            session.flush()
+            long = made.where(func.length(Thing.title) >= 200)
+            with pytest.raises(ScatterUnsupportedError, match="URL"):
+                session.scatter_page(long, 1)
+            session.rollback()
 
     def test_texts_that_are_too_long(self, filled):
         with filled.session(cross_shard="unordered") as session:

@@ -13,6 +13,7 @@ from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.ext.flask import ContextSession
 from sqla_shard.ext.flask import FlaskCluster
+from sqla_shard.ext.flask_pagination import Pagination
 from tests.shared.flask_app import add_board
 from tests.shared.flask_app import Base
 from tests.shared.flask_app import BOARD
@@ -298,8 +299,39 @@ def test_pages(app, db, boards):
     assert client.get("/?per_page=1000").json["page"] == [1, 30, 45, 2]
     middle = client.get("/?page=20&per_page=2").json
     assert middle["links"] == [1, None, 18, 19, 20, 21, 22, 23]
-    for wrong in ("page=4", "page=0", "page=x", "per_page=0", "page=-1"):
+    for wrong in (
+        *("page=4", "page=0", "page=x", "per_page=0", "page=-1", "page="),
+        *("page=1_0", "page=%D9%A1", "page=+1", "page=1.0", "page=1e9"),
+        f"page={2**31 - 1}&per_page=30",
+        f"page={2**31}",
+        f"page={'9' * 4000}",
+        f"page={'9' * 5000}",
+        f"per_page={'9' * 5000}",
+    ):
         assert client.get(f"/?{wrong}").status_code == 404, wrong
+
+
+def test_links_are_chosen_among_any_number_of_pages():
+    every = Pagination([1], 5 * 10**17, 1, 10**18)
+    assert list(every.iter_pages()) == [
+        *(1, 2, None),
+        *range(5 * 10**17 - 2, 5 * 10**17 + 5),
+        *(None, 10**18 - 1, 10**18),
+    ]
+    for page, total in ((1, 0), (1, 3), (7, 3), (3, 9), (9, 9)):
+        some = Pagination([], page, 1, total)
+        assert list(some.iter_pages(left_current=9)) == [*range(1, total + 1)]
+
+
+def test_pages_beyond_what_scatter_allows(app, db, boards):
+    ordered = select(Board).order_by(Board.id).options(scatter(max_offset=20))
+    with app.test_request_context("/?page=2"):
+        assert len(db.paginate(ordered).items) == 20
+    with app.test_request_context("/?page=3"):
+        with pytest.raises(NotFound):
+            db.paginate(ordered)
+        with pytest.raises(exc.ScatterLimitError):
+            db.paginate(ordered, error_out=False)
 
 
 def test_pages_without_an_error_or_a_count(app, db, boards):
