@@ -8,6 +8,7 @@ every object lives on a virtual shard that its 64-bit id names.
 # The layers, in order.  A module imports only from those above it in this
 # list; tests/test_layers.py holds us to it.
 #
+#   masking      texts as they may be shown, without their secrets
 #   exc          every error
 #   ids          64-bit object ids, type registry
 #   paging       pages of rows, and bookmarks

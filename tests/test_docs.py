@@ -618,7 +618,7 @@ def test_tls_settings_do_what_their_page_says(certificates, mariadb_installed):
         unnamed = f"?ssl_ca={ca}&ssl_check_hostname=0"
         assert cipher(server, "127.0.0.1", unnamed)
         assert cipher(server, "127.0.0.1", "?ssl_check_hostname=1")
-        assert cipher(server, "localhost", "?ssl_disabled=0") == ""
+        assert cipher(server, "localhost", ssl_disabled=True) == ""
         # Arguments of PyMySQL's own.
         assert cipher(server, "localhost", ssl_ca=str(other))
         with pytest.raises(OperationalError, match="CERTIFICATE_VERIFY"):

@@ -23,14 +23,15 @@ PACKAGE = "sqla_shard"
 # its name, what it may import of ours, and third parties.  "*" is all of the
 # lines above it, "-name" takes one away.
 LAYERS = [
-    ("exc", "", "sqlalchemy"),
+    ("masking", "", ""),
+    ("exc", "masking", "sqlalchemy"),
     ("_typing", "exc", "sqlalchemy"),
     ("ids", "exc _typing", ""),
     ("paging", "exc _typing", ""),
     ("files", "", ""),
     ("forking", "", ""),
-    ("topology", "exc _typing ids", "tomli"),
-    ("following", "exc _typing files forking topology", "kazoo"),
+    ("topology", "masking exc _typing ids", "tomli"),
+    ("following", "masking exc _typing files forking topology", "kazoo"),
     ("types", "exc _typing ids", "sqlalchemy"),
     ("dialects", "exc _typing ids topology types", "sqlalchemy"),
     ("rendering", "exc _typing ids types dialects", "sqlalchemy"),

@@ -26,6 +26,7 @@ from sqla_shard.cache.store import check_seconds
 from sqla_shard.cache.store import LONGEST
 from sqla_shard.cache.store import Store
 from sqla_shard.internal import LONGEST_REGION
+from sqla_shard.masking import MASK
 
 if TYPE_CHECKING:
     import dogpile.cache
@@ -242,10 +243,14 @@ def _configure(
         ) from None
     except exc.CacheOptionError:
         raise
-    except (TypeError, ValueError) as error:
-        raise exc.CacheOptionError(
-            f"refuses its arguments: {error}", option="backend", value=backend
-        ) from error
+    except TypeError as error:
+        reason = str(error)
+    except ValueError:
+        # Not its text: of a URL without a host it has the password.
+        reason = "the value of one cannot be read; look at each part of a url"
+    raise exc.CacheOptionError(
+        f"refuses its arguments: {reason}", option="backend", value=backend
+    )
 
 
 def _checked_arguments(backend: str, given: Any) -> dict[str, Any]:
@@ -264,7 +269,8 @@ def _checked_arguments(backend: str, given: Any) -> dict[str, Any]:
         raise exc.CacheOptionError(
             f"is no argument of {backend}; there are {', '.join(known)}",
             option=f"arguments[{argument!r}]",
-            value=arguments[argument],
+            # It may be a password, its name mistyped.
+            value=MASK,
         )
     port = arguments.get("port", 1)
     if backend == _REDIS and type(port) is not int:

@@ -40,8 +40,8 @@ _ESCAPES = str.maketrans(
     {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 )
 _TLS_FILES = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_cipher")
-_TLS_CHECKS = ("ssl_check_hostname", "ssl_verify_cert", "ssl_verify_identity")
-_FALSE = frozenset(["0", "false", "no", "off"])
+_TLS_CHECK = "ssl_check_hostname"
+_FALSE = frozenset(["0", "false"])
 _OTHERS = {
     "charset": "default-character-set",
     "connect_timeout": "connect-timeout",
@@ -200,24 +200,14 @@ def _tls(
     given: Mapping[str, str], program: str
 ) -> Iterator[tuple[str, str | None]]:
     """Yield the options for TLS, as MariaDB or as MySQL spells them."""
-    for name in given:
-        known = (*_TLS_FILES, *_TLS_CHECKS, "ssl_disabled")
-        if name.startswith("ssl") and name not in known:
-            raise click.ClickException(
-                f"the clients have no setting for {name} of the URL; start "
-                "one by hand, or use --python"
-            )
+    for name in _TLS_FILES:
+        if name in given:
+            yield name.replace("_", "-"), given[name]
     mode = _tls_mode(given)
-    if mode != "DISABLED":
-        for name in _TLS_FILES:
-            if name in given:
-                yield name.replace("_", "-"), given[name]
     if mode is None:
         return
     if not _is_mariadb(program):
         yield "ssl-mode", mode
-    elif mode == "DISABLED":
-        yield "skip-ssl", None
     else:
         # Whatever of it is to be checked: without that they would go on in
         # the clear where a server offers no TLS.
@@ -226,16 +216,10 @@ def _tls(
 
 def _tls_mode(given: Mapping[str, str]) -> str | None:
     """Return what is asked for, in MySQL's words; None for no matter."""
-    if "ssl_disabled" in given:
-        return "DISABLED"
-    checks = [
-        given[name].lower() not in _FALSE
-        for name in _TLS_CHECKS
-        if name in given
-    ]
+    checks = given.get(_TLS_CHECK, "").lower() not in _FALSE
     if "ssl_ca" in given or "ssl_capath" in given:
-        return "VERIFY_IDENTITY" if all(checks) else "VERIFY_CA"
-    return "REQUIRED" if any(checks) else None
+        return "VERIFY_IDENTITY" if checks else "VERIFY_CA"
+    return "REQUIRED" if _TLS_CHECK in given and checks else None
 
 
 def _is_mariadb(program: str) -> bool:

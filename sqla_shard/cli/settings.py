@@ -26,6 +26,7 @@ from click.shell_completion import CompletionItem
 from sqla_shard.cluster import Cluster
 from sqla_shard.following import is_zookeeper
 from sqla_shard.following import load_location
+from sqla_shard.masking import shown
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import Topology
 
@@ -139,7 +140,9 @@ class Settings:
         """
         found = named or self.named
         if not is_zookeeper(found):
-            said = "none is named" if found is None else f"{found!r} is none"
+            said = (
+                "none is named" if found is None else f"{shown(found)} is none"
+            )
             raise click.UsageError(
                 f"this needs a ZooKeeper, and {said}; say "
                 "sqla-shard --topology zookeeper://host:port,host:port/path"

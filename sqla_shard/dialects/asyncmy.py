@@ -37,7 +37,7 @@ def close_socket(dbapi_connection: Any) -> None:
 def adapt_connecting(
     dialect: Any, record: Any, cargs: Any, cparams: Any
 ) -> None:
-    """Handle ``do_connect``: let URLs mean what they do with PyMySQL.
+    """Handle ``do_connect``: let arguments mean what they do with PyMySQL.
 
     ``connect_timeout`` is for all of it.  asyncmy's own ends when the socket
     is connected; a server that hangs takes connections all the same, and

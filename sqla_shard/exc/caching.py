@@ -7,6 +7,7 @@ database.
 from __future__ import annotations
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.masking import shown
 
 __all__ = [
     "CacheClassError",
@@ -26,7 +27,7 @@ class CacheOptionError(ShardError, ValueError):
     """
 
     def __init__(self, message: str, *, option: str, value: object) -> None:
-        super().__init__(f"{option}={value!r} {message}")
+        super().__init__(f"{option}={shown(value)} {message}")
         self.option = option
         self.value = value
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy.exc import SAWarning
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.masking import redact
 
 __all__ = [
     "ClassDefinitionError",
@@ -23,6 +24,9 @@ __all__ = [
     "UnknownShardError",
     "WrongTypeError",
 ]
+
+#: Problems of a topology in the text of its error.
+_LISTED = 100
 
 
 class InvalidIdError(ShardError, ValueError):
@@ -131,11 +135,14 @@ class TopologyError(ShardError):
 
     def __init__(self, problems: Iterable[Problem], *, source: str) -> None:
         self.problems = tuple(problems)
-        self.source = source
+        self.source = redact(source)
         count = len(self.problems)
-        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        listed = self.problems[:_LISTED]
+        lines = "".join(f"\n  - {problem}" for problem in listed)
+        if count > len(listed):
+            lines += f"\n  and {count - len(listed)} more, see .problems"
         super().__init__(
-            f"{source}: {count} problem{'' if count == 1 else 's'}{lines}"
+            f"{self.source}: {count} problem{'' if count == 1 else 's'}{lines}"
         )
 
 

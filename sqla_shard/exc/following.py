@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.definitions import Problem
+from sqla_shard.masking import redact
 
 __all__ = [
     "ServerRetiredError",
@@ -24,8 +25,8 @@ class TopologyUnavailableError(ShardError):
     """
 
     def __init__(self, *, source: str, reason: str) -> None:
-        super().__init__(f"{source}: no topology: {reason}")
-        self.source = source
+        self.source = redact(source)
+        super().__init__(f"{self.source}: no topology: {reason}")
         self.reason = reason
 
 

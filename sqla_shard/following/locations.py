@@ -27,6 +27,8 @@ from sqla_shard.exc import TopologyError
 from sqla_shard.following.contract import FollowedSource
 from sqla_shard.following.files import FollowedFile
 from sqla_shard.following.files import PolledSource
+from sqla_shard.masking import redact
+from sqla_shard.masking import shown
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import Topology
@@ -127,14 +129,17 @@ def zookeeper_options(location: str) -> tuple[str, dict[str, Any]]:
     rest = location[len(_TLS_SCHEME if tls else _SCHEME) :]
     hosts, _, query = rest.partition("?")
     check_hosts(
-        hosts, credentials=f"put them into the environment, {AUTH_VARIABLE}"
+        # A password may have a question mark.
+        rest if "@" in rest else hosts,
+        credentials=f"put them into the environment, {AUTH_VARIABLE}",
     )
     options: dict[str, Any] = {"use_ssl": True} if tls else {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if not tls or name not in _TLS_OPTIONS:
             known = ", ".join(sorted(_TLS_OPTIONS))
             raise _refusal(
-                "query", f"{name!r} is none of {known}, of {_TLS_SCHEME}"
+                "query",
+                f"{shown(name)} is none of {known}, of {_TLS_SCHEME}",
             )
         options[name] = value
     credentials = os.environ.get(AUTH_VARIABLE)
@@ -161,12 +166,15 @@ def check_hosts(hosts: str, *, credentials: str) -> None:
         raise _refusal(
             "hosts", f"credentials are not part of it; {credentials}"
         )
+    if "?" in hosts:
+        raise _refusal("hosts", "options are not part of it; remove the '?'")
     address, _, _ = hosts.partition("/")
     for part in address.split(","):
         if not _HOST.fullmatch(part.strip()):
             raise _refusal(
                 "hosts",
-                f"{address!r} names no host, or a port that is no number; "
+                f"{redact(_SCHEME + address)!r} names no host, or a port "
+                "that is no number; "
                 "write host:port,host:port/path",
             )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 #                                            what may not be different
 #   generations                              lives of a server's data
 #   describing, locating                     for reading; where something is
+from sqla_shard.masking import redact
 from sqla_shard.topology.admission import refusals
 from sqla_shard.topology.changes import CountChange
 from sqla_shard.topology.changes import DatabaseChange
@@ -45,7 +46,6 @@ from sqla_shard.topology.ranges import ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
 from sqla_shard.topology.source import FileSource
 from sqla_shard.topology.source import TopologySource
-from sqla_shard.topology.urls import redact
 
 __all__ = [
     "DEFAULT_PLACEHOLDERS",

@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sqla_shard.exc import Problem
+from sqla_shard.masking import redact
 from sqla_shard.topology.changes import diff
 from sqla_shard.topology.changes import TopologyDiff
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.urls import address_of
-from sqla_shard.topology.urls import redact
 
 __all__ = ["exchanges", "refusals"]
 

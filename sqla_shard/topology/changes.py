@@ -15,12 +15,12 @@ from dataclasses import is_dataclass
 from typing import Any
 from typing import Literal
 
+from sqla_shard.masking import redact
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.ranges import ShardRange
-from sqla_shard.topology.urls import redact
 
 __all__ = [
     "CountChange",

@@ -2,25 +2,29 @@
 
 A template has one field for the number of the shard: ``"db{shard:05d}"``
 names ``db00000``, ``db00001`` and so on.  With a single field no two shards
-of a keyspace can have one name; two keyspaces can, which
-:func:`shared_name` finds without writing out the names of either.
+of a keyspace can have one name; two keyspaces can, which :func:`collisions`
+finds without writing out the names of either.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import digits
 from string import Formatter
 
+from sqla_shard.masking import shown
 from sqla_shard.topology.ranges import common
 from sqla_shard.topology.ranges import ShardRange
 
-__all__ = ["Template", "faults", "shared_name"]
+__all__ = ["Template", "Tenant", "collisions", "faults", "shared_name"]
 
 _SPEC = re.compile(r"(?:[0-9]{0,3}d)?")
+_RUN = re.compile("[0-9]+")
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _SYSTEM = frozenset(["information_schema", "mysql", "performance_schema"])
 _SYSTEM |= {"sys"}
@@ -49,7 +53,7 @@ class Template:
         if not sharded:
             return cls(prefix=text, spec=None, suffix="")
         needs = (
-            f"{text!r} needs exactly one field {{shard}}, such as "
+            f"{shown(text)} needs exactly one field {{shard}}, such as "
             "'db{shard:05d}': each virtual shard is a database of its own"
         )
         try:
@@ -66,9 +70,9 @@ class Template:
             # Attributes, conversions and nested fields are refused with
             # everything else: a template is a name, not a program.
             return (
-                f"{text!r} has a field other than {{shard}} or {{shard:05d}}"
-                "; write 'shard', and for the width at most three digits "
-                "and 'd'"
+                f"{shown(text)} has a field other than {{shard}} or "
+                "{shard:05d}; write 'shard', and for the width at most "
+                "three digits and 'd'"
             )
         return cls(
             prefix="".join(part[0] for part in parts[: index + 1]),
@@ -134,12 +138,96 @@ def faults(text: str, template: Template, last: int) -> Iterator[str]:
         name = template.name(shard_id)
         if not _NAME.fullmatch(name):
             yield (
-                f"{text!r} gives the name {name!r}; use 1 to 64 letters, "
-                "digits and '_', and pad numbers with 0 as in {shard:05d}"
+                f"{shown(text)} gives the name {shown(name)}; use 1 to 64 "
+                "letters, digits and '_', and pad numbers with 0 as in "
+                "{shard:05d}"
             )
             return
     if template.spec is None and text.lower() in _SYSTEM:
         yield f"{text!r} is a database of the server itself; use another name"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A keyspace on a server.
+
+    :ivar ranges: its shards there.
+    """
+
+    keyspace: str
+    template: Template
+    ranges: list[ShardRange]
+
+
+def collisions(
+    tenants: Iterable[Tenant],
+) -> Iterator[tuple[Tenant, Tenant, str]]:
+    """Yield the keyspaces of a server with the name of an earlier one's.
+
+    Only those are compared that may have a name in common, so that the time
+    grows with the number of keyspaces.
+
+    :param tenants: all of one server.
+    :returns: the later, the first of the earlier, and the name of both.
+    """
+    singles: dict[str, Tenant] = {}
+    shapes: dict[Hashable, list[Tenant]] = {}
+    numbered: dict[Hashable, list[Tenant]] = {}
+    for tenant in tenants:
+        template = tenant.template
+        candidates = {}
+        if template.spec is None:
+            same = singles.setdefault(template.prefix.lower(), tenant)
+            if same is not tenant:
+                candidates[same.keyspace] = same
+        for shape, other_shape in _shapes(template):
+            met = numbered if template.spec is None else shapes
+            for other in met.get(other_shape, ()):
+                candidates[other.keyspace] = other
+            shapes.setdefault(shape, []).append(tenant)
+            if template.spec is not None:
+                numbered.setdefault(shape, []).append(tenant)
+        for other in candidates.values():
+            name = shared_name(
+                (template, tenant.ranges), (other.template, other.ranges)
+            )
+            if name is not None:
+                yield tenant, other, name
+                break
+
+
+def _shapes(template: Template) -> Iterator[tuple[Hashable, Hashable]]:
+    """Yield a value for each group of names that some name may be in.
+
+    Of two templates that have a name in common, one has a first value that is
+    a second one of the other.  A name is letters and, between them, runs of
+    digits.  In one of the runs is the number of the shard; all others are the
+    same in both names, but for the run where the other has its number.
+    """
+    prefix, suffix = template.prefix.lower(), template.suffix.lower()
+    if template.spec is None:
+        letters, runs = _split(prefix)
+        for at in range(len(runs)):
+            shape = (letters, at, *_without(runs, at))
+            yield shape, shape
+        return
+    # Digits beside the number are of its run.
+    letters, runs = _split(f"{prefix}0{suffix}")
+    own = len(_split(f"{prefix}0")[1]) - 1
+    shape = (letters, own, *_without(runs, own))
+    yield shape, shape
+    for at in range(len(runs)):
+        if at != own:
+            rest = tuple(_without(runs, own, at))
+            yield (letters, own, at, rest), (letters, at, own, rest)
+
+
+def _split(name: str) -> tuple[str, list[str]]:
+    return _RUN.sub("0", name), _RUN.findall(name)
+
+
+def _without(runs: list[str], *places: int) -> Iterator[str]:
+    return (run for at, run in enumerate(runs) if at not in places)
 
 
 def shared_name(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sqla_shard.masking import redact
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.urls import redact
 
 __all__ = ["describe"]
 

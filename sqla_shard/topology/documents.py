@@ -16,6 +16,7 @@ from typing import Literal
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
+from sqla_shard.masking import shown
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.shorthand import DEFAULT_URL
@@ -25,9 +26,20 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["FORMATS", "Format", "read_document", "to_json"]
+__all__ = ["FORMATS", "MAX_BYTES", "Format", "read_document", "to_json"]
 
 Format = Literal["toml", "json"]
+
+
+MAX_BYTES = 4_000_000
+"""Bytes of a document: enough for each shard in a range of its own."""
+
+# The parser of Python 3.11 takes time by the square of the number of parts.
+_LONG_KEY = re.compile(
+    r"""(?<![A-Za-z0-9_-])
+    (?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""",
+    re.VERBOSE,
+)
 
 
 def read_document(
@@ -47,8 +59,8 @@ def read_document(
     :param placeholders: see :meth:`Topology.from_mapping`.
     :param environ: likewise.
     :param url: likewise.
-    :raises TopologyError: when it is no UTF-8, not of that form, or has
-        problems.
+    :raises TopologyError: when it is no UTF-8, not of that form, has more
+        than :data:`MAX_BYTES`, or has problems.
     """
     return Topology.from_mapping(
         _parsed(data, form, source),
@@ -70,6 +82,18 @@ def to_json(topology: Topology) -> bytes:
 
 def _parsed(data: bytes, form: Format, source: str) -> Any:
     text = ""
+    if len(data) > MAX_BYTES:
+        # Before it is parsed, which takes many times its size.
+        raise TopologyError(
+            [
+                Problem(
+                    "file",
+                    f"has more than {MAX_BYTES} bytes, which no topology "
+                    "needs; give servers fewer and longer ranges",
+                )
+            ],
+            source=source,
+        )
     try:
         text = data.decode("utf-8")
         return FORMATS[form](text)
@@ -87,6 +111,12 @@ def _parsed(data: bytes, form: Format, source: str) -> Any:
     raise TopologyError([Problem(*problem)], source=source)
 
 
+def _load_toml(text: str) -> Any:
+    if _LONG_KEY.search(text):
+        raise ValueError("a key has more than 32 parts")
+    return tomllib.loads(text)
+
+
 def _load_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_unique)
 
@@ -96,9 +126,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # or a server would be gone without a word.  TOML refuses by itself.
     result = dict(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} is twice in one object")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(
+                    f"the key {shown(key)} is twice in one object"
+                )
+            seen.add(key)
     return result
 
 
@@ -115,6 +149,6 @@ def _line(error: ValueError, text: str) -> str:
 
 #: What reads each form, by its name, which is the suffix of a file.
 FORMATS: dict[Format, Callable[[str], Any]] = {
-    "toml": tomllib.loads,
+    "toml": _load_toml,
     "json": _load_json,
 }

@@ -18,11 +18,11 @@ from typing import TypeAlias
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownShardError
+from sqla_shard.masking import redact
 from sqla_shard.topology.ranges import bounds
 from sqla_shard.topology.ranges import gaps
 from sqla_shard.topology.ranges import joined
 from sqla_shard.topology.ranges import ShardRange
-from sqla_shard.topology.urls import redact
 
 __all__ = ["Keyspace", "Kind", "Server"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import unpack
+from sqla_shard.masking import redact
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.urls import redact
 
 __all__ = ["Location", "find_object", "find_shard"]
 

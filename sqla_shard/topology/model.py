@@ -42,6 +42,7 @@ from typing import Any
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.masking import redact
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
@@ -51,7 +52,6 @@ from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.placeholders import Policy
 from sqla_shard.topology.ranges import ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
-from sqla_shard.topology.urls import redact
 
 __all__ = ["Topology"]
 

@@ -64,7 +64,7 @@ class ServerDraft:
     @property
     def label(self) -> str:
         """The name, or the place of a server that has none."""
-        return self.place if self.name is None else repr(self.name)
+        return self.place if self.name is None else shown(self.name)
 
     @property
     def addresses(self) -> set[Address]:

@@ -27,6 +27,7 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
@@ -38,6 +39,11 @@ DEFAULT_PLACEHOLDERS = ("MYSQL_USER", "MYSQL_PASSWORD")
 
 _DOLLAR = re.compile(
     r"\$(?:(?P<escape>\$)|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\})?"
+)
+#: Of the parts of a name, such as PW in SHOP_PW.
+_SECRET = re.compile(
+    r"pass|pwd|secret|token|credential|(?:^|_)(?:pw|key|auth)(?:_|$)",
+    re.IGNORECASE,
 )
 
 
@@ -73,7 +79,7 @@ class Policy:
     """
 
     allowed: Collection[str] | None = None
-    environ: Mapping[str, str] | None = None
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -97,10 +103,12 @@ class Policy:
             environ=os.environ if environ is None else environ,
         )
 
-    def faults(self, text: str) -> Iterator[str]:
+    def faults(self, text: str, *, is_secret: bool) -> Iterator[str]:
         """Yield a message for each placeholder that cannot be filled in.
 
         :param text: a user or a password, percent-decoded.
+        :param is_secret: whether it is the password.  A user is sent in the
+            clear, and stands in "Access denied for user ...".
         """
         for match in _DOLLAR.finditer(text):
             name = match["name"]
@@ -110,6 +118,12 @@ class Policy:
                 yield _malformed(match.start())
             elif self.allowed is not None and name not in self.allowed:
                 yield _forbidden(name, self.allowed)
+            elif not is_secret and _SECRET.search(name):
+                yield (
+                    f"${{{name}}} is a secret by its name, and the server "
+                    "and its log see the user in the clear; put it behind "
+                    "the ':', or give the variable another name"
+                )
             elif self.environ is not None and name not in self.environ:
                 yield f"${{{name}}} {_missing(name)}"
 

@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from sqla_shard.exc import Problem
 from sqla_shard.topology.parse import parse_ranges
 from sqla_shard.topology.parse import ServerDraft
+from sqla_shard.topology.tables import above
+from sqla_shard.topology.tables import key_name
 from sqla_shard.topology.tables import MISSING
 from sqla_shard.topology.tables import shown
 from sqla_shard.topology.tables import Table
@@ -59,18 +61,20 @@ class Places:
     """Where in the short form a place of the full form comes from."""
 
     def __init__(self) -> None:
-        self._origins: list[tuple[str, str]] = []
+        self._origins: dict[str, str] = {}
 
     def add(self, full: str, short: str) -> None:
         """Note that what is at ``full`` was written at ``short``."""
-        self._origins.append((full, short))
+        self._origins[full] = short
 
     def restore(self, problem: Problem) -> Problem:
         """Return the problem with the place that the author knows."""
-        for full, short in self._origins:
-            if problem.place.startswith(full):
+        full = problem.place
+        while full:
+            if full in self._origins:
                 rest = problem.place[len(full) :]
-                return Problem(short + rest, problem.message)
+                return Problem(self._origins[full] + rest, problem.message)
+            full = above(full)
         return Problem("document", problem.message)
 
 
@@ -97,7 +101,7 @@ def expand(
     for name, entry in document.items():
         base = f"keyspaces.objects.servers[{len(servers)}]"
         if isinstance(entry, Mapping):
-            table = Table(entry, place=str(name), problems=problems)
+            table = Table(entry, place=key_name(name), problems=problems)
             for key, short in _FULL.items():
                 places.add(f"{base}.{key}", table.at(short))
             places.add(f"{base}.name", table.place)
@@ -105,7 +109,7 @@ def expand(
             servers.append(_server(table, name, url))
         else:
             servers.append(entry)
-        places.add(base, str(name))
+        places.add(base, key_name(name))
     keyspace = {
         "kind": "objects",
         "shards": highest + 1,

@@ -15,8 +15,11 @@ from typing import Protocol
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
+from sqla_shard.masking import redact
+from sqla_shard.masking import shown
 from sqla_shard.topology.documents import Format
 from sqla_shard.topology.documents import FORMATS
+from sqla_shard.topology.documents import MAX_BYTES
 from sqla_shard.topology.documents import read_document
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
@@ -64,6 +67,8 @@ class FileSource:
         environ: Mapping[str, str] | None = None,
         url: str = DEFAULT_URL,
     ) -> None:
+        # As it was given: a Path makes one slash of the two of a URL.
+        self._shown = redact(os.fspath(path))
         self.path = Path(path)
         self.placeholders = placeholders
         self.environ = environ
@@ -73,8 +78,8 @@ class FileSource:
             suffixes = " or ".join(f".{form}" for form in FORMATS)
             raise self._refusal(
                 "file name",
-                f"{self.path.name!r} does not end in {suffixes}; give it the "
-                "suffix of its format",
+                f"{shown(self._shown)} does not end in {suffixes}; give "
+                "it the suffix of its format",
             )
 
     @property
@@ -101,10 +106,13 @@ class FileSource:
 
     def _read(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            with self.path.open("rb") as file:
+                # One more shows that there are too many: a device, or a log
+                # by mistake, may have no end.
+                return file.read(MAX_BYTES + 1)
         except OSError as error:
             message = f"cannot be read: {error.strerror or error}"
         raise self._refusal("file", message)
 
     def _refusal(self, place: str, message: str) -> TopologyError:
-        return TopologyError([Problem(place, message)], source=str(self.path))
+        return TopologyError([Problem(place, message)], source=self._shown)

@@ -11,10 +11,17 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from difflib import get_close_matches
 
+from sqla_shard import masking
 from sqla_shard.exc import Problem
-from sqla_shard.topology.urls import redact
 
-__all__ = ["MISSING", "Table", "in_document_order", "shown"]
+__all__ = [
+    "MISSING",
+    "Table",
+    "above",
+    "in_document_order",
+    "key_name",
+    "shown",
+]
 
 MISSING = object()
 """What :meth:`Table.get` returns for a key that is not there."""
@@ -33,6 +40,7 @@ _SYNONYMS = {
     "version": "epoch",
 }
 _DEPTH = 8
+_COMPARED = 20
 
 
 def shown(value: object) -> str:
@@ -44,18 +52,24 @@ def shown(value: object) -> str:
         return "a table"
     if isinstance(value, list | tuple):
         if value and all(type(item) in (int, float) for item in value):
-            return _cut(f"[{', '.join(map(shown, value))}]")
+            return masking.cut(f"[{', '.join(map(shown, value))}]")
         return f"a list of {len(value)}"
     if value is None:
         return "null"
     if isinstance(value, int) and value.bit_length() > 128:
         # Python refuses to write out integers of thousands of digits.
         return f"an integer of {value.bit_length()} bits"
-    return _cut(repr(redact(value) if isinstance(value, str) else value))
+    return masking.shown(value)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def key_name(key: object) -> str:
+    """Return a key as a place may show it.
+
+    It may be a URL that was written where a name belongs, what a terminal
+    would take for a command, or as long as the document.
+    """
+    name = masking.redact(str(key))
+    return masking.cut(name if name.isprintable() else repr(name[:81])[1:-1])
 
 
 class Table:
@@ -79,7 +93,8 @@ class Table:
 
     def at(self, key: object) -> str:
         """Return the place of a key."""
-        return f"{self.place}.{key}" if self.place else str(key)
+        name = key_name(key)
+        return f"{self.place}.{name}" if self.place else name
 
     def note(self, key: object, message: str) -> None:
         """Note a problem with the value of a key."""
@@ -133,17 +148,20 @@ class Table:
         :param known: the keys that may stand here.
         """
         known = list(known)
-        for key in self.values:
-            if key in known:
-                continue
-            name = str(key)
-            near = get_close_matches(name.lower(), known, n=1)
+        others = [key for key in self.values if key not in known]
+        for index, key in enumerate(others):
+            # A long one is near to none, and takes long to compare; many are
+            # not misspelled.
+            name = str(key)[:81]
+            near: list[str] = []
+            if index < _COMPARED:
+                near = get_close_matches(name.lower(), known, n=1)
             synonym = _SYNONYMS.get(name.lower())
             if not near and synonym in known:
                 near = [synonym]
             hint = f"did you mean {near[0]!r}?" if near else "remove it"
             self.note(
-                _cut(name),
+                key,
                 f"is not a key that can stand here ({', '.join(known)}); "
                 f"{hint}",
             )
@@ -165,10 +183,15 @@ def in_document_order(
     def position(problem: Problem) -> int:
         place = problem.place
         while place and place not in order:
-            place = place[: max(place.rfind("."), place.rfind("["), 0)]
+            place = above(place)
         return order[place]
 
     return sorted(problems, key=position)
+
+
+def above(place: str) -> str:
+    """Return the place of what has something in it; empty for the document."""
+    return place[: max(place.rfind("."), place.rfind("["), 0)]
 
 
 def _number(
@@ -180,7 +203,8 @@ def _number(
         return
     if isinstance(value, Mapping):
         for key, item in value.items():
-            inner = f"{place}.{key}" if place else str(key)
+            name = key_name(key)
+            inner = f"{place}.{name}" if place else name
             _number(item, inner, order, depth - 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):

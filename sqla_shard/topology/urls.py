@@ -19,12 +19,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 from urllib.parse import unquote
 
+from sqla_shard import masking
 from sqla_shard.topology.placeholders import Policy
 
-__all__ = ["Address", "Url", "address_of", "redact"]
+__all__ = ["MAX_LENGTH", "OPTIONS", "Address", "Url", "address_of"]
 
 _URL = re.compile(
     r"""
@@ -48,57 +50,71 @@ _URL = re.compile(
 _SCHEME = re.compile(r"(?:mysql|mariadb)(?:\+[a-z0-9_]+)?|sqlite")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _PORT = re.compile(r"[0-9]{1,9}")
-_ONLY_PLACEHOLDERS = re.compile(r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})*")
-_HARMLESS = {
-    "password": _ONLY_PLACEHOLDERS,
-    "port": re.compile(rf"[0-9]+|{_ONLY_PLACEHOLDERS.pattern}"),
-}
-_SECRET_OPTION = re.compile(
-    r"([?&][^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE
-)
-# What a driver would also read from the options, so that a URL could say
-# two things at once, or reach a server that its host does not name.
-_FORBIDDEN_OPTIONS = frozenset(
+#: What the host, the port and the login say: a URL could say two things at
+#: once, or reach a server that its host does not name.
+_SAID_BEFORE = frozenset(
     [
-        "database",
-        "db",
-        "host",
-        "passwd",
-        "password",
-        "port",
-        "unix_socket",
-        "user",
+        *("database", "db", "host", "passwd", "password", "port"),
+        *("unix_socket", "user"),
     ]
 )
+
+
+class _Form(NamedTuple):
+    """What the value of an option must look like.
+
+    :ivar words: the same, for messages.
+    """
+
+    pattern: re.Pattern[str]
+    words: str
+
+
+_TEXT = _Form(re.compile(".+"), "a text")
+_SECONDS = _Form(re.compile("[1-9][0-9]{0,5}"), "full seconds, 1 or more")
+#: What a value must look like, for each option that a URL may have.  All
+#: others are refused, for who writes the topology must not decide what the
+#: application has decided: ``ssl_disabled``, ``ssl_verify_cert``,
+#: ``ssl_verify_identity`` and ``ssl_key_password`` undo the certificates that
+#: it insists on; ``local_infile``, ``client_flag`` and ``read_default_file``
+#: hand its files to the server; ``init_command``, ``sql_mode`` and
+#: ``autocommit`` change what statements mean; ``plugin`` and ``plugin_dir``
+#: load code.
+_OF_MYSQLDB = {
+    "charset": _Form(re.compile("utf8mb4"), "utf8mb4, as everywhere"),
+    "connect_timeout": _SECONDS,
+    "read_timeout": _SECONDS,
+    "ssl_ca": _TEXT,
+    "ssl_capath": _TEXT,
+    "ssl_cert": _TEXT,
+    "ssl_cipher": _TEXT,
+    "ssl_key": _TEXT,
+}
+_OF_PYMYSQL = {
+    **_OF_MYSQLDB,
+    "program_name": _Form(
+        re.compile("[A-Za-z0-9_.:-]{1,64}"),
+        "1 to 64 letters, digits and marks of '_.:-'",
+    ),
+    "ssl_check_hostname": _Form(
+        re.compile("[01]|true|false"), "0, 1, true or false"
+    ),
+}
+#: By driver; "" is that of the application.  Asynchronous sessions take the
+#: same URLs, so what is here asyncmy understands, too.  Of drivers that are
+#: not here no option is known.
+OPTIONS: dict[str, dict[str, _Form]] = {
+    "": _OF_PYMYSQL,
+    "asyncmy": _OF_PYMYSQL,
+    "mysqldb": _OF_MYSQLDB,
+    "pymysql": _OF_PYMYSQL,
+}
+MAX_LENGTH = 2048
+"""Characters of a URL.  What is wrong with one is told with the URL."""
 _OUTSIDE = (
     "placeholders can stand only in the user and the password, which are "
     "filled in when a connection is made; write the rest of the URL out"
 )
-
-
-def redact(url: str) -> str:
-    """Return ``url`` with a password typed into it replaced by ``***``.
-
-    Placeholders stay as they are: they are names, not secrets.  Text that
-    is not a URL is returned with whatever stands between ``:`` and the
-    last ``@`` replaced, since that is where a password would be.
-
-    :param url: any text.
-    """
-    match = _URL.fullmatch(url)
-    if match is None or _has_second_at(match):
-        # Up to the last '@': a password may contain any other mark.
-        login, at, host = url.rpartition("@")
-        start = login.find("://") + 3 if "://" in login else 0
-        colon = login.find(":", start)
-        if colon >= 0 and not _ONLY_PLACEHOLDERS.fullmatch(login, colon + 1):
-            url = f"{login[: colon + 1]}***{at}{host}"
-    else:
-        # Of app:secret, the host forgotten, the secret is the "port".
-        part = "port" if match["password"] is None else "password"
-        if match[part] and not _HARMLESS[part].fullmatch(match[part]):
-            url = f"{url[: match.start(part)]}***{url[match.end(part) :]}"
-    return _SECRET_OPTION.sub(r"\1***", url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +147,12 @@ class Url:
         self.faults: tuple[str, ...] = tuple(self._check(policy))
 
     def _check(self, policy: Policy) -> Iterator[str]:
+        if len(self.text) > MAX_LENGTH:
+            yield (
+                f"has {len(self.text)} characters, and a URL at most "
+                f"{MAX_LENGTH}; write mysql://user:password@host:port"
+            )
+            return
         shown = _Shown(self.text)
         match = _URL.fullmatch(self.text)
         if match is None or not _SCHEME.fullmatch(match["scheme"]):
@@ -142,12 +164,17 @@ class Url:
             if "$" in self.text:
                 yield _OUTSIDE
             return
-        if re.search(r"[\x00-\x1f\x7f]", self.text):
-            yield f"{shown} contains a control character; remove it"
+        if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", self.text):
+            yield (
+                f"{shown} contains a control character, or half of a "
+                "surrogate pair; remove it"
+            )
             return
         for part in ("user", "password"):
             # Decoded, since the engine fills in what was decoded.
-            for fault in policy.faults(unquote(match[part] or "")):
+            for fault in policy.faults(
+                unquote(match[part] or ""), is_secret=part == "password"
+            ):
                 yield f"in the {part}, {fault}"
         outside = self.text
         for part in ("password", "user"):
@@ -175,12 +202,7 @@ class Url:
                 f"{shown} names a database, but a pooled connection serves "
                 "every database of its server; end the URL after the port"
             )
-        for option, _ in parse_qsl(match["query"] or "", True):
-            if option.lower() in _FORBIDDEN_OPTIONS:
-                yield (
-                    f"{shown} has the option {option!r}; say it before the "
-                    "'?': a server is told by its host and port alone"
-                )
+        yield from _option_faults(match, shown)
         host, fault = _host(match)
         port = int(match["port"] or 3306) if _is_port(match) else 0
         if fault:
@@ -225,6 +247,50 @@ def address_of(url: str) -> Address | None:
     return Url(url, Policy()).address
 
 
+def _option_faults(match: re.Match[str], shown: _Shown) -> Iterator[str]:
+    """Yield what is wrong with the options; no value is shown."""
+    driver = match["scheme"].partition("+")[2]
+    allowed = OPTIONS.get(driver, {})
+    # As SQLAlchemy reads them: names are percent-decoded.
+    given = parse_qsl(match["query"] or "", keep_blank_values=True)
+    names = [name for name, _ in given]
+    again = [name for name in names if name.lower() in _SAID_BEFORE]
+    if again:
+        yield (
+            f"{shown} has the {_named(again)}; say it before the '?': a "
+            "server is told by its host and port alone"
+        )
+    unknown = [
+        # Without a value it may be a part of a password.
+        name if value else masking.MASK
+        for name, value in given
+        if name not in allowed and name.lower() not in _SAID_BEFORE
+    ]
+    if unknown:
+        known = ", ".join(sorted(allowed)) or "none with this driver"
+        yield (
+            f"{shown} has the {_named(unknown)}, which is not allowed in a "
+            f"URL (allowed: {known}); remove it, or let the application say "
+            "it, with engine_options={'connect_args': ...}"
+        )
+    twice = [name for name in allowed if names.count(name) > 1]
+    if twice:
+        yield f"{shown} has the {_named(twice)} twice; leave one"
+    for name, value in given:
+        if name in allowed and not allowed[name].pattern.fullmatch(value):
+            yield (
+                f"{shown} has the option {name!r} with a value that it "
+                f"cannot have; write {allowed[name].words}"
+            )
+
+
+def _named(options: list[str]) -> str:
+    several = list(dict.fromkeys(options))
+    listed = ", ".join(map(masking.shown, several[:3]))
+    more = f" and {len(several) - 3} more" if several[3:] else ""
+    return f"option{'s' if several[1:] else ''} {listed}{more}"
+
+
 class _Shown:
     """A URL in messages, without its password; most URLs need none."""
 
@@ -232,7 +298,7 @@ class _Shown:
         self._text = text
 
     def __str__(self) -> str:
-        return repr(redact(self._text))
+        return repr(masking.redact(self._text))
 
 
 def _has_second_at(match: re.Match[str]) -> bool:

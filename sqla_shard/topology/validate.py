@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from sqla_shard.exc import Problem
+from sqla_shard.topology.databases import collisions
 from sqla_shard.topology.databases import faults
-from sqla_shard.topology.databases import shared_name
 from sqla_shard.topology.databases import Template
+from sqla_shard.topology.databases import Tenant
 from sqla_shard.topology.parse import Draft
 from sqla_shard.topology.parse import ServerDraft
 from sqla_shard.topology.ranges import bounds
@@ -71,7 +72,7 @@ def _names(servers: list[ServerDraft]) -> Iterator[Problem]:
         if server.name in seen:
             yield Problem(
                 f"{server.place}.name",
-                f"{server.name!r} is the name of {seen[server.name].place} "
+                f"{server.label} is the name of {seen[server.name].place} "
                 "already; give each server a name of its own",
             )
         seen.setdefault(server.name, server)
@@ -199,15 +200,10 @@ def _weights(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
         )
 
 
-def _may_meet(pair: tuple[str, str], templates: dict[str, Template]) -> bool:
-    ours, theirs = map(templates.get, pair)
-    return ours is not None and theirs is not None and ours.may_meet(theirs)
-
-
 def _collisions(
     drafts: list[Draft], templates: dict[str, Template]
 ) -> Iterator[Problem]:
-    held: dict[Address, dict[str, list[ShardRange]]] = {}
+    tenants: dict[Address, dict[str, Tenant]] = {}
     for draft in drafts:
         if draft.name not in templates:
             continue
@@ -216,27 +212,21 @@ def _collisions(
             if draft.kind == "global":
                 ranges = [ShardRange(0, 0)]
             for address in server.addresses:
-                names = held.setdefault(address, {})
-                names.setdefault(draft.name, []).extend(ranges)
-    told = set()
-    for index, draft in enumerate(drafts):
-        for earlier in drafts[:index]:
-            pair = (draft.name, earlier.name)
-            if not _may_meet(pair, templates):
-                continue
-            for address, names in held.items():
-                if pair in told or not all(name in names for name in pair):
-                    continue
-                ours, theirs = (
-                    (templates[name], names[name]) for name in pair
+                tenant = tenants.setdefault(address, {}).setdefault(
+                    draft.name, Tenant(draft.name, templates[draft.name], [])
                 )
-                shared = shared_name(ours, theirs)
-                if shared is None:
-                    continue
-                told.add(pair)
-                yield Problem(
-                    f"{draft.place}.database",
-                    f"{draft.database!r} names {shared!r} on {address}, and "
-                    f"so does keyspace {earlier.name!r}; give the two "
-                    "keyspaces different database names",
-                )
+                tenant.ranges.extend(ranges)
+    # By keyspace: the first with which it has a name in common, and where.
+    found: dict[str, tuple[str, str, Address]] = {}
+    for address, held in tenants.items():
+        for later, earlier, name in collisions(held.values()):
+            found.setdefault(later.keyspace, (earlier.keyspace, name, address))
+    for draft in drafts:
+        if draft.name in found:
+            other, name, address = found[draft.name]
+            yield Problem(
+                f"{draft.place}.database",
+                f"{draft.database!r} names {name!r} on {address}, and so "
+                f"does keyspace {other!r}; give the two keyspaces different "
+                "database names",
+            )

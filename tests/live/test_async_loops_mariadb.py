@@ -181,7 +181,9 @@ def test_urls_are_those_of_synchronous_sessions(
     document = json.loads(json.dumps(fleet.topology_mapping()))
     for server in document["keyspaces"]["objects"]["servers"]:
         _, _, rest = server["primary"].partition("://")
-        server["primary"] = f"{scheme}://{rest}?ssl_disabled=1&read_timeout=9"
+        server["primary"] = (
+            f"{scheme}://{rest}?program_name=shop&read_timeout=9"
+        )
 
     async def main(cluster: Cluster) -> None:
         await all_work(cluster, ids)

@@ -225,7 +225,6 @@ def test_tls_is_as_the_url_says(certificates, tmp_path):  # noqa: F811  # the fi
         assert trusted.startswith("TLSv")
         refused = tls_version(tmp_path, server, f"?ssl_ca={other}")
         assert "certificate" in refused
-        assert tls_version(tmp_path, server, "?ssl_disabled=1") == ""
 
 
 def test_tls_that_is_asked_for_is_not_left_out(

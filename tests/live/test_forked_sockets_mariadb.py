@@ -60,10 +60,11 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
     kind: str,
     tls: bool,
 ) -> None:
-    query = f"ssl_ca={certificates / 'ca.pem'}" if tls else "ssl_disabled=1"
-    url = f"mysql://app:{SECRET}@localhost:{proxy.port}/?{query}"
+    query = f"?ssl_ca={certificates / 'ca.pem'}" if tls else ""
+    url = f"mysql://app:{SECRET}@localhost:{proxy.port}/{query}"
     document = topology_document({"one": url}, 1)
-    with Cluster.from_topology(document) as cluster:
+    options = {} if tls else {"connect_args": {"ssl_disabled": True}}
+    with Cluster.from_topology(document, engine_options=options) as cluster:
         cluster.create_all(Base.metadata)
         with cluster.begin() as session:
             pin = Pin(body="it")
@@ -73,7 +74,7 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
     # The proxy sees a moment later that these are closed.
     assert until(lambda: proxy.counts.open == 0), proxy.counts
     path = tmp_path / "document.json"
-    path.write_text(json.dumps([document, proxy.port]))
+    path.write_text(json.dumps([document, proxy.port, options]))
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.shared.forked_master"),

@@ -99,8 +99,8 @@ async def in_a_loop(cluster: Cluster, pin_id: int, port: int) -> None:
 def main() -> None:
     kind, path, pin_id = sys.argv[1:]
     with open(path) as file:
-        document, port = json.load(file)
-    cluster = Cluster.from_topology(document)
+        document, port, options = json.load(file)
+    cluster = Cluster.from_topology(document, engine_options=options)
     if kind == "threads":
         in_threads(cluster, int(pin_id), port)
     else:

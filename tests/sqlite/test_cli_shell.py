@@ -256,7 +256,6 @@ def test_own_options_are_read_first(options, tmp_path):
             ['ssl-mode="REQUIRED"'],
         ),
         ("ssl_check_hostname=0", [], [], []),
-        ("ssl_disabled=1", [], ["skip-ssl"], ['ssl-mode="DISABLED"']),
     ],
 )
 def test_settings_of_the_url(options, tmp_path, query, both, mariadb, mysql):
@@ -274,7 +273,6 @@ def test_settings_of_the_url(options, tmp_path, query, both, mariadb, mysql):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("mysql://app:${X}@host?ssl_key_password=hush", "ssl_key_password"),
         ("mysql://app:${X}${NUL}@host", "the password has a NUL"),
         ("mysql://app:${LONG}@host", "more than 16384 bytes"),
     ],

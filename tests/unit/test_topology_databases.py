@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from sqla_shard.topology import ShardRange
+from sqla_shard.topology.databases import collisions
 from sqla_shard.topology.databases import shared_name
 from sqla_shard.topology.databases import Template
+from sqla_shard.topology.databases import Tenant
 
 # Few letters, and digits beside the field: most of these nearly collide.
 _EDGES = st.text(alphabet="dD01_", max_size=2)
@@ -47,6 +50,35 @@ def test_shared_name(
     found = shared_name((one, ours), (two, theirs))
     assert (found is None) == (not expected)
     assert found is None or found.lower() in expected
+
+
+@given(st.lists(st.tuples(_FIELDS | _NAMES, _RANGES), max_size=8))
+@settings(max_examples=5 * settings().max_examples)
+def test_collisions(
+    given_: list[tuple[Template, list[ShardRange]]],
+) -> None:
+    tenants = [
+        Tenant(
+            str(number),
+            template,
+            ranges if template.spec is not None else [ShardRange(0, 0)],
+        )
+        for number, (template, ranges) in enumerate(given_)
+    ]
+    held = [names(one.template, one.ranges) for one in tenants]
+    expected = {
+        number
+        for number, own in enumerate(held)
+        if any(own & other for other in held[:number])
+    }
+    found = set()
+    for later, earlier, name in collisions(tenants):
+        one, two = int(later.keyspace), int(earlier.keyspace)
+        assert two < one
+        assert name.lower() in held[one] & held[two]
+        assert one not in found
+        found.add(one)
+    assert found == expected
 
 
 def test_one_template_may_end_in_the_digits_of_the_other() -> None:

@@ -71,7 +71,7 @@ def test_a_password_cannot_change_the_url() -> None:
 class TestPolicy:
     def test_names_are_the_applications_choice(self) -> None:
         options: dict[str, Any] = {
-            "url": "mysql://${PW}:x@{host}",
+            "url": "mysql://x:${PW}@{host}",
             "environ": ENVIRON,
         }
         Topology.from_mapping(SHORT, placeholders=["PW"], **options)

@@ -92,7 +92,7 @@ def test_good_urls_are_kept_as_they_are(url: str) -> None:
         "sqlite+pysqlite:///x",
         "sqlite",
         " mysql://h",
-        "mysql://h?a=b\nc",
+        "mysql://h?charset=b\nc",
     ],
 )
 def test_scheme(url: str) -> None:
@@ -120,7 +120,7 @@ def test_ipv6_wrong(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "port", ["", "0", "65536", "1e3", "-1", "٣", "9" * 5000]
+    "port", ["", "0", "65536", "1e3", "-1", "٣", "9" * 1000]
 )
 def test_port(port: str) -> None:
     check(f"mysql://h:{port}", "no port from 1 to 65535", "leave it out")
@@ -284,7 +284,7 @@ class TestRedact:
             ("sqlite:///data", "sqlite:///data"),
             (
                 "mysql://h?ssl=1&password=pw&x=1",
-                "mysql://h?ssl=1&password=***&x=1",
+                "mysql://h?ssl=***&password=***&x=***",
             ),
             ("mysql://h?ssl_passphrase=pw", "mysql://h?ssl_passphrase=***"),
         ],
