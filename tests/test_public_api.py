@@ -92,6 +92,7 @@ SAMPLES = [
     exc.UnknownServerError(server="a", known=["b"]),
     exc.NoShardKeyError("m", tables=["pins"]),
     exc.KeyspaceMismatchError({"a": ("x",), "b": ("y",)}),
+    exc.KeyspaceMismatchError({"a": ("x",)}, named="b"),
     exc.ScatterUnsupportedError("m", construct="LIMIT"),
     exc.ScatterDisabledError("m"),
     exc.ScatterLimitError(limit="max_rows", allowed=3, found=4),

@@ -31,12 +31,15 @@ class NoShardKeyError(RoutingError):
 
 
 class KeyspaceMismatchError(RoutingError):
-    """Raised when one statement names tables of two keyspaces.
+    """Raised when one statement is about two keyspaces.
 
     :ivar tables: table names by keyspace.
+    :ivar named: the keyspace in ``bind_arguments``, where that is another.
     """
 
-    def __init__(self, tables: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, tables: dict[str, tuple[str, ...]], *, named: str | None = None
+    ) -> None:
         listed = "; ".join(
             f"{', '.join(names)} in {keyspace!r}"
             for keyspace, names in sorted(tables.items())
@@ -44,8 +47,12 @@ class KeyspaceMismatchError(RoutingError):
         super().__init__(
             f"one statement cannot read several keyspaces: {listed}. Their "
             "tables may be on different servers; use one statement for each"
+            if named is None
+            else f"bind_arguments name the keyspace {named!r}, and the "
+            f"statement is about {listed}; leave out the keyspace"
         )
         self.tables = tables
+        self.named = named
 
 
 class ScatterUnsupportedError(RoutingError):

@@ -31,6 +31,7 @@ from sqla_shard.orm.fields import blob_of
 from sqla_shard.orm.fields import BlobField
 from sqla_shard.orm.fields import MISSING
 from sqla_shard.orm.merging import changes
+from sqla_shard.orm.saving import source_of
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.nodes import Node
@@ -228,9 +229,10 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
             now = (self.get(state, dict_),)
         if "data" not in state.committed_state:
             return History((), now, ())
-        if blob.source is None:
+        source = source_of(state, blob)
+        if source is None:
             return History(now, (), ())
-        base = decode_blob(blob.source)
+        base = decode_blob(source)
         if self._text(base) == self._text(blob):
             return History((), now, ())
         return History(now, (), self._as_history(base))

@@ -56,6 +56,9 @@ from sqla_shard.orm.fields import blob_of
 from sqla_shard.orm.fields import no_update
 from sqla_shard.orm.hiding import Activity
 from sqla_shard.orm.merging import watch_assignments
+from sqla_shard.orm.saving import forget_written
+from sqla_shard.orm.saving import remember_written
+from sqla_shard.orm.saving import show_change
 from sqla_shard.orm.saving import write_blob
 from sqla_shard.session import ShardSession
 from sqla_shard.session.unit_of_work import REQUESTED
@@ -183,6 +186,7 @@ def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
     Before the flush rather than in it, so that a missing value leaves
     nothing half written.
     """
+    forget_written(session)
     for instance in session.new:
         if isinstance(instance, ObjectMixin):
             _fill(instance)
@@ -205,6 +209,7 @@ def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
 
 def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
     data = target.__dict__["data"]
+    remember_written(inspect(target))
     data.source = data.sent
     data.from_fields = False
 
@@ -252,6 +257,8 @@ event.listen(ObjectMixin, "before_insert", _before_insert, propagate=True)
 event.listen(ObjectMixin, "after_insert", _after_insert, propagate=True)
 event.listen(ObjectMixin, "before_update", _before_update, propagate=True)
 event.listen(ObjectMixin, "before_update", write_blob, propagate=True)
+event.listen(ObjectMixin, "after_update", show_change, propagate=True)
 event.listen(ShardSession, "before_flush", _fill_new)
+event.listen(ShardSession, "after_flush_postexec", forget_written)
 # Before the session sends it.
 event.listen(ShardSession, "do_orm_execute", _check_update, insert=True)

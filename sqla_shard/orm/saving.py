@@ -24,7 +24,9 @@ from sqlalchemy import type_coerce
 from sqlalchemy import update
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import object_session
+from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.base import NO_VALUE
 from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
 
 from sqla_shard.exc import StaleDataError
@@ -36,7 +38,17 @@ from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.blob import encode_blob
 from sqla_shard.types.nodes import Node
 
-__all__ = ["write_blob"]
+__all__ = [
+    "forget_written",
+    "remember_written",
+    "show_change",
+    "source_of",
+    "write_blob",
+]
+
+#: Where a session has, for each object that the flush that goes on has
+#: written, the text of its document before, and what was assigned over.
+_WRITTEN = "sqla_shard.written"
 
 
 def write_blob(
@@ -58,6 +70,7 @@ def write_blob(
     statements = _statements_of(mapper, state)
     text = encode_blob(blob, statements.max_bytes)
     if text != blob.source:
+        remember_written(state)
         values = {"object_id": state.identity[0], "new_text": text}
         if statements.version is not None:
             values.update(statements.version.values_of(target))
@@ -73,6 +86,50 @@ def write_blob(
             statements.version.count(target, values)
     # The flush finds nothing left to write.
     set_committed_value(target, "data", blob)
+
+
+def show_change(
+    mapper: Mapper[Any], connection: Connection, target: Any
+) -> None:
+    """Handle ``after_update``: show listeners what was written.
+
+    Until the end of a flush the history of a column has its change.
+    """
+    state = inspect(target)
+    written = _written(state).get(state)
+    if written is not None:
+        state.committed_state["data"] = written[1]
+
+
+def remember_written(state: Any) -> None:
+    """Remember the text of a document that a flush is about to write."""
+    assigned = state.committed_state.get("data", NO_VALUE)
+    _written(state)[state] = (state.dict["data"].source, assigned)
+
+
+def forget_written(session: Session, *context: Any) -> None:
+    """Handle the begin and the end of a flush."""
+    session.info.pop(_WRITTEN, None)
+
+
+def source_of(state: Any, blob: Blob) -> str | None:
+    """Return the text that the changes of a blob are to be compared with.
+
+    Within a flush it is the text before that flush; None where there was
+    none.
+    """
+    if state.session is not None and state.session._flushing:
+        written = _written(state).get(state)
+        if written is not None:
+            source: str | None = written[0]
+            return source
+    return blob.source
+
+
+def _written(state: Any) -> dict[Any, tuple[str | None, Any]]:
+    found: dict[Any, tuple[str | None, Any]]
+    found = state.session.info.setdefault(_WRITTEN, {})
+    return found
 
 
 def _put_together(

@@ -31,6 +31,7 @@ from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import columns_set
 from sqla_shard.routing.specs import declare
 from sqla_shard.routing.specs import has_objects
+from sqla_shard.routing.specs import is_placed
 from sqla_shard.routing.specs import name_of
 from sqla_shard.routing.specs import routes
 from sqla_shard.routing.specs import routing_column
@@ -48,6 +49,7 @@ __all__ = [
     "counted_select",
     "declare",
     "has_objects",
+    "is_placed",
     "keyspace_of",
     "locate",
     "name_of",

@@ -114,6 +114,11 @@ def spec_of(table: Any) -> TableSpec:
     return found
 
 
+def is_placed(table: Any) -> bool:
+    """Tell whether anything says which keyspace a table is in."""
+    return spec_of(table) != _NOTHING_KNOWN
+
+
 def _inferred(table: Table) -> TableSpec:
     for index, column in enumerate(table.primary_key):
         kind = column.type

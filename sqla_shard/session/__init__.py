@@ -9,6 +9,7 @@
 ``loading``       get and get_many
 ``usage``         one thread or task at a time
 ``bypassing``     the option of reads that go past the cache
+``arguments``     the place that a caller names
 ``inserting``     the shard of a row
 ``nearest``       where to ask for what every shard has
 ``statements``    between execute and the server

@@ -45,6 +45,7 @@ from sqla_shard.routing import spec_of
 from sqla_shard.scattering import Plan
 from sqla_shard.scattering import Watch
 from sqla_shard.session.answered import Answered
+from sqla_shard.session.arguments import check_keyspace
 from sqla_shard.session.committing import Commits
 from sqla_shard.session.contract import Announced
 from sqla_shard.session.contract import Home
@@ -282,6 +283,7 @@ class ShardSession(UsedByOne, Refreshing, Answered):
         """Return the place of an object, or of a shard of a class.
 
         :param keyspace: name of the keyspace, in place of a class.
+        :raises KeyspaceMismatchError: when the class is in another one.
         :raises NoShardKeyError: when nothing tells the shard.
         """
         places = self.places
@@ -294,6 +296,8 @@ class ShardSession(UsedByOne, Refreshing, Answered):
             table = getattr(clause, "table", None)
         if keyspace is not None:
             space = places.keyspace(keyspace, "")
+            if table is not None:
+                check_keyspace((table,), space, places.topology)
         elif table is not None:
             spec = spec_of(table)
             space = places.keyspace(spec.keyspace, spec.kind)

@@ -176,13 +176,17 @@ def check_rows(
 
 
 def updated_rows(
-    scope: Scope, statement: Any, rows: Sequence[Row]
+    scope: Scope, statement: Any, rows: Sequence[Row], named: Place | None
 ) -> dict[Place, Any]:
     """Return the rows of a bulk UPDATE by place; each names its id.
 
+    :param named: the place that the caller names.
     :raises NoShardKeyError: when a row does not.
-    :raises ColocationError: when it would move to another shard.
+    :raises ColocationError: when it would move to another shard, or is not
+        on the one that the caller names.
     """
+    if named is not None and spec_of(statement.table).kind == "global":
+        return {named: list(rows)}
     placer = _Placer(scope, statement)
     if placer.spec.kind == "global":
         return {scope.places.place(placer.keyspace, 0): list(rows)}
@@ -194,7 +198,7 @@ def updated_rows(
                 f"a row of this UPDATE of {statement.table.name} has no id",
                 tables=(statement.table.name,),
             )
-        placer.check(row, shard_id)
+        placer.check(row, shard_id if named is None else named.shard_id)
         place = scope.places.place(placer.keyspace, shard_id)
         grouped.setdefault(place, []).append(row)
     return dict(grouped)

@@ -15,10 +15,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Result
-from sqlalchemy import Table
-from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import ORMExecuteState
-from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Delete
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.dml import Update
@@ -45,6 +42,7 @@ from sqla_shard.scattering import OPTION
 from sqla_shard.scattering import overlap
 from sqla_shard.scattering import Plan
 from sqla_shard.scattering import Scatter
+from sqla_shard.session.arguments import named_place
 from sqla_shard.session.connecting import connect
 from sqla_shard.session.contract import OUR_OWN
 from sqla_shard.session.contract import Scope
@@ -59,7 +57,6 @@ from sqla_shard.session.stale import check_matching
 from sqla_shard.session.stale import note_bulk
 from sqla_shard.session.stale import note_matching
 from sqla_shard.session.views import bulk_on
-from sqla_shard.topology import Keyspace
 
 __all__ = ["prepare"]
 
@@ -86,28 +83,27 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         statement = context.statement = statement._resolved
     if isinstance(statement, (Insert, Update, Delete)):
         _check_guards(context, statement)
-    told = _told_shard(context)
+    place = named_place(context, scope)
     if isinstance(statement, Insert):
-        return _insert(context, scope, told)
-    if isinstance(statement, TextClause) and told is None:
+        return _insert(context, scope, place)
+    if isinstance(statement, TextClause) and place is None:
         # As a text, SELECT 1 would need a database to be used first.
         known = constant(statement)
-        if known is not None and "keyspace" not in bind_arguments:
+        if known is not None:
             statement = context.statement = known
     many = isinstance(context.parameters, list)
     if isinstance(statement, Update) and many and context.is_orm_statement:
         given: Any = context.parameters
-        rows = updated_rows(scope, statement, given)
+        rows = updated_rows(scope, statement, given, place)
         return _by_shard(context, scope, rows)
-    if many and told is None and isinstance(statement, (Update, Delete)):
+    if many and place is None and isinstance(statement, (Update, Delete)):
         return _each_row(context, scope)
     limits = limits_of(statement)
     if limits is not None and context.is_relationship_load:
         # Some loaders hand on all options of the statement that they load
         # for, and so what limits that.
         limits = Scatter()
-    if told is not None:
-        place = _told_place(context, scope, told)
+    if place is not None:
         if isinstance(statement, (Update, Delete)):
             return _write(context, scope, (place,), scattered=False)
         _send(context, scope, (place,), limits=limits)
@@ -231,53 +227,11 @@ def _check_write(limits: Scatter | None) -> None:
             )
 
 
-def _told_shard(context: ORMExecuteState) -> int | None:
-    """Return the shard that the caller names, if any."""
-    shard_id: int | None = context.bind_arguments.get("shard_id")
-    if shard_id is None:
-        for option in context._non_compile_orm_options:
-            if isinstance(option, set_shard_id):
-                return int(option.shard_id)
-    return shard_id
-
-
-def _told_place(
-    context: ORMExecuteState, scope: Scope, shard_id: int
-) -> Place:
-    check(context.statement)
-    keyspace = _keyspace(context, scope, "objects")
-    return scope.places.place(keyspace, shard_id)
-
-
-def _keyspace(
-    context: ORMExecuteState, scope: Scope, default: str
-) -> Keyspace:
-    """Return the keyspace of a statement that names its shard."""
-    name = context.bind_arguments.get("keyspace")
-    if name is not None:
-        return scope.places.keyspace(name, "")
-    tables = tuple(_tables_of(context.statement))
-    if tables:
-        return keyspace_of(tables, scope.places)
-    return scope.places.keyspace(None, default)
-
-
-def _tables_of(statement: Any) -> Any:
-    for element in visitors.iterate(statement):
-        if isinstance(element, Table):
-            yield element
-
-
 def _decided(
     context: ORMExecuteState, scope: Scope, limits: Scatter | None
 ) -> tuple[Sequence[Place], Decision]:
     """Return where a statement goes, and why."""
     places = scope.places
-    name = context.bind_arguments.get("keyspace")
-    if name is not None:
-        keyspace = places.keyspace(name, "")
-        told = Decision(keyspace=keyspace, shards=(0,), why="keyspace")
-        return (places.place(keyspace, 0),), told
     decision: Decision = route(
         context.statement,
         context.parameters,
@@ -446,14 +400,16 @@ def _merged(parts: Sequence[Result[Any]]) -> Result[Any]:
 
 
 def _insert(
-    context: ORMExecuteState, scope: Scope, told: int | None
+    context: ORMExecuteState, scope: Scope, place: Place | None
 ) -> Result[Any]:
     statement: Any = context.statement
-    keyspace = keyspace_of((statement.table,), scope.places)
-    if keyspace.kind == "global":
-        place = scope.places.place(keyspace, 0)
+    kind = spec_of(statement.table).kind
+    if kind == "global":
+        if place is None:
+            keyspace = keyspace_of((statement.table,), scope.places)
+            place = scope.places.place(keyspace, 0)
         return _by_shard(context, scope, {place: context.parameters})
-    if keyspace.kind == "mod" and told is None:
+    if kind == "mod" and place is None:
         raise NoShardKeyError(
             f"the shard of a row of {statement.table.name!r} cannot be "
             'told; say bind_arguments={"shard_id": n}',
@@ -462,11 +418,10 @@ def _insert(
     check(statement)
     statement, parameters = encoded(statement, context.parameters)
     context.statement, context.parameters = statement, parameters
-    if told is None:
+    if place is None:
         rows = group_rows(scope, statement, parameters)
     else:
-        check_rows(scope, statement, parameters, told)
-        place = scope.places.place(keyspace, told)
+        check_rows(scope, statement, parameters, place.shard_id)
         rows = {place: rows_of(statement, parameters)}
     return _by_shard(context, scope, rows)
 

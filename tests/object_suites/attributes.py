@@ -249,6 +249,121 @@ class AttributeSuite(Suite):
         setattr(new, name, "x")
         assert tuple(map(list, state.history)) == (["x"], [], [])
 
+    @pytest.mark.parametrize("hook", ["before_flush", "after_flush"])
+    @both
+    def test_history_within_a_flush(self, session, sheet, name, hook):
+        seen = []
+
+        def note(*args: Any) -> None:
+            for one in {*session.new, *session.dirty}:
+                state = inspect(one).attrs[name]
+                assert state.history == attributes.get_history(one, name)
+                seen.append((one, tuple(map(list, state.history))))
+
+        event.listen(session, hook, note)
+        before = getattr(sheet, name)
+        setattr(sheet, name, "x")
+        session.flush()
+        # Of another flush it says what that one writes.
+        setattr(sheet, name, "y")
+        session.flush()
+        sheet.older = "o"
+        session.flush()
+        new = Sheet(title="n", label="n", shard_id=sheet.shard_id)
+        session.add(new)
+        session.flush()
+        assert seen == [
+            (sheet, (["x"], [], [before])),
+            (sheet, (["y"], [], ["x"])),
+            (sheet, ([], ["y"], [])),
+            (new, (["n"], [], [])),
+        ]
+        for one in (sheet, new):
+            history = attributes.get_history(one, name)
+            assert tuple(map(list, history)) == ([], [getattr(one, name)], [])
+
+    @pytest.mark.parametrize("hook", ["after_insert", "after_update"])
+    @both
+    def test_history_for_a_listener_of_the_mapper(
+        self, session, sheet, name, hook
+    ):
+        seen = []
+
+        def note(mapper: Any, connection: Any, one: Any) -> None:
+            seen.append(tuple(map(list, attributes.get_history(one, name))))
+
+        event.listen(Sheet, hook, note)
+        try:
+            before = getattr(sheet, name)
+            setattr(sheet, name, "x")
+            session.flush()
+            session.add(Sheet(title="n", label="n", shard_id=sheet.shard_id))
+            session.flush()
+        finally:
+            event.remove(Sheet, hook, note)
+        assert seen == (
+            [(["x"], [], [before])]
+            if hook == "after_update"
+            else [(["n"], [], [])]
+        )
+
+    def test_history_within_a_flush_of_what_a_writer_beside_it_changed(
+        self, cluster, session, sheet
+    ):
+        assert sheet.tags == ["a"]
+        with cluster.begin() as other:
+            other.get_one(Sheet, sheet.id).note = "theirs"
+        seen = []
+
+        @event.listens_for(session, "after_flush")
+        def note(session: Any, context: Any) -> None:
+            for key in ("title", "note", "tags"):
+                history = attributes.get_history(sheet, key)
+                seen.append(tuple(map(list, history)))
+
+        sheet.title = "mine"
+        sheet.tags.append("b")
+        session.flush()
+        assert seen == [
+            (["mine"], [], ["t"]),
+            (["theirs"], [], ["none yet"]),
+            ([["a", "b"]], [], [["a"]]),
+        ]
+
+    def test_history_after_a_flush_that_failed(self, session, sheet):
+        def fail(session: Any, context: Any) -> None:
+            raise KeyError("of the listener")
+
+        event.listen(session, "after_flush", fail)
+        sheet.title = "x"
+        with pytest.raises(KeyError):
+            session.flush()
+        event.remove(session, "after_flush", fail)
+        session.rollback()
+        history = attributes.get_history(sheet, "title")
+        assert tuple(map(list, history)) == ([], ["t"], [])
+        sheet.note = "n"
+        history = attributes.get_history(sheet, "title")
+        assert tuple(map(list, history)) == ([], ["t"], [])
+        sheet.title = "y"
+        history = attributes.get_history(sheet, "title")
+        assert tuple(map(list, history)) == (["y"], [], ["t"])
+
+    def test_history_of_the_document_within_a_flush(self, session, sheet):
+        seen = []
+
+        @event.listens_for(session, "after_flush")
+        def note(session: Any, context: Any) -> None:
+            history = attributes.get_history(sheet, "data")
+            seen.append((list(history.added), list(history.deleted)))
+
+        old = sheet.data
+        sheet.title = "x"
+        session.flush()
+        new = sheet.data = {**sheet.data, "note": "n"}
+        session.flush()
+        assert seen == [([old], []), ([new], [old])]
+
     def test_history_of_values_made_of_others(self, session, sheet):
         def history(name: str) -> tuple[Any, ...]:
             return tuple(map(list, attributes.get_history(sheet, name)))
