@@ -161,7 +161,7 @@ def define(
         raise ClassDefinitionError(
             f"narrow_below={narrow_below} is more than respace_to="
             f"{respace_to}: a gap would be reported as narrow as soon as it "
-            "was re-spaced",
+            "was re-spaced; make respace_to the larger one",
             class_name=cls.__name__,
         )
     if definition.source.column == definition.target.column:
@@ -207,7 +207,8 @@ def _end(cls: type[Any], role: str, given: Any, named: object) -> End:
     column = f"{snake(name)}_id" if named is None else named
     if not (isinstance(column, str) and column.isidentifier()):
         raise ClassDefinitionError(
-            f"{role}_column={column!r} is not a name",
+            f"{role}_column={column!r} is not a name that an attribute can "
+            "have; give it one",
             class_name=cls.__name__,
         )
     if column in _RESERVED or column.startswith("__"):

@@ -94,7 +94,8 @@ def _check_pair(cls: Any, forward: Any, reverse: Any, keeper: Any) -> None:
     if keepers or theirs.inverse is not None:
         problem = (
             f"{reverse.__name__} is the inverse of another, or has one; one "
-            "class is written, and keeps one other"
+            "class is written, and keeps one other: say inverse= of one of "
+            "the two alone"
         )
     elif not (
         _is_same(cls, ours.source, theirs.target)
@@ -128,7 +129,8 @@ def _check_own_columns(cls: Any, *both: Any) -> None:
                 raise ClassDefinitionError(
                     f"the column {column.name!r} of {one.__name__} has "
                     "neither a default nor NULL, and rows of a mapping with "
-                    "an inverse are written without it",
+                    "an inverse are written without it; say default= or "
+                    "nullable=True",
                     class_name=cls.__name__,
                 )
 

@@ -139,8 +139,9 @@ def check_table(cls: type[Any], table: Any, key: Sequence[str]) -> None:
     names = [column.name for column in table.primary_key]
     if names != list(key):
         raise ClassDefinitionError(
-            f"its primary key is ({', '.join(names)}); it must be "
-            f"({', '.join(key)}) alone",
+            f"its primary key is ({', '.join(names)}), and the place of a row "
+            f"is told by ({', '.join(key)}) alone; leave out primary_key=True "
+            "of other columns",
             class_name=cls.__name__,
         )
 
@@ -153,7 +154,8 @@ def check_schema(cls: type[Any], table: Any) -> None:
     if table.schema is not None:
         raise ClassDefinitionError(
             f"its table is in schema {table.schema!r}; the schema is the "
-            "database of the virtual shard, which the session finds",
+            "database of the virtual shard, which the session finds; leave it "
+            "out",
             class_name=cls.__name__,
         )
 
@@ -248,8 +250,9 @@ def type_of_objects(cls: Any, column: str, entity: Any, kind: str) -> int:
         or len(mapper.primary_key) != 1
     ):
         raise ClassDefinitionError(
-            f"{entity.__name__} is no object class; a {kind} table holds ids "
-            "of objects",
+            f"{entity.__name__} is no object class, and a {kind} table holds "
+            f"ids of objects; make it one: class {entity.__name__}("
+            "ObjectMixin, Base, type_id=n)",
             class_name=cls.__name__,
         )
     inspect(cls).local_table.c[column].type.type_id = spec.type_id

@@ -428,6 +428,7 @@ def check_names(
             and name not in fields
         ):
             raise UnsupportedStatementError(
-                f"{name!r} is no attribute of {mapper.class_.__name__}",
+                f"{name!r} is no attribute of {mapper.class_.__name__}; "
+                "correct the name, or leave it out",
                 construct=name,
             )

@@ -71,7 +71,8 @@ def _check_same(cls: type[Any], choice: tuple[str, str]) -> None:
                 where = "none" if theirs is None else repr(theirs[0])
                 raise ClassDefinitionError(
                     f"keyspace={choice[0]!r}, but its base {base.__name__}, "
-                    f"whose table its rows are in too, names {where}",
+                    f"whose table its rows are in too, names {where}; name "
+                    "the keyspace in the base alone",
                     class_name=cls.__name__,
                 )
 

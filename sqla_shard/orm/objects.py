@@ -161,7 +161,8 @@ class ObjectMixin(Activity):
         if object_id is not None and self.shard_id != shard_id:
             raise PlacementError(
                 f"object {object_id} is on shard {self.shard_id} and stays "
-                f"there; it cannot be moved to {shard_id}"
+                f"there; to have it on shard {shard_id}, add a copy of it "
+                "with shard_id="
             )
         self.__dict__[REQUESTED] = shard_id
 

@@ -263,18 +263,23 @@ def _check_init(
                 "back to it. Compute it in a property"
             )
     if cls.__new__ is not object.__new__:
-        raise refuse(f"{name} has a __new__ of its own")
+        raise refuse(
+            f"{name} has a __new__ of its own, which reading would not call; "
+            "do in __post_init__ what it does"
+        )
     for parameter in parameters:
         if parameter not in fields:
             raise refuse(
                 f"{name}.__init__ takes {parameter!r}, which is not a field "
                 "(InitVar, or an __init__ of its own) and would not be "
-                "stored"
+                "stored; make it a field"
             )
     for field_name in fields:
         if field_name not in parameters:
             raise refuse(
-                f"{name}.__init__ does not take the field {field_name!r}"
+                f"{name}.__init__ does not take the field {field_name!r}, so "
+                "that what is stored could not be given back to it; leave "
+                "the __init__ to @dataclass"
             )
     ours = [*_OWN, *vars(Node), *vars(RecordNode)]
     for own in ours:

@@ -107,7 +107,8 @@ def colocation_of(
     if column is None:
         raise ClassDefinitionError(
             f"colocate_with={name!r} names neither a blob field nor a "
-            "column of the class",
+            "column of the class; add the one that holds the parent's id, "
+            f"such as {name}: Mapped[int] = blob_field()",
             class_name=class_name,
         )
     kind = column.type

@@ -85,7 +85,8 @@ def check_columns(columns: Iterator[Any]) -> Problem | None:
             return Problem(
                 str(column),
                 "an id given as a value cannot be shown as a column of type "
-                f"{column.type!r}: on other shards it has no local id",
+                f"{column.type!r}: on other shards it has no local id; select "
+                "literal(value, BigInteger())",
             )
     return None
 

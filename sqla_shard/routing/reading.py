@@ -442,7 +442,8 @@ class Reader:
         ):
             self._refuse(
                 f"{getattr(element, 'name', 'a function')}()",
-                f"{element} inside a subquery looks at rows outside of it",
+                f"{element} inside a subquery looks at rows outside of it; "
+                "select it in the statement around the subquery",
             )
 
     def _refuse(self, construct: str, message: str) -> None:

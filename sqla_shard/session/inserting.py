@@ -195,7 +195,8 @@ def updated_rows(
         shard_id = placer.own_shard(row)
         if shard_id is None:
             raise NoShardKeyError(
-                f"a row of this UPDATE of {statement.table.name} has no id",
+                f"a row of this UPDATE of {statement.table.name} has no id, "
+                "which tells its shard; give it one",
                 tables=(statement.table.name,),
             )
         placer.check(row, shard_id if named is None else named.shard_id)
@@ -318,7 +319,9 @@ class _Placer:
             field = self.spec.colocation.field
         return ColocationError(
             f"{value} is on shard {told}, the row on shard {shard_id}, and "
-            "this field refers to its own shard alone",
+            "this field refers to its own shard alone; insert the row "
+            "beside what it refers to, or use an ObjectRef column for "
+            "objects elsewhere",
             class_name=self._name,
             field=field,
             value=value,

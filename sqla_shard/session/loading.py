@@ -167,7 +167,8 @@ class Getter:
         if kwargs.get("identity_token") is not None:
             raise UnsupportedStatementError(
                 f"identity_token={kwargs['identity_token']!r}: an object id "
-                "says its shard itself, so identity keys have no token",
+                "says its shard itself, so identity keys have no token; leave "
+                "it out",
                 construct="identity_token",
             )
         object_id = self._only(ident)

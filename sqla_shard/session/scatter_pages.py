@@ -211,7 +211,8 @@ def _limits(statement: Any, limit: int) -> Scatter:
     if limits.on_error != "raise":
         raise UnsupportedStatementError(
             'scatter_page() does not take scatter(on_error="partial"): the '
-            "next page would go on after rows that are missing from this one",
+            "next page would go on after rows that are missing from this "
+            "one; leave on_error out",
             construct="scatter(on_error=)",
         )
     most = limits.max_rows
@@ -315,7 +316,9 @@ def _refused(construct: str, instead: str) -> ScatterUnsupportedError:
 def _key(ordering: Ordering, outer: bool) -> _Key:
     element = ordering.element
     if ordering.nulls_last is not None:
-        raise _refused("NULLS FIRST or LAST", "MySQL does not have it")
+        raise _refused(
+            "NULLS FIRST or LAST", "order by column.is_(None) first"
+        )
     if is_random(element):
         raise _refused(
             f"ORDER BY {element}, which has another order for each page",

@@ -15,6 +15,7 @@ from sqla_shard.rendering import Place
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.session.core import ShardSession
+from sqla_shard.session.links import mapping_class
 from sqla_shard.session.views import bulk_on
 
 __all__ = ["write_by_shard"]
@@ -65,7 +66,8 @@ def _place(
         # Objects that an event has linked in the middle of the flush.
         raise ColocationError(
             f"a row of {relation.secondary.name} would link objects of the "
-            f"shards {sorted(shards)}",
+            f"shards {sorted(shards)}, and is on one of them only. For "
+            f"objects of different shards write\n{mapping_class(relation)}",
             class_name=relation.parent.class_.__name__,
             field=relation.key,
             value=tuple(ids),

@@ -222,7 +222,7 @@ def _check_write(limits: Scatter | None) -> None:
         if given:
             raise UnsupportedStatementError(
                 f"scatter({name}=) is for SELECT: an UPDATE or DELETE that "
-                "ends on some shards only would be half-done",
+                "ends on some shards only would be half-done; leave it out",
                 construct=f"scatter({name}=)",
             )
 

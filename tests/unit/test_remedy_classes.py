@@ -1,0 +1,9 @@
+"""Messages of refused classes name a way that works."""
+
+from __future__ import annotations
+
+from tests.shared.remedy_classes import Definitions
+
+
+class TestDefinitions(Definitions):
+    pass
