@@ -14,6 +14,15 @@ from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.merging.elements import same
+from sqla_shard.merging.having import of_groups
 from sqla_shard.merging.planning import plan
 
-__all__ = ["Ordering", "is_combined", "is_random", "orderings", "plan", "same"]
+__all__ = [
+    "Ordering",
+    "is_combined",
+    "is_random",
+    "of_groups",
+    "orderings",
+    "plan",
+    "same",
+]

@@ -1,5 +1,6 @@
-"""HAVING over several shards: conditions on what is made of their groups.
+"""HAVING: conditions on what is made of the groups of one or more shards.
 
+Over several shards they are about the groups of all.
 What looks at the columns of GROUP BY alone is the same on each shard, which
 is asked for it.  Counts, sums and extremes of numbers are compared in Python,
 where they are exact.  Servers compare averages and quotients with more digits
@@ -9,26 +10,35 @@ than they show, so one of them tells which groups fulfil such a condition.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Boolean
 from sqlalchemy import Float
+from sqlalchemy import func
 from sqlalchemy import Integer
 from sqlalchemy import Numeric
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import BooleanClauseList
+from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import Select
+from sqlalchemy.sql.visitors import replacement_traverse
 
+from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import depends_only_on
+from sqla_shard.merging.elements import same
+from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.routing.clauses import walk
+from sqla_shard.routing.cutting import aggregates
 from sqla_shard.scattering import First
 from sqla_shard.scattering.filtering import AllOf
 from sqla_shard.scattering.filtering import AnyOf
@@ -37,7 +47,7 @@ from sqla_shard.scattering.filtering import IsNull
 from sqla_shard.scattering.filtering import Negated
 from sqla_shard.scattering.merge import Recipe
 
-__all__ = ["Having"]
+__all__ = ["Having", "of_groups"]
 
 _COMPARISONS: Mapping[Any, Callable[[Any, Any], Any]] = {
     operator: operator
@@ -53,6 +63,63 @@ _COMPARISONS: Mapping[Any, Callable[[Any, Any], Any]] = {
 #: Whether they are negated.
 _BETWEEN = {operators.between_op: False, operators.not_between_op: True}
 _EXACT = frozenset(["count", "sum", "min", "max"])
+
+
+def of_groups(statement: Any) -> Any:
+    """Return a SELECT with a HAVING that servers take.
+
+    MySQL and MariaDB know the columns of GROUP BY there, but neither a field
+    of a blob nor anything else that rows are grouped by.  All of a group have
+    it in common, so it is the least of them.
+    """
+    if (
+        not isinstance(statement, Select)
+        or not statement._having_criteria
+        or not statement._group_by_clauses
+    ):
+        return statement
+    common = list(_common(statement))
+
+    def least(element: Any, **kw: Any) -> Any:
+        if is_select(element) or (
+            isinstance(element, FunctionElement) and aggregates(element)
+        ):
+            return element
+        found = any(same(element, one) for one in common)
+        return func.min(element) if found else None
+
+    if not common:
+        return statement
+    made = statement._generate()
+    made._having_criteria = tuple(
+        replacement_traverse(clause, {}, least)
+        for clause in statement._having_criteria
+    )
+    return made
+
+
+def _common(statement: Any) -> Iterator[Any]:
+    """Yield what the rows of a group have in common, but columns."""
+    shown = {column.key: column for column in statement.selected_columns}
+    for clause in statement._group_by_clauses:
+        # SQLAlchemy takes a function for a table, and lists its columns.
+        listed = clause.__visit_name__ == "clauselist"
+        for element in clause.clauses if listed else (clause,):
+            if element.__visit_name__ == "textual_label_reference":
+                named = shown.get(element.element)
+            elif element.__visit_name__ == "label_reference":
+                named = element.element
+            else:
+                named = element
+            found = unlabelled(named)
+            if isinstance(found, ColumnElement) and (
+                found.__visit_name__ != "column"
+            ):
+                yield found
+    # Told by the columns of GROUP BY, such as a primary key.
+    for column in map(unlabelled, shown.values()):
+        if isinstance(column, BlobValue):
+            yield column
 
 
 class Having:

@@ -26,6 +26,7 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterDisabledError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.merging import of_groups
 from sqla_shard.merging import plan
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import TRANSLATE
@@ -106,6 +107,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if place is not None:
         if isinstance(statement, (Update, Delete)):
             return _write(context, scope, (place,), scattered=False)
+        context.statement = of_groups(statement)
         _send(context, scope, (place,), limits=limits)
         return None
     places, decision = _decided(context, scope, limits)
@@ -121,8 +123,9 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
             keeps_order=context.is_relationship_load,
             max_offset=0 if limits is None else limits.max_offset,
         )
-        context.statement = planned.statement
+        statement = planned.statement
         merge = planned.merge
+    context.statement = of_groups(statement)
     _send(
         context,
         scope,

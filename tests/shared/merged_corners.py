@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -33,6 +35,7 @@ from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard import pack
 from sqla_shard import scatter
+from sqla_shard import unpack
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
 from tests.shared.merged import same_rows
@@ -256,6 +259,30 @@ _NO_HAVING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+#: Conditions on what a group has in common, with what it is grouped by.
+_HAVING_COMMON: dict[str, tuple[_Made, _Made]] = {
+    "a text": (lambda g: g.word, lambda g: g.word > "a"),
+    "a number": (lambda g: g.number, lambda g: g.number.in_([1, 2])),
+    "a number or a count": (
+        lambda g: g.number,
+        lambda g: or_(g.number == 1, func.count() > 1),
+    ),
+    "a decimal": (lambda g: g.price, lambda g: g.price >= Decimal("0.5")),
+    "a double": (lambda g: g.weight, lambda g: g.weight.between(0, 2)),
+    "a flag": (lambda g: g.sold, lambda g: g.sold.is_(True)),
+    "a day": (lambda g: g.day, lambda g: g.day < dt.date(2020, 1, 1)),
+    "an enum": (lambda g: g.colour, lambda g: g.colour.is_not(None)),
+    "a reference": (lambda g: g.ware_id, lambda g: g.ware_id.is_not(None)),
+    "none": (lambda g: g.number, lambda g: g.number.is_(None)),
+    "a function": (
+        lambda g: func.lower(g.word),
+        lambda g: func.lower(g.word) != "a",
+    ),
+    "arithmetic": (lambda g: g.number % 2, lambda g: g.number % 2 + 1 == 2),
+    "a computation with one": (lambda g: g.number, lambda g: g.number % 2 > 0),
+}
+
+
 #: Functions of one row, in SELECT, ORDER BY and GROUP BY.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "if()": lambda w: func.if_(w.number > 1, w.number, 0),
@@ -298,6 +325,27 @@ def _random_condition(rng: random.Random, depth: int) -> Any:
     second = _random_condition(rng, depth - 1)
     join = and_ if how == "and" else or_
     return lambda w: join(first(w), second(w))
+
+
+class _LeastOf:
+    """The least of a group, by the names of a class's columns.
+
+    Servers let HAVING look at aggregates, and at columns that are shown.
+    """
+
+    def __init__(self, class_: Any) -> None:
+        self.class_ = class_
+
+    def __getattr__(self, key: str) -> Any:
+        return func.min(getattr(self.class_, key))
+
+
+def _comparable(row: Sequence[Any]) -> tuple[Any, ...]:
+    # SQLite makes a double of a decimal.
+    return tuple(
+        f"{float(value):.12g}" if isinstance(value, Decimal) else value
+        for value in row
+    )
 
 
 class MergedCorners:
@@ -352,6 +400,48 @@ class MergedCorners:
         assert got == want, made
         assert limited == want[:2]
         return len(want)
+
+    @pytest.mark.parametrize("where", ["one shard", "all shards"])
+    @pytest.mark.parametrize("name", _HAVING_COMMON)
+    def test_having_of_what_groups_have_in_common(self, compared, name, where):
+        ids = compared.rows.ids["Gem"]
+        if where == "one shard":
+            shard = unpack(ids[0]).shard_id
+            ids = [i for i in ids if unpack(i).shard_id == shard]
+        by, condition = _HAVING_COMMON[name]
+
+        def made(gem, condition, *shown):
+            return (
+                select(*shown, func.count())
+                .where(gem.id.in_(ids))
+                .group_by(by(gem))
+                .having(condition)
+            )
+
+        gem = PLAIN.Gem
+        wanted = made(gem, condition(_LeastOf(gem)), by(gem))
+        want = compared.plain.execute(wanted).all()
+        gem = SHARDED.Gem
+        with compared.cluster.session() as session:
+            statement = made(gem, condition(gem), by(gem)).options(scatter())
+            got = session.execute(statement).all()
+            statement = made(gem, condition(gem)).options(scatter())
+            counts = session.execute(statement).all()
+            labelled = by(gem).label("shown")
+            statement = (
+                select(labelled)
+                .where(gem.id.in_(ids))
+                .group_by("shown")
+                .having(condition(gem))
+            )
+            shown = session.execute(statement.options(scatter())).all()
+        assert Counter(map(_comparable, got)) == Counter(
+            map(_comparable, want)
+        )
+        assert Counter(counts) == Counter((n,) for _, n in want)
+        assert Counter(map(_comparable, shown)) == Counter(
+            _comparable(row[:1]) for row in want
+        )
 
     @pytest.mark.parametrize("name", _NO_HAVING)
     def test_having_that_is_not_exact(self, compared, name):
