@@ -22,6 +22,7 @@ from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.functions import ReturnTypeFromArgs
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeDecorator
 
@@ -35,18 +36,21 @@ __all__ = [
     "ROUNDING",
     "SUMS",
     "AllDigits",
-    "combined_size",
+    "DividedSum",
     "name_of",
     "places_of",
     "plain_type",
     "scale_of",
     "size_of",
+    "size_of_product",
 ]
 
 #: Of a DECIMAL, before and after the point.
 MOST_DIGITS = 65
 #: After the point, on MySQL; on MariaDB 38.
 MOST_PLACES = 30
+
+_Size = tuple[int, int]
 
 ROUNDING = frozenset(["ceil", "ceiling", "floor", "round", "truncate"])
 #: Return one of their arguments, or a part of it.
@@ -55,75 +59,97 @@ SUMS = frozenset([operators.add, operators.sub, operators.mul, operators.mod])
 DIVISIONS = frozenset([operators.truediv, operators.floordiv])
 
 
-def size_of(element: Any) -> tuple[int, int] | None:
+def size_of(element: Any, *, any_value: bool = False) -> _Size | None:
     """Return how many digits a decimal has before and after the point.
 
+    :param any_value: whether parameters may have other values when the
+        statement is executed than they have now.
     :returns: the most that it may have; None where nothing is computed, or
         nothing is known.
     """
-    while isinstance(element, (Label, Grouping)):
-        element = element.element
-    if isinstance(element, BinaryExpression):
-        return combined_size(element.operator, [element.left, element.right])
-    if isinstance(element, ExpressionClauseList):
-        return combined_size(element.operator, list(element.clauses))
-    if isinstance(element, UnaryExpression):
-        return size_of(element.element)
-    if isinstance(element, FunctionElement):
-        return _size_of_function(name_of(element), list(element.clauses))
-    if isinstance(element, Case):
-        chosen = [result for _, result in element.whens]
-        return _largest([*chosen, element.else_])
-    if isinstance(element, BlobValue) and element.form == "decimal":
-        return 35, 30
-    return _size_of_type(plain_type(getattr(element, "type", None)))
+    return _Sizes(any_value=any_value).of(element)
 
 
-def _size_of_type(type_: Any) -> tuple[int, int] | None:
+def size_of_product(elements: list[Any]) -> _Size | None:
+    """Return the size, as of :func:`size_of`, of what is multiplied."""
+    return _Sizes(any_value=False).combined(operators.mul, elements)
+
+
+class _Sizes:
+    """Reads expressions; see :func:`size_of`."""
+
+    def __init__(self, *, any_value: bool) -> None:
+        self._any_value = any_value
+
+    def of(self, element: Any) -> _Size | None:
+        while isinstance(element, (Label, Grouping)):
+            element = element.element
+        if isinstance(element, BinaryExpression):
+            sides = [element.left, element.right]
+            return self.combined(element.operator, sides)
+        if isinstance(element, ExpressionClauseList):
+            return self.combined(element.operator, list(element.clauses))
+        if isinstance(element, UnaryExpression):
+            return self.of(element.element)
+        if isinstance(element, FunctionElement):
+            return self._function(name_of(element), list(element.clauses))
+        if isinstance(element, Case):
+            chosen = [result for _, result in element.whens]
+            return self._largest([*chosen, element.else_])
+        if isinstance(element, BlobValue) and element.form == "decimal":
+            return 35, 30
+        if isinstance(element, BindParameter) and not self._any_value:
+            value = element.effective_value
+            if isinstance(value, (int, Decimal)):
+                return _size_of_value(Decimal(value))
+        return _size_of_type(plain_type(getattr(element, "type", None)))
+
+    def combined(self, operator: Any, elements: list[Any]) -> _Size | None:
+        """Return the size of what an operator makes of several."""
+        sizes = [size for size in map(self.of, elements) if size is not None]
+        if not sizes:
+            return None
+        if operator in DIVISIONS and len(sizes) > 1:
+            (whole, places), (_, below) = sizes
+            # The least divisor is a one in its last place.
+            return whole + below, places + 4
+        if operator is operators.mul:
+            return sum(s[0] for s in sizes), sum(s[1] for s in sizes)
+        if operator in SUMS:
+            more = len(sizes) - 1
+            return max(s[0] for s in sizes) + more, max(s[1] for s in sizes)
+        return None
+
+    def _function(self, name: str, arguments: list[Any]) -> _Size | None:
+        if name == "if":
+            return self._largest(arguments[1:])
+        if name in CHOOSING or name == "mod":
+            return self._largest(arguments)
+        if name in ("abs", "nullif", "max", "min", *ROUNDING) and arguments:
+            return self.of(arguments[0])
+        return None
+
+    def _largest(self, elements: list[Any]) -> _Size | None:
+        sizes = [size for e in elements if (size := self.of(e)) is not None]
+        if not sizes:
+            return None
+        return max(s[0] for s in sizes), max(s[1] for s in sizes)
+
+
+def _size_of_value(value: Decimal) -> _Size | None:
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return None
+    return max(len(digits) + exponent, 0), max(-exponent, 0)
+
+
+def _size_of_type(type_: Any) -> _Size | None:
     if isinstance(type_, Integer):
         return 20, 0
     if not isinstance(type_, Numeric) or isinstance(type_, Float):
         return None
     places = scale_of(type_) or 0
     return (type_.precision or max(10, places)) - places, places
-
-
-def combined_size(
-    operator: Any, elements: list[Any]
-) -> tuple[int, int] | None:
-    """Return the size, as of :func:`size_of`, of what is made of several."""
-    sizes = [size for size in map(size_of, elements) if size is not None]
-    if not sizes:
-        return None
-    if operator in DIVISIONS and len(sizes) > 1:
-        (whole, places), (_, below) = sizes
-        # The least divisor is a one in its last place.
-        return whole + below, places + 4
-    if operator is operators.mul:
-        return sum(s[0] for s in sizes), sum(s[1] for s in sizes)
-    if operator in SUMS:
-        more = len(sizes) - 1
-        return max(s[0] for s in sizes) + more, max(s[1] for s in sizes)
-    return None
-
-
-def _size_of_function(
-    name: str, arguments: list[Any]
-) -> tuple[int, int] | None:
-    if name == "if":
-        return _largest(arguments[1:])
-    if name in CHOOSING or name == "mod":
-        return _largest(arguments)
-    if name in ("abs", "nullif", "max", "min", *ROUNDING) and arguments:
-        return size_of(arguments[0])
-    return None
-
-
-def _largest(elements: list[Any]) -> tuple[int, int] | None:
-    sizes = [size for e in elements if (size := size_of(e)) is not None]
-    if not sizes:
-        return None
-    return max(s[0] for s in sizes), max(s[1] for s in sizes)
 
 
 def places_of(element: Any) -> int | None:
@@ -193,3 +219,20 @@ def _all_digits_mysql(element: AllDigits, compiler: Any, **kw: Any) -> str:
     places = 38 if getattr(compiler.dialect, "is_mariadb", False) else 30
     value = compiler.process(element.element, **kw)
     return f"(({value}) + 0.{'0' * places})"
+
+
+class DividedSum(ReturnTypeFromArgs[Any]):
+    """The sum that an average is made of.
+
+    SQLite refuses a sum of whole numbers that has more than 64 bits, and
+    shows their average all the same.
+    """
+
+    name = "sum"
+    inherit_cache = True
+    _register = False
+
+
+@compiles(DividedSum, "sqlite")
+def _divided_sum_sqlite(element: DividedSum, compiler: Any, **kw: Any) -> str:
+    return f"total{compiler.process(element.clause_expr, **kw)}"

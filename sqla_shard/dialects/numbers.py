@@ -39,7 +39,6 @@ from sqlalchemy.sql.visitors import iterate
 
 from sqla_shard.dialects.digits import AllDigits
 from sqla_shard.dialects.digits import CHOOSING
-from sqla_shard.dialects.digits import combined_size
 from sqla_shard.dialects.digits import DIVISIONS
 from sqla_shard.dialects.digits import MOST_DIGITS
 from sqla_shard.dialects.digits import MOST_PLACES
@@ -49,6 +48,7 @@ from sqla_shard.dialects.digits import plain_type
 from sqla_shard.dialects.digits import ROUNDING
 from sqla_shard.dialects.digits import scale_of
 from sqla_shard.dialects.digits import size_of
+from sqla_shard.dialects.digits import size_of_product
 from sqla_shard.dialects.digits import SUMS
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.dialects.sql import BlobValue
@@ -58,7 +58,7 @@ __all__ = [
     "form_of",
     "is_rounded",
     "is_single",
-    "survives_union",
+    "is_storable",
 ]
 
 
@@ -118,42 +118,49 @@ def form_of(element: Any, *, any_value: bool = False) -> Form:
     return found
 
 
-def survives_union(element: Any) -> bool:
-    """Tell whether UNION returns the values of a column as they are.
+def is_storable(element: Any) -> bool:
+    """Tell whether a temporary table stores the values of a column as is.
+
+    UNION writes to one, and so does GROUP BY in most cases.
 
     :param element: an expression among the columns of a SELECT.
     """
-    while isinstance(element, (Label, Grouping, SortKey)):
+    while isinstance(element, (AllDigits, Label, Grouping, SortKey)):
         element = element.element
-    if (
-        isinstance(element, FunctionElement)
-        and name_of(element) in _AGGREGATES
-    ):
-        arguments = list(element.clauses)
-        if len(arguments) == 1 and not isinstance(arguments[0], AllDigits):
-            return survives_union(arguments[0])
+    if isinstance(element, FunctionElement):
+        name, arguments = name_of(element), list(element.clauses)
+        if name == "count":
+            return True
+        if name in _AGGREGATES and len(arguments) == 1:
+            return is_storable(arguments[0])
     if _stored(element) is not None:
         return True
     if form_of(element, any_value=True) is Form.ROUNDED:
         return False
-    if _divides_by_quotient(element):
+    if _computes_with_quotient(element):
         return False
-    size = size_of(element)
-    return size is None or sum(size) <= MOST_DIGITS
+    # A text may have been made of a part.
+    for part in iterate(element):
+        size = size_of(part, any_value=True)
+        if size is not None and sum(size) > MOST_DIGITS:
+            return False
+    return True
 
 
-def _divides_by_quotient(element: Any) -> bool:
-    """Tell whether an expression divides by what was divided before.
+def _computes_with_quotient(element: Any) -> bool:
+    """Tell whether an expression is made of what was divided before.
 
-    A quotient is smaller inside of the server than its type says, also after
-    CAST, so what is divided by it is larger than the type of the result.
+    A quotient has other digits inside of the server than its type says, and
+    what is made of it may have more than its own type has room for.
     """
-    return any(
-        isinstance(part, BinaryExpression)
-        and part.operator in DIVISIONS
-        and any(map(_is_division, iterate(part.right)))
-        for part in iterate(element)
-    )
+    if isinstance(element, (Label, Grouping)):
+        return _computes_with_quotient(element.element)
+    inside: Iterable[Any] = element.get_children()
+    if isinstance(element, BinaryExpression) and (
+        element.operator in (operators.add, operators.sub)
+    ):
+        return any(map(_computes_with_quotient, inside))
+    return any(_is_division(p) for part in inside for p in iterate(part))
 
 
 def _is_division(element: Any) -> bool:
@@ -252,13 +259,14 @@ class _Reader:
         found = max(forms)
         if found >= Form.NONE:
             return Form.ROUNDED
+        if operator is operators.mul and found < Form.DOUBLE:
+            _, places = size_of_product(elements) or (0, 0)
+            if places > MOST_PLACES:
+                found = max(found, Form.COMPUTED)
         if Form.MIXED in forms and found < Form.DOUBLE:
             return Form.MIXED if found is Form.MIXED else Form.VARYING
         if found is Form.QUOTIENT and len(forms) > 1:
             return Form.COMPUTED
-        if operator is operators.mul and found < Form.DOUBLE:
-            _, places = combined_size(operator, elements) or (0, 0)
-            return Form.VARYING if places > MOST_PLACES else found
         # What is left of zero has no places.
         mixed = operator is operators.mod and found is Form.EXACT
         return Form.MIXED if mixed else found

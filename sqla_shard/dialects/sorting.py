@@ -244,6 +244,8 @@ class Hidden(roles.StatementOptionRole, ClauseElement):
     :param elements: at least one.
     :param distinct: whether the SELECT is DISTINCT: the word must come
         before the columns, and SQLAlchemy writes it after prefixes.
+    :param sorts: whether a server is to sort rows that it groups, in place
+        of storing what it makes of them in a temporary table.
     """
 
     __visit_name__ = "sqla_shard_hidden"
@@ -251,11 +253,15 @@ class Hidden(roles.StatementOptionRole, ClauseElement):
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("elements", InternalTraversal.dp_clauseelement_list),
         ("distinct", InternalTraversal.dp_boolean),
+        ("sorts", InternalTraversal.dp_boolean),
     ]
 
-    def __init__(self, elements: list[Any], *, distinct: bool) -> None:
+    def __init__(
+        self, elements: list[Any], *, distinct: bool, sorts: bool = False
+    ) -> None:
         self.elements = elements
         self.distinct = distinct
+        self.sorts = sorts
 
     @staticmethod
     def name(index: int) -> str:
@@ -270,3 +276,9 @@ def _hidden(element: Hidden, compiler: Any, **kw: Any) -> str:
         for index, part in enumerate(element.elements)
     )
     return f"{'DISTINCT ' if element.distinct else ''}{columns},"
+
+
+@compiles(Hidden, "mysql", "mariadb")
+def _hidden_mysql(element: Hidden, compiler: Any, **kw: Any) -> str:
+    shown = _hidden(element, compiler, **kw)
+    return f"SQL_BIG_RESULT {shown}" if element.sorts else shown

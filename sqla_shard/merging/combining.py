@@ -22,6 +22,7 @@ from sqlalchemy.sql.elements import TypeCoerce
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqla_shard.dialects.digits import AllDigits
+from sqla_shard.dialects.digits import DividedSum
 from sqla_shard.dialects.numbers import Form
 from sqla_shard.dialects.numbers import form_of
 from sqla_shard.dialects.numbers import is_rounded
@@ -280,7 +281,7 @@ class Combiner:
 
     def _mean(self, argument: Any, at: int) -> Recipe:
         added = argument if _shows_all(argument) else AllDigits(argument)
-        sums = self._added.add(func.sum(added))
+        sums = self._added.add(DividedSum(added))
         counts = self._added.add(func.count(argument))
         fraction = _FRACTIONS.get(form_of(argument), Fraction.UNKNOWN)
         return Mean(at, sums, counts, fraction)
@@ -293,7 +294,11 @@ class Combiner:
             by = self._added.add(choose(AllDigits(argument)))
             return Extreme(by, by, greatest, like=at)
         if kind == "plain":
-            return Extreme(at, at, greatest)
+            if form_of(argument) in _SHOWN:
+                return Extreme(at, at, greatest)
+            # Two may be shown alike that differ in other columns.
+            more = self._added.add(choose(AllDigits(argument)))
+            return Extreme(at, at, greatest, more=more)
         if kind not in ("float", "text"):
             raise self._refused(
                 function,

@@ -22,6 +22,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.selectable import Select
 
+from sqla_shard.dialects.numbers import is_storable
 from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
@@ -327,8 +328,12 @@ def _with_hidden(
 ) -> Planned:
     if added.elements:
         distinct = statement._distinct
+        shown = [*added.elements, *statement.selected_columns]
+        sorts = bool(statement._group_by_clauses) and not all(
+            map(is_storable, shown)
+        )
         statement = statement.prefix_with(
-            Hidden(added.elements, distinct=distinct)
+            Hidden(added.elements, distinct=distinct, sorts=sorts)
         )
         # Made a moment ago, so nobody else's; there is no other way to take
         # the word back, and it would be written after the prefix.

@@ -109,6 +109,7 @@ class Extreme:
     :ivar by: position of what is compared.
     :ivar longest: of texts, up to how many characters that tells all.
     :ivar like: position of a value in whose type the other is returned.
+    :ivar more: position of what is compared of those that are equal.
     """
 
     at: int
@@ -116,6 +117,7 @@ class Extreme:
     greatest: bool
     longest: int | None = None
     like: int | None = None
+    more: int | None = None
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return it; None where there is none but NULL.
@@ -126,13 +128,31 @@ class Extreme:
         if not known:
             return None
         choose = max if self.greatest else min
-        found = choose(known, key=lambda row: row[self.by])
+        most = choose(row[self.by] for row in known)
+        alike = [row for row in known if row[self.by] == most]
+        found = alike[0]
         if self.longest is not None:
-            alike = [row for row in known if row[self.by] == found[self.by]]
             self._check_long(alike, self.longest)
+        if self.more is not None:
+            found = self._by_more(alike, self.more)
         if self.like is None:
             return found[self.at]
         return as_type(found[self.at], found[self.like])
+
+    def _by_more(self, rows: Sequence[Row], more: int) -> Row:
+        choose = max if self.greatest else min
+        most = choose(row[more] for row in rows)
+        alike = [row for row in rows if row[more] == most]
+        values = {row[self.at] for row in alike}
+        if len(values) > 1:
+            construct = "max()" if self.greatest else "min()"
+            raise ScatterUnsupportedError(
+                f"{construct} in coalesce() over several shards is one of "
+                f"{sorted(values)}: they agree in all digits that can be "
+                "compared; select the aggregate and replace None in Python",
+                construct=construct,
+            )
+        return alike[0]
 
     def _check_long(self, rows: Sequence[Row], longest: int) -> None:
         texts = {row[self.at] for row in rows}

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection
 from sqlalchemy.sql.selectable import Select
 
-from sqla_shard.dialects.numbers import survives_union
+from sqla_shard.dialects.numbers import is_storable
 from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import NoShardKeyError
@@ -151,7 +151,7 @@ def _changes(compiled: Any) -> bool:
     known = _changing.get(compiled)
     if known is None:
         statement = getattr(compiled.compile_state, "statement", None)
-        known = not all(map(survives_union, _columns(statement)))
+        known = not all(map(is_storable, _columns(statement)))
         _changing[compiled] = known
     return known
 

@@ -99,7 +99,7 @@ def statements_for(
     :param merge: what is made of the rows of all shards.
     :param sorts_more: whether the text sorts by more than the merge does.
     :param changes: whether UNION would change values; see
-        :func:`~sqla_shard.dialects.numbers.survives_union`.
+        :func:`~sqla_shard.dialects.numbers.is_storable`.
     :param most_rows: of more rows than this, one more is read.
     :param united: whether one statement may be for several shards.
     """

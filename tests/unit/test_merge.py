@@ -159,6 +159,20 @@ def test_extremes_by_another_column() -> None:
     ]
 
 
+def test_extremes_that_agree_in_what_is_shown() -> None:
+    runs: list[Any] = [
+        [(Decimal("1.0"), Decimal("1.04"), 0.25)],
+        [(Decimal("1.0"), Decimal("1.03"), 0.5)],
+        [(Decimal("0.9"), Decimal("9.99"), 1.5)],
+    ]
+    merge = _combined(Extreme(2, 0, True, more=1))
+    assert merge_rows(runs, merge) == [(0.25,)]
+    runs[1] = [(Decimal("1.0"), Decimal("1.04"), 0.5)]
+    with pytest.raises(ScatterUnsupportedError, match="one of") as caught:
+        merge_rows(runs, merge)
+    assert caught.value.construct == "max()"
+
+
 def test_what_stands_in_place_of_nothing() -> None:
     merge = _combined(Otherwise(Total(0), 1))
     assert merge_rows([[(None, 7)], [(None, 7)]], merge) == [(7,)]
