@@ -86,6 +86,7 @@ class Form(IntEnum):
     ROUNDED = 7
 
 
+_ADDITIONS = frozenset([operators.add, operators.sub])
 _AGGREGATES = frozenset(["avg", "max", "min", "sum"])
 _WHOLE = frozenset(
     [
@@ -256,6 +257,8 @@ class _Reader:
         """Return the form of what arithmetic makes of some values."""
         elements = list(elements)
         forms = [self.form(element) for element in elements]
+        if operator in _ADDITIONS and _is_widest_difference(elements):
+            forms.append(Form.MIXED)
         found = max(forms)
         if found >= Form.NONE:
             return Form.ROUNDED
@@ -322,6 +325,34 @@ class _Reader:
             exact = self.form(arguments[0]) < Form.DOUBLE
             return Form.EXACT if exact else Form.ROUNDED
         return _as_text(found)
+
+
+def _is_widest_difference(elements: list[Any]) -> bool:
+    """Tell whether a difference has more places than what it is added to.
+
+    Of numbers that are equal it is a zero without places.
+    """
+    sizes = [size_of(element) or (0, 0) for element in elements]
+    _, most = max(sizes, key=lambda size: size[1])
+    wide = [
+        element
+        for element, (_, places) in zip(elements, sizes, strict=True)
+        if places == most
+    ]
+    return most > 0 and all(map(_is_difference, wide))
+
+
+def _is_difference(element: Any) -> bool:
+    while True:
+        if isinstance(element, (Label, Grouping, UnaryExpression)):
+            element = element.element
+        elif name_of(element) in ("abs", "nullif", "truncate"):
+            element = next(iter(element.clauses))
+        else:
+            break
+    return isinstance(element, (BinaryExpression, ExpressionClauseList)) and (
+        element.operator in _ADDITIONS
+    )
 
 
 def _as_text(form: Form) -> Form:
