@@ -228,7 +228,7 @@ class Loops:
 
     def _follow(self, found: _Loop, topology: Topology) -> None:
         """Take a newer topology, in the thread of its loop."""
-        if found.places.topology.epoch < topology.epoch:
+        if found.places.topology.version < topology.version:
             found.places = Places(topology, found.engines)
             found.engines.follow(topology)
 

@@ -133,7 +133,7 @@ class Policy:
     def begin(self) -> None:
         """Take note that an attempt begins."""
         epoch = 0 if self._feed is None else self._feed.epoch
-        if epoch > self.epoch:
+        if epoch != self.epoch:
             self._pause = _FIRST_PAUSE
         self.epoch = epoch
 
@@ -189,7 +189,7 @@ class Policy:
             await asyncio.sleep(seconds)
             return
         end = monotonic() + seconds
-        while self._feed.epoch <= self.epoch:
+        while self._feed.epoch == self.epoch:
             left = end - monotonic()
             if left <= 0:
                 break

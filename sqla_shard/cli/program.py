@@ -30,6 +30,7 @@ from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.printing import printable
 from sqla_shard.cli.publishing import history_command
 from sqla_shard.cli.publishing import push_command
+from sqla_shard.cli.publishing import reset_command
 from sqla_shard.cli.publishing import rollback_command
 from sqla_shard.cli.repairing import repair_command
 from sqla_shard.cli.settings import LOCATION
@@ -60,6 +61,7 @@ _COMMANDS = (
 _OF_TOPOLOGIES = (
     push_command,
     history_command,
+    reset_command,
     rollback_command,
     watch_command,
     agent_command,

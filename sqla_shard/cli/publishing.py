@@ -25,7 +25,12 @@ from sqla_shard.topology import describe
 from sqla_shard.topology import Topology
 from sqla_shard.topology.generations import cautions
 
-__all__ = ["history_command", "push_command", "rollback_command"]
+__all__ = [
+    "history_command",
+    "push_command",
+    "reset_command",
+    "rollback_command",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -168,6 +173,47 @@ def rollback_command(
         _published(
             publisher,
             partial(publisher.rollback, to=epoch, renamed=renamed),
+            expected=None,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+
+
+@click.command(
+    "reset",
+    epilog=examples(
+        "sqla-shard topology reset good.toml --dry-run",
+        "sqla-shard -t zookeeper://zk1,zk2/prod topology reset good.toml",
+    ),
+)
+@click.argument("file", type=LOCATION)
+@_writes
+@json_option
+@pass_settings
+def reset_command(
+    settings: Settings,
+    file: str,
+    dry_run: bool,
+    yes: bool,
+    renamed: bool,
+    acl: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Publish the topology of a FILE with any epoch, also a lower one.
+
+    For when an epoch was published that leaves none above it.  Running
+    processes and snapshots take it as the newest, by the number of resets
+    that it gets, and go on from its epoch.  All else is checked as by push.
+    Topologies of the history with this epoch or a higher one are removed.
+    """
+    topology = settings.topology(file)
+    with Publisher(
+        settings.zookeeper(), acl=acl, placeholders=settings.placeholders
+    ) as publisher:
+        _published(
+            publisher,
+            partial(publisher.reset, topology, renamed=renamed),
             expected=None,
             dry_run=dry_run,
             yes=yes,

@@ -36,18 +36,27 @@ class StaleTopologyError(ShardError):
     :ivar source: where it came from.
     :ivar epoch: its epoch.
     :ivar current: the epoch in use.
+    :ivar resets: how often epochs were reset; 0 where that is not what makes
+        the one in use newer.
     """
 
-    def __init__(self, *, source: str, epoch: int, current: int) -> None:
+    def __init__(
+        self, *, source: str, epoch: int, current: int, resets: int = 0
+    ) -> None:
         found = (
             f"has epoch {epoch} too, and other contents"
             if epoch == current
             else f"has epoch {epoch}, which is older"
         )
+        remedy = f"an epoch above {current}"
+        if resets:
+            found = f"has epoch {epoch} of before the epochs were reset"
+            remedy = f"resets = {resets} and {remedy}"
         super().__init__(
             f"{source}: the topology {found}; epoch {current} stays in use. "
-            f"Publish it with an epoch above {current}"
+            f"Publish it with {remedy}"
         )
+        self.resets = resets
         self.source = source
         self.epoch = epoch
         self.current = current

@@ -47,7 +47,7 @@ class Fixed:
     def wait(self, epoch: int, timeout: float) -> bool:
         """Wait for a newer topology; see :meth:`.Follower.wait`."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.epoch > epoch, timeout)
+            return self._changed.wait_for(lambda: self.epoch != epoch, timeout)
 
     def wait_asked(self, timeout: float) -> None:
         """Do nothing: there is nobody to ask."""

@@ -20,6 +20,7 @@ from sqla_shard.forking import in_children
 from sqla_shard.topology import diff
 from sqla_shard.topology import refusals
 from sqla_shard.topology import Topology
+from sqla_shard.topology.admission import leaps
 
 __all__ = ["Follower", "SourceReport", "State", "check_newer"]
 
@@ -76,9 +77,10 @@ class Follower:
     ``current``: the source has confirmed what is in use when it was asked
     last, and is watched.  ``stale``: it was not; what is in use stays in
     use, for as long as that takes.  A topology is accepted when it can be
-    read, is valid, has a higher epoch, and loses nothing that the one in use
-    has (:func:`~sqla_shard.topology.refusals`).  Everything else leaves the
-    topology as it is, and is told in the log and by :meth:`report`.  A child
+    read, is valid, has a higher epoch, or more resets, and loses nothing that
+    the one in use has (:func:`~sqla_shard.topology.refusals`).  Everything
+    else leaves the topology as it is, and is told in the log and by
+    :meth:`report`.  A child
     process begins ``stale``, with the topology of its parent, or the
     snapshot where that is newer, until its source has answered.  An
     epoch never goes back in a process, nor on a machine with a snapshot.
@@ -224,17 +226,17 @@ class Follower:
         self._wake.set()
 
     def wait(self, epoch: int, timeout: float) -> bool:
-        """Wait for a newer topology than one.
+        """Wait for another topology than one.
 
         :param epoch: of that one.
         :param timeout: seconds.
-        :returns: whether there is one.
+        :returns: whether there is one; it is newer.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.epoch > epoch or self._closed, timeout
+                lambda: self.epoch != epoch or self._closed, timeout
             )
-            return self.epoch > epoch
+            return self.epoch != epoch
 
     def wait_asked(self, timeout: float) -> None:
         """Wait until the source was asked in this process.
@@ -464,7 +466,11 @@ class Follower:
         # A parent that serves nothing itself does not follow: what it had
         # may be days old when a worker is replaced while the source is away.
         saved, old = self._saved(), self.topology
-        if self._snapshot is None or saved is None or saved.epoch <= old.epoch:
+        if (
+            self._snapshot is None
+            or saved is None
+            or saved.version <= old.version
+        ):
             return
         check_newer(old, saved, source=str(self._snapshot.path))
         self._confirmed = monotonic() - self._snapshot.age()
@@ -526,13 +532,17 @@ def check_newer(old: Topology, new: Topology, *, source: str) -> None:
 
     :param source: where the new one comes from.
     :raises StaleTopologyError: when its epoch is not higher.
-    :raises TopologyRefusedError: when it would lose what the old one has.
+    :raises TopologyRefusedError: when it would lose what the old one has, or
+        leaves no epochs for those that follow.
     """
-    if new.epoch <= old.epoch:
+    if new.version <= old.version:
         raise StaleTopologyError(
-            source=source, epoch=new.epoch, current=old.epoch
+            source=source,
+            epoch=new.epoch,
+            current=old.epoch,
+            resets=old.resets if old.resets > new.resets else 0,
         )
-    problems = refusals(old, new)
+    problems = (*leaps(old, new), *refusals(old, new))
     if problems:
         raise TopologyRefusedError(
             problems, source=source, epoch=new.epoch, current=old.epoch

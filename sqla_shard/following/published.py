@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timezone
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from sqla_shard.exc import TopologyError
+from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.following.publications import HistoryEntry
 from sqla_shard.following.publications import NOT_PUBLISHED
 from sqla_shard.topology import read_document
@@ -122,17 +125,38 @@ class Published:
         if newest is None or (epochs and epochs[0] > newest.epoch):
             # Somebody has written by hand, or removed it; processes stay
             # with the newest that they have seen.
-            newest = self._newest(epochs) or newest
+            newest = max(
+                filter(None, (self._newest(epochs), newest)),
+                key=attrgetter("version"),
+                default=None,
+            )
         return Found(
             newest=newest,
             version=None if node is None else node.version,
             fault=fault,
-            last=max(
-                *epochs[:1],
-                NOT_PUBLISHED if newest is None else newest.epoch,
-                NOT_PUBLISHED,
-            ),
+            last=self._last(epochs, newest),
         )
+
+    def replaced_by(self, new: Topology) -> Iterator[int]:
+        """Yield the epochs of the history that a reset makes void."""
+        for epoch in self.epochs():
+            if epoch < new.epoch:
+                continue
+            try:
+                if self.at(epoch).resets >= new.resets:
+                    # Somebody else has done a reset meanwhile.
+                    continue
+            except (TopologyError, TopologyUnavailableError) as error:
+                _log.info("removed from the history: %s", error)
+            yield epoch
+
+    def _last(self, epochs: list[int], newest: Topology | None) -> int:
+        """Return the highest epoch that counts."""
+        if newest is not None and newest.resets:
+            # Higher ones are of before, and were not removed in time.
+            return newest.epoch
+        known = NOT_PUBLISHED if newest is None else newest.epoch
+        return max([known, *epochs[:1]])
 
     def _newest(self, epochs: list[int]) -> Topology | None:
         """Return the newest of the history that can be read."""

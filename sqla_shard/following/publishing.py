@@ -50,6 +50,7 @@ from sqla_shard.topology import diff
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.admission import exchanges
+from sqla_shard.topology.admission import leaps
 from sqla_shard.topology.generations import kept
 from sqla_shard.topology.generations import lowered
 from sqla_shard.topology.generations import raised
@@ -176,6 +177,7 @@ class Publisher:
         :raises TopologyError: when what is there is not a topology.
         """
         found = self._published.look()
+        topology = _continued(found.newest, topology)
         return found.fault is None and self._has(found, topology)
 
     # -- writing
@@ -218,6 +220,7 @@ class Publisher:
         found = self._published.look()
         if found.fault is not None:
             raise self._unreadable(found.fault)
+        topology = _continued(found.newest, topology)
         if found.newest is not None and self._has(found, topology):
             return self._publication(found, found.newest, None, topology)
         new = raised(
@@ -251,13 +254,43 @@ class Publisher:
         """
         wanted = self.at(to)
         found = self._published.look()
-        given = replace(wanted, epoch=found.last + 1)
+        given = _continued(found.newest, replace(wanted, epoch=found.last + 1))
         new = raised(
             found.newest,
             given if found.newest is None else kept(found.newest, given),
             self._published.used,
             renamed=renamed,
         )
+        return self._replace(found, new, given, expected_epoch, dry_run)
+
+    def reset(
+        self,
+        topology: Topology,
+        *,
+        expected_epoch: int | None = None,
+        dry_run: bool = False,
+        renamed: bool = False,
+    ) -> Publication:
+        """Publish a topology with any epoch, also a lower one.
+
+        For when an epoch was published that leaves no higher ones.  It gets
+        one more of ``resets``, by which it is newer for all processes and
+        snapshots.  What :meth:`publish` checks besides epochs is checked.
+        Topologies of the history with this epoch or a higher one are removed.
+
+        :param topology: with the epoch to go on from.
+        :param expected_epoch: see :meth:`publish`.
+        :param dry_run: see :meth:`publish`.
+        :param renamed: see :meth:`publish`.
+        :raises TopologyError: see :meth:`publish`.
+        """
+        found = self._published.look()
+        known = 0 if found.newest is None else found.newest.resets + 1
+        given = replace(topology, resets=max(topology.resets, known, 1))
+        new = raised(
+            found.newest, given, self._published.used, renamed=renamed
+        )
+        found = replace(found, last=NOT_PUBLISHED)
         return self._replace(found, new, given, expected_epoch, dry_run)
 
     def _replace(
@@ -275,6 +308,8 @@ class Publisher:
             return self._publication(found, new, None, given)
         # Before, so that what is lost then is known not to be written.
         self._store.prepare(HISTORY, like=TOPOLOGY)
+        if old is not None and old.resets < new.resets:
+            self._store.remove(map(node_of, self._published.replaced_by(new)))
         version = self._write(found, new, data)
         self._trim()
         _log.info(
@@ -375,6 +410,8 @@ class Publisher:
         self._published.parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
         old = found.newest
         problems = [*faults(new, data)]
+        if not problems and old is None:
+            problems += leaps(replace(new, epoch=0, resets=0), new)
         if not problems and old is not None:
             check_newer(old, new, source=self.name)
             problems += exchanges(old, new)
@@ -453,3 +490,10 @@ class Publisher:
             is_published=version is not None,
             generations=tuple(raises(given, new)),
         )
+
+
+def _continued(old: Topology | None, new: Topology) -> Topology:
+    """Return ``new`` with the resets of ``old``, of which no file tells."""
+    if old is None or old.resets <= new.resets:
+        return new
+    return replace(new, resets=old.resets)

@@ -128,7 +128,7 @@ class Snapshot:
         with _locked(self.path.parent):
             with contextlib.suppress(TopologyError):
                 known = self.load()
-                if known is not None and known.epoch > topology.epoch:
+                if known is not None and known.version > topology.version:
                     # Of another process, which has heard of it earlier.
                     return
                 if known == topology:

@@ -27,7 +27,13 @@ from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.urls import address_of
 
-__all__ = ["exchanges", "refusals"]
+__all__ = ["MAX_STEP", "exchanges", "leaps", "refusals"]
+
+#: How much higher than the one in use an epoch can be.  Room for numbers that
+#: are dates with the time; and one that is a mistake, or malice, leaves
+#: enough above it.
+MAX_STEP = 10**14
+MAX_RESETS_STEP = 1000
 
 
 def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
@@ -39,7 +45,34 @@ def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
     :param new: the one that is to replace it.
     """
     found = diff(old, new)
-    return (*_of_keyspaces(found), *_of_moduli(old, new))
+    return (
+        *_of_keyspaces(found),
+        *_of_moduli(old, new),
+        *_of_families(old, new),
+    )
+
+
+def leaps(old: Topology, new: Topology) -> Iterator[Problem]:
+    """Yield which number would leave none for the topologies that follow.
+
+    :param old: the topology in use.
+    :param new: the one that is to replace it, which is newer.
+    """
+    first = old.epoch if new.resets == old.resets else 0
+    if new.epoch - first > MAX_STEP:
+        yield Problem(
+            "epoch",
+            f"{first} -> {new.epoch} is too far: an epoch can be at most "
+            f"{MAX_STEP} higher, so that there are always some above it; "
+            "write the next one.  Where it is in use somewhere: sqla-shard "
+            "topology reset",
+        )
+    if new.resets - old.resets > MAX_RESETS_STEP:
+        yield Problem(
+            "resets",
+            f"{old.resets} -> {new.resets} is too far: at most "
+            f"{MAX_RESETS_STEP} more at a time; write {old.resets + 1}",
+        )
 
 
 def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
@@ -88,6 +121,27 @@ def _of_moduli(old: Topology, new: Topology) -> Iterator[Problem]:
                 "so that keys are looked for on other shards than they are "
                 f"on; leave it at {before.shards}",
             )
+
+
+def _of_families(old: Topology, new: Topology) -> Iterator[Problem]:
+    """Refuse servers of another kind: no data moves by itself to SQLite."""
+    for name, keyspace in new.keyspaces.items():
+        before = old.keyspaces.get(name)
+        if before is None:
+            continue
+        was, now = _family(before), _family(keyspace)
+        if was != now:
+            yield Problem(
+                f"keyspaces.{name}.servers",
+                f"are on {now}, and were on {was}, which has the data; leave "
+                "them there, and make a keyspace of another name",
+            )
+
+
+def _family(keyspace: Keyspace) -> str | None:
+    """Return the kind of its servers, which have one."""
+    address = address_of(keyspace.servers[0].primary)
+    return None if address is None else address.family
 
 
 def exchanges(old: Topology, new: Topology) -> tuple[Problem, ...]:

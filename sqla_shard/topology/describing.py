@@ -23,7 +23,8 @@ def describe(topology: Topology) -> str:
 
 
 def _lines(topology: Topology) -> Iterator[str]:
-    yield f"epoch {topology.epoch}"
+    resets = f", resets {topology.resets}" if topology.resets else ""
+    yield f"epoch {topology.epoch}{resets}"
     for keyspace in topology.keyspaces.values():
         yield _described(keyspace)
         for server in keyspace.servers:

@@ -33,11 +33,15 @@ class Checked(dict[str, Keyspace]):
     them: nothing can have been changed since.
 
     :ivar epoch: of the same document.
+    :ivar resets: likewise.
     """
 
-    def __init__(self, epoch: int, keyspaces: Iterable[Keyspace]) -> None:
+    def __init__(
+        self, epoch: int, resets: int, keyspaces: Iterable[Keyspace]
+    ) -> None:
         super().__init__((one.name, one) for one in keyspaces)
         self.epoch = epoch
+        self.resets = resets
 
 
 def load(
@@ -62,7 +66,7 @@ def load(
     if is_short(document):
         full, places = expand(document, url=url, problems=problems)
     known = len(problems)
-    epoch, drafts = parse(full, policy=policy, problems=problems)
+    epoch, resets, drafts = parse(full, policy=policy, problems=problems)
     validate(drafts, problems)
     if places is not None:
         problems[known:] = map(places.restore, problems[known:])
@@ -70,7 +74,7 @@ def load(
         raise TopologyError(
             in_document_order(document, problems), source=source
         )
-    return Checked(_given(epoch), map(_keyspace, drafts))
+    return Checked(_given(epoch), _given(resets), map(_keyspace, drafts))
 
 
 def _keyspace(draft: Draft) -> Keyspace:

@@ -62,6 +62,8 @@ class Topology:
 
     :param epoch: number of the version; a higher one is newer.
     :param keyspaces: the keyspaces by name; copied, read-only afterwards.
+    :param resets: how often the numbering of epochs was begun again; with
+        more of them a topology is newer whatever its epoch.
     :raises TopologyError: with all problems.  Placeholders are checked for
         their form and place only; which names are allowed, and whether they
         have a value, is for :meth:`from_mapping`.
@@ -69,12 +71,15 @@ class Topology:
 
     epoch: int
     keyspaces: Mapping[str, Keyspace]
+    resets: int = 0
 
     def __post_init__(self) -> None:
         given = self.keyspaces
         keyspaces = MappingProxyType(dict(given))
         object.__setattr__(self, "keyspaces", keyspaces)
-        if isinstance(given, Checked) and given.epoch == self.epoch:
+        if isinstance(given, Checked) and (given.resets, given.epoch) == (
+            self.version
+        ):
             # Straight from a document, which has passed already.
             return
         load(
@@ -86,12 +91,23 @@ class Topology:
         self._check_parts()
 
     def __hash__(self) -> int:
-        return hash((self.epoch, frozenset(self.keyspaces.items())))
+        return hash((self.version, frozenset(self.keyspaces.items())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only view of a dict cannot be pickled.
         keyspaces = dict(self.keyspaces)
-        return partial(type(self), epoch=self.epoch, keyspaces=keyspaces), ()
+        make = partial(
+            type(self),
+            epoch=self.epoch,
+            keyspaces=keyspaces,
+            resets=self.resets,
+        )
+        return make, ()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What tells which of two topologies is newer: resets and epoch."""
+        return self.resets, self.epoch
 
     def __repr__(self) -> str:
         # In short: a hundred servers would bury the message around it.
@@ -128,7 +144,9 @@ class Topology:
         """
         policy = Policy.of(placeholders, environ)
         checked = load(document, source=source, policy=policy, url=url)
-        return cls(epoch=checked.epoch, keyspaces=checked)
+        return cls(
+            epoch=checked.epoch, keyspaces=checked, resets=checked.resets
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the document of this topology, in the full form.
@@ -139,6 +157,7 @@ class Topology:
         """
         return {
             "epoch": self.epoch,
+            **({"resets": self.resets} if self.resets else {}),
             "keyspaces": {
                 name: _keyspace(keyspace)
                 for name, keyspace in self.keyspaces.items()
@@ -150,8 +169,8 @@ class Topology:
 
         Placeholders stay.  It is for showing: nothing can connect with it.
         """
-        return Topology(
-            epoch=self.epoch,
+        return replace(
+            self,
             keyspaces={
                 name: replace(
                     keyspace, servers=tuple(map(_redacted, keyspace.servers))

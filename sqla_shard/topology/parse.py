@@ -30,6 +30,7 @@ __all__ = ["Draft", "ServerDraft", "parse", "parse_ranges"]
 
 MAX_EPOCH = 2**63 - 1
 MAX_GENERATION = MAX_EPOCH
+MAX_RESETS = MAX_EPOCH
 _KEYSPACE_KEYS = ("kind", "shards", "database", "servers")
 _SERVER_KEYS = (
     "name",
@@ -93,34 +94,52 @@ def parse(
     *,
     policy: Policy,
     problems: list[Problem],
-) -> tuple[int | None, list[Draft]]:
-    """Return the epoch and the keyspaces of a document.
+) -> tuple[int | None, int | None, list[Draft]]:
+    """Return the epoch, the resets and the keyspaces of a document.
 
     :param document: the whole document.
     :param policy: the placeholders that it may use.
     :param problems: added to.
     """
     table = Table(document, place="", problems=problems)
-    table.refuse_others(("epoch", "keyspaces"))
+    table.refuse_others(("epoch", "resets", "keyspaces"))
     epoch = table.integer(
         "epoch",
         remedy="number the versions of the topology, each higher than the "
         "one before",
     )
     if epoch is not None and not 0 <= epoch <= MAX_EPOCH:
-        fault = "negative" if epoch < 0 else "more than 63 bits"
-        table.note("epoch", f"{shown(epoch)} is {fault}; count from 0 upwards")
+        remedy = "is negative; count from 0 upwards"
+        if epoch > 0:
+            remedy = (
+                "is more than 63 bits; count from 0 upwards, and where no "
+                "number is left: sqla-shard topology reset"
+            )
+        table.note("epoch", f"{shown(epoch)} {remedy}")
+    resets = _resets(table)
     remedy = "give each keyspace a table, such as [keyspaces.objects]"
     keyspaces = table.get("keyspaces", remedy=remedy)
     if keyspaces is MISSING:
-        return epoch, []
+        return epoch, resets, []
     if not isinstance(keyspaces, Mapping):
         table.note("keyspaces", f"{shown(keyspaces)} is not a table; {remedy}")
-        return epoch, []
+        return epoch, resets, []
     if not keyspaces:
         table.note("keyspaces", f"is empty; {remedy}")
     inner = Table(keyspaces, place="keyspaces", problems=problems)
-    return epoch, [_keyspace(inner, name, policy) for name in keyspaces]
+    drafts = [_keyspace(inner, name, policy) for name in keyspaces]
+    return epoch, resets, drafts
+
+
+def _resets(table: Table) -> int | None:
+    if table.get("resets") is MISSING:
+        return 0
+    remedy = "count from 0 upwards, or leave the key out"
+    number = table.integer("resets", remedy=remedy)
+    if number is not None and not 0 <= number <= MAX_RESETS:
+        fault = "negative" if number < 0 else "more than 63 bits"
+        table.note("resets", f"{shown(number)} is {fault}; {remedy}")
+    return number
 
 
 def _keyspace(parent: Table, name: object, policy: Policy) -> Draft:

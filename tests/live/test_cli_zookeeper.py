@@ -165,6 +165,23 @@ def test_generations(location, tmp_path, publisher):
     assert "shards 4 to 7, generation 4\n" in shown
 
 
+def test_a_reset(location, tmp_path, publisher):
+    one = write(tmp_path, document(41), "one.json")
+    good = write(tmp_path, document(7), "good.json")
+    assert push(location, one).exit_code == 0
+    assert push(location, good).exit_code == 1
+    reset = ("-t", location, "topology", "reset", good)
+    done = invoke(*reset, "--dry-run")
+    assert "epoch 41 -> 7\n" in done.stdout
+    assert publisher.current() == topology(41)
+    done = invoke(*reset, "--yes")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"published epoch 7 at {location}\n")
+    assert publisher.current().version == (1, 7)
+    shown = invoke("-t", location, "topology", "show", "--json")
+    assert json.loads(shown.stdout)["resets"] == 1
+
+
 def test_the_next_epoch(location, tmp_path, publisher):
     path = write(tmp_path, document(0))
     assert push(location, path, "--next-epoch").exit_code == 0

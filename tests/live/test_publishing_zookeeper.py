@@ -19,8 +19,10 @@ from kazoo.security import make_acl
 from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
+from sqla_shard.following import Follower
 from sqla_shard.following import NOT_PUBLISHED
 from sqla_shard.following import Publisher
+from sqla_shard.following import Snapshot
 from sqla_shard.following import source_at
 from sqla_shard.following.publications import MAX_BYTES
 from sqla_shard.testing import Proxy
@@ -371,6 +373,72 @@ def test_a_history_that_cannot_be_read(publisher, client):
         publisher.publish(topology(2))
     publisher.publish(topology(3))
     assert publisher.current() == topology(3)
+
+
+# -- epochs that leave none
+
+
+HIGHEST = 2**63 - 1
+
+
+def test_an_epoch_that_leaves_none_is_not_published(publisher):
+    with pytest.raises(exc.TopologyRefusedError, match=r"0 -> .* is too far"):
+        publisher.publish(topology(HIGHEST))
+    publisher.publish(topology(41))
+    with pytest.raises(exc.TopologyRefusedError, match=r"41 -> .* too far"):
+        publisher.publish(topology(HIGHEST))
+    publisher.publish(topology(42))
+
+
+def test_a_reset_reaches_those_who_have_the_highest_epoch(
+    publisher, location, client, tmp_path
+):
+    """Written by hand, and taken by a process that had none before."""
+    publisher.publish(topology(41))
+    data = to_json(topology(HIGHEST))
+    client.set("/topology", data)
+    client.create(f"/history/{HIGHEST}", data)
+    client.create(f"/history/{HIGHEST}9", b"no topology")
+    state = tmp_path / "state.json"
+    environ = {"MYSQL_PASSWORD": "", "MYSQL_USER": ""}
+
+    def snapshot():
+        return Snapshot(state, placeholders=environ, environ=environ)
+
+    source = source_at(location, environ=environ)
+    follower = Follower(source, snapshot=snapshot())
+    follower.begin()
+    follower.start()
+    try:
+        assert follower.epoch == HIGHEST
+        with pytest.raises(exc.StaleTopologyError):
+            publisher.publish(topology(42))
+        assert not publisher.reset(topology(42), dry_run=True).is_published
+        assert follower.epoch == HIGHEST
+        done = publisher.reset(topology(42))
+        assert (done.new.epoch, done.new.resets) == (42, 1)
+        assert follower.wait(HIGHEST, 30)
+        assert follower.topology.version == (1, 42)
+        assert follower.report().state == "current"
+        assert [one.epoch for one in publisher.history()] == [42, 41]
+        # What the files of operators have goes on from there.
+        publisher.publish(topology(43))
+        assert follower.wait(42, 30)
+        publisher.rollback(to=41)
+        assert follower.wait(43, 30)
+        assert follower.topology.version == (1, 44)
+        # Once more, and with what is published unreadable.
+        client.set("/topology", b"{")
+        publisher.reset(topology(7))
+        assert follower.wait(44, 30)
+        assert follower.topology.version == (2, 7)
+    finally:
+        follower.close()
+    assert snapshot().load().version == (2, 7)
+    assert [one.epoch for one in publisher.history()] == [7]
+    # A reset is no way to lose shards.
+    with pytest.raises(exc.TopologyRefusedError, match="drops"):
+        publisher.reset(topology(1, shards=6))
 
 
 # -- who may write

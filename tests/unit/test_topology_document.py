@@ -141,7 +141,7 @@ class TestDocument:
             (f"{OBJECTS}.zzz", "remove it"),
             ("epoh", "did you mean 'epoch'?"),
         ]
-        assert "(epoch, keyspaces)" in found[-1].message
+        assert "(epoch, resets, keyspaces)" in found[-1].message
 
     def test_an_unknown_key_that_is_no_text(self) -> None:
         check({**document(), 5: 1}, "5", "not a key", "remove it")

@@ -47,7 +47,7 @@ def refusals(current: Topology, new: Topology) -> Iterator[Problem]:
     :param new: what they shall have once the databases are there.
     """
     changes = diff(current, new)
-    if new.epoch <= current.epoch:
+    if new.version <= current.version:
         yield Problem(
             "epoch",
             f"{new.epoch} is not higher than {current.epoch}, that of the "
