@@ -21,6 +21,7 @@ pytest.register_assert_rewrite(
             "filters",
             "harness",
             "hiding",
+            "histories",
             "lifecycle",
             "merging",
             "plain_models",
