@@ -283,11 +283,18 @@ class _Reader:
             found = self._added(sides)
             if found < Form.DOUBLE:
                 whole = operator is operators.floordiv
-                return Form.EXACT if whole else Form.QUOTIENT
+                return Form.EXACT if whole else self._quotient(element.left)
             return found if operator is operators.truediv else Form.ROUNDED
         if isinstance(plain_type(element.type), Boolean):
             return Form.EXACT
         return self._function("", sides)
+
+    def _quotient(self, divided: Any) -> Form:
+        """Return the form of what something is divided to."""
+        _, places = size_of(divided) or (0, 0)
+        fewer = self.form(divided) in (Form.MIXED, Form.VARYING)
+        # Four places more are shown, and a quotient has nine at least.
+        return Form.VARYING if fewer and places > 5 else Form.QUOTIENT
 
     def _one_of(self, elements: list[Any]) -> Form:
         """Return the form of what chooses among some values."""

@@ -44,6 +44,7 @@ __all__ = [
     "Bounds",
     "Ordering",
     "bounds_of",
+    "counting",
     "depends_only_on",
     "groupings",
     "has_aggregate",
@@ -366,6 +367,18 @@ def _number(clause: Any, parameters: Any, construct: str) -> int:
             construct=construct,
         )
     return value
+
+
+def counting(statement: Any, inner: Any) -> Any:
+    """Return a count of rows that counts those of another SELECT.
+
+    :param statement: what :func:`~sqla_shard.routing.counted_select` knows.
+    """
+    (source,) = statement._from_obj
+    made = statement.select_from()
+    # Made a moment ago, so nobody else's.
+    made._from_obj = (inner.subquery(source.name),)
+    return made
 
 
 def has_aggregate(element: Any) -> bool:

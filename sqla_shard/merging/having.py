@@ -33,8 +33,10 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.merging.elements import Added
+from sqla_shard.merging.elements import counting
 from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import same
+from sqla_shard.routing import counted_select
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.routing.clauses import walk
@@ -72,6 +74,10 @@ def of_groups(statement: Any) -> Any:
     of a blob nor anything else that rows are grouped by.  All of a group have
     it in common, so it is the least of them.
     """
+    counted = counted_select(statement)
+    if counted is not None:
+        made = of_groups(counted)
+        return statement if made is counted else counting(statement, made)
     if (
         not isinstance(statement, Select)
         or not statement._having_criteria

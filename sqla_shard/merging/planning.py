@@ -31,6 +31,7 @@ from sqla_shard.merging.combining import is_combined
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import Bounds
 from sqla_shard.merging.elements import bounds_of
+from sqla_shard.merging.elements import counting
 from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
@@ -189,12 +190,9 @@ def _counting(
     if not alike and not is_combined(
         inner, grouped_on_shard=spread.grouped_on_shard
     ):
-        (source,) = statement._from_obj
         if bounds or inner._offset_clause is not None:
             part = inner.limit(bounds.most).offset(None)
-            statement = statement.select_from()
-            # Made a moment ago, so nobody else's.
-            statement._from_obj = (part.subquery(source.name),)
+            statement = counting(statement, part)
         counted = Within(Total(0), bounds.limit, bounds.offset)
         steps = ["add the counts of the shards", *_steps([], bounds, None)]
         combine = Combine((), (), (counted,))

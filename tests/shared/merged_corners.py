@@ -435,6 +435,9 @@ class MergedCorners:
                 .having(condition(gem))
             )
             shown = session.execute(statement.options(scatter())).all()
+            inner = made(gem, condition(gem), by(gem).label("shown"))
+            counted = select(func.count()).select_from(inner.subquery())
+            assert session.scalar(counted.options(scatter())) == len(want)
         assert Counter(map(_comparable, got)) == Counter(
             map(_comparable, want)
         )

@@ -383,6 +383,10 @@ _NAMED: dict[str, Callable[[Any], Any]] = {
     "sum of quotients": lambda c: select(func.sum(c.number / 3)),
     "avg of quotients": lambda c: select(func.avg(c.n2 / 7)),
     "sum of money by quotients": lambda c: select(func.sum(c.n2 / c.n5)),
+    "avg of money or nothing": lambda c: select(
+        func.avg(func.coalesce(c.n2, 0) / c.kind),
+        func.avg(case((c.kind > 1, c.n4), else_=0) / 3),
+    ),
     "sum of averages": lambda c: select(func.sum(c.n1 / 3 + c.n14 / 7)),
     "groups of quotients": lambda c: (
         select(c.kind, func.sum(c.number / 3), func.avg(c.n2 / 7))
@@ -473,6 +477,10 @@ _ON_SERVERS: dict[str, Callable[[Any], Any]] = {
 _OPEN: dict[str, Callable[[Any], Any]] = {
     "avg of what is equal": lambda c: select(
         func.avg((c.n32 - c.n32) - c.n18), func.avg(c.n5 - (c.n23 - c.n23))
+    ),
+    "avg of quotients of unlike numbers": lambda c: select(
+        func.avg(func.coalesce(c.kind, c.n18) / c.n5),
+        func.avg(func.coalesce(c.kind, c.n14) / 7),
     ),
     "sum of a long product": lambda c: select(
         func.sum(func.coalesce(c.n32, c.n5) * func.coalesce(c.n13, c.n14))
