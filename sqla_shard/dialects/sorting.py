@@ -26,11 +26,15 @@ from sqlalchemy.dialects.mysql import BIT
 from sqlalchemy.dialects.mysql import SET
 from sqlalchemy.dialects.mysql import YEAR
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import operators
 from sqlalchemy.sql import roles
+from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import Null
+from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import LargeBinary
@@ -82,6 +86,17 @@ _TEXTS = frozenset(
     ]
 )
 _LIKE_ARGUMENT = frozenset(["max", "min", "nullif"])
+_ARITHMETIC = frozenset(
+    [
+        *(operators.add, operators.sub, operators.mul, operators.mod),
+        *(operators.truediv, operators.floordiv),
+    ]
+)
+#: By the kinds of what is computed with, that of the result.
+_NUMERIC: dict[frozenset[str | None], str] = {
+    frozenset(["plain"]): "plain",
+    frozenset(["float", "plain"]): "float",
+}
 #: By function, which is the first of the arguments that it returns one of.
 _ONE_OF = {"coalesce": 0, "greatest": 0, "if": 1, "ifnull": 0, "least": 0}
 _ONE_OF["iif"] = 1
@@ -94,7 +109,7 @@ def kind_of(element: Any) -> str | None:
         types whose order Python cannot know.
     """
     if isinstance(element.type, NullType):
-        return _kind_of_function(_made_of(element))
+        return _kind_of_made(_made_of(element))
     kind = _kind_of_type(element.type)
     if kind == "enum" and not _is_stored(element):
         # What CASE, coalesce() and the like make of an ENUM is a text.
@@ -116,6 +131,29 @@ def _made_of(element: Any) -> Any:
     if others:
         return element
     return origin.element if isinstance(origin, Label) else origin
+
+
+def _kind_of_made(element: Any) -> str | None:
+    """Return the kind of what SQLAlchemy knows no type of."""
+    if isinstance(element, (Grouping, Label)):
+        return kind_of(element.element)
+    if isinstance(element, UnaryExpression) and (
+        element.operator is operators.neg
+    ):
+        return _kind_of_numbers([element.element])
+    if isinstance(element, BinaryExpression) and (
+        element.operator in _ARITHMETIC
+    ):
+        return _kind_of_numbers([element.left, element.right])
+    return _kind_of_function(element)
+
+
+def _kind_of_numbers(elements: Iterable[Any]) -> str | None:
+    """Return the kind of what is computed of some expressions."""
+    kinds = set(map(kind_of, elements))
+    if "float" in kinds:
+        kinds.add("plain")
+    return _NUMERIC.get(frozenset(kinds))
 
 
 def _kind_of_function(element: Any) -> str | None:

@@ -326,12 +326,12 @@ def _with_hidden(
 ) -> Planned:
     if added.elements:
         distinct = statement._distinct
-        shown = [*added.elements, *statement.selected_columns]
-        sorts = bool(statement._group_by_clauses) and not all(
-            map(is_storable, shown)
-        )
         statement = statement.prefix_with(
-            Hidden(added.elements, distinct=distinct, sorts=sorts)
+            Hidden(
+                added.elements,
+                distinct=distinct,
+                sorts=_changes_in_groups(statement, added),
+            )
         )
         # Made a moment ago, so nobody else's; there is no other way to take
         # the word back, and it would be written after the prefix.
@@ -346,6 +346,16 @@ def _with_hidden(
         steps=tuple(steps),
     )
     return Planned(statement, merge)
+
+
+def _changes_in_groups(statement: Any, added: Added) -> bool:
+    """Tell whether a temporary table would change a value of a group."""
+    # Sorting groups in descending order, MariaDB takes NULL for the decimal
+    # that comes before it.
+    if not statement._group_by_clauses or statement._order_by_clauses:
+        return False
+    shown = [*added.elements, *statement.selected_columns]
+    return not all(map(is_storable, shown))
 
 
 def _steps(

@@ -463,6 +463,16 @@ _ON_SERVERS: dict[str, Callable[[Any], Any]] = {
     "texts of long decimals": lambda c: select(
         c.id, cast(c.n23 * c.n18, String) + "|"
     ).order_by(c.id),
+    "extremes of arithmetic with functions": lambda c: select(
+        func.max(-func.ceil(c.n2)),
+        func.min(func.round(c.n5, 2) * 2 / func.abs(c.n2)),
+        func.max(func.abs(c.double) % 3),
+    ),
+    "groups of arithmetic with functions": lambda c: (
+        select(func.round(c.n2, 1) * 2, func.count())
+        .group_by(func.round(c.n2, 1) * 2)
+        .order_by(func.round(c.n2, 1) * 2)
+    ),
     "sum of greatest": lambda c: select(
         func.sum(func.greatest(c.n5 / 3, c.n2))
     ),
