@@ -31,6 +31,7 @@ from typing import NamedTuple
 from sqla_shard.exc import DuplicateTypeError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import WrongTypeError
+from sqla_shard.exc.base import shown
 
 __all__ = [
     "LOCAL_BITS",
@@ -124,13 +125,14 @@ def _part(name: str, value: Any, highest: int) -> int:
     # bool is an int to Python: pack(True, 1, 1) would address shard 1.
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidIdError(
-            f"{name} must be an int from 0 to {highest}, not {value!r} "
-            f"of type {type(value).__name__}",
+            f"{name} must be an int from 0 to {highest}, not "
+            f"{shown(value)} of type {type(value).__name__}",
             value=value,
         )
     if not 0 <= value <= highest:
         raise InvalidIdError(
-            f"{name} must be from 0 to {highest}, not {value!r}", value=value
+            f"{name} must be from 0 to {highest}, not {shown(value)}",
+            value=value,
         )
     return int(value)
 
@@ -147,7 +149,7 @@ def _refused(value: Any) -> InvalidIdError:
     else:
         why = "not one of ours: its two highest bits are reserved and zero"
     return InvalidIdError(
-        f"{value!r} is not an object id: it is {why}", value=value
+        f"{shown(value)} is not an object id: it is {why}", value=value
     )
 
 

@@ -163,6 +163,7 @@ SAMPLES = [
     exc.VerifyPositionError(path="p.json", reason="m"),
     exc.InvalidBookmarkError("m", bookmark="x"),
     exc.BookmarkKeyError("m", index=1),
+    exc.ParameterValueError("\ud800", "a lone surrogate"),
     exc.PlacementError("m"),
     exc.ColocationError("m", class_name="A", field="f", value=None),
     exc.CrossShardWriteError(first=(1, "a"), second=(2, "b")),

@@ -18,6 +18,7 @@ from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import Failure
+from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
@@ -80,6 +81,35 @@ def _collations(error: Any) -> ScatterUnsupportedError:
     )
 
 
+def _unfit(context: ExceptionContext) -> ParameterValueError | None:
+    """Return what to raise for a value that the driver could not send.
+
+    It raises errors of Python itself, which name neither value nor remedy.
+    """
+    if not isinstance(context.original_exception, (ValueError, OverflowError)):
+        return None
+    given: Any = context.parameters
+    rows = given if isinstance(given, list) else [given]
+    for row in rows:
+        values = row.values() if isinstance(row, dict) else row or ()
+        for value in values:
+            if isinstance(value, str):
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    return ParameterValueError(
+                        value,
+                        f"a lone surrogate at position {error.start}, which "
+                        "UTF-8 cannot hold. Decode the original bytes with "
+                        "errors='replace'",
+                    )
+            elif isinstance(value, int) and value.bit_length() > 63:
+                return ParameterValueError(
+                    value, "more bits than the server has for an integer"
+                )
+    return None
+
+
 class Errors:
     """Says what an error of a server means: gone, fenced, or not there.
 
@@ -102,7 +132,9 @@ class Errors:
     def __call__(self, context: ExceptionContext) -> Exception | None:
         """Handle ``handle_error``."""
         error = context.sqlalchemy_exception
-        if error is None or isinstance(error, ShardError):
+        if error is None:
+            return _unfit(context)
+        if isinstance(error, ShardError):
             return None
         original: Any = context.original_exception
         failure = self._backend.classify(original)

@@ -66,7 +66,11 @@ class Places:
         """Return where a virtual shard is.
 
         :raises UnknownShardError: when the shard is not open.
+        :raises InvalidIdError: when it is not an int from 0 to 65535.
         """
+        if type(shard_id) is not int:
+            # True and 1.0 would be found as 1, and a list by nobody.
+            shard_id = check_shard_id(shard_id)
         key = keyspace.name, shard_id
         place = self._places.get(key)
         if place is None:

@@ -73,6 +73,7 @@ of the instance.  All can be pickled, and none is wrapped into a
     ├── CacheKeyError (ValueError)        not a key of memcached
     ├── CacheConfigError (ValueError)     a file that configures no cache
     ├── VerifyPositionError               a file of another run
+    ├── ParameterValueError (ValueError)  a value that no server can hold
     ├── InvalidBookmarkError (ValueError) not a bookmark of this list
     ├── BookmarkKeyError (ValueError)     keys that cannot sign bookmarks
     ├── SchemaError
@@ -195,6 +196,7 @@ from sqla_shard.exc.schema import SchemaError
 from sqla_shard.exc.schema import SchemaOptionError
 from sqla_shard.exc.statements import KeyspaceMismatchError
 from sqla_shard.exc.statements import NoShardKeyError
+from sqla_shard.exc.statements import ParameterValueError
 from sqla_shard.exc.statements import RoutingError
 from sqla_shard.exc.statements import ScatterUnsupportedError
 from sqla_shard.exc.statements import UnsupportedStatementError
@@ -249,6 +251,7 @@ __all__ = [
     "OperationArgumentError",
     "OperationDefinitionError",
     "OperationError",
+    "ParameterValueError",
     "PartialCommitError",
     "PlacementError",
     "Problem",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 __all__ = [
     "ShardError",
     "listed",
+    "shown",
 ]
 
 _MOST_SHARDS = 10
@@ -35,6 +37,25 @@ class ShardError(SQLAlchemyError, DontWrapMixin):
         # Subclasses take keyword arguments; the default would call them
         # with the message alone and fail in the process that unpickles.
         return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, value: int, level: int) -> str:
+        # Python refuses to write very large numbers in decimal.
+        if value.bit_length() > 256:
+            return f"an int of {value.bit_length()} bits"
+        return repr(value)
+
+
+_short = _Short()
+_short.maxstring = _short.maxother = 80
+
+
+def shown(value: object) -> str:
+    """Return a repr that fits into a message."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _short.repr_int(value, 0)
+    return _short.repr(value)
 
 
 def listed(shards: Sequence[int]) -> str:

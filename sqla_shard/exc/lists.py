@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.base import shown
 
 __all__ = [
     "BookmarkKeyError",
@@ -54,7 +55,7 @@ class InvalidSequenceError(MappingError, ValueError):
 
     def __init__(self, *, value: object) -> None:
         super().__init__(
-            f"{value!r} is not a sequence: that is an int from 0 to "
+            f"{shown(value)} is not a sequence: that is an int from 0 to "
             "10**38 - 1. In JSON it travels as a string; int() it"
         )
         self.value = value

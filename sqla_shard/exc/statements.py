@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.base import shown
 
 __all__ = [
     "KeyspaceMismatchError",
     "NoShardKeyError",
+    "ParameterValueError",
     "RoutingError",
     "ScatterUnsupportedError",
     "UnsupportedStatementError",
@@ -17,6 +19,17 @@ __all__ = [
 
 class RoutingError(ShardError):
     """Base of the errors of statements that are not sent."""
+
+
+class ParameterValueError(ShardError, ValueError):
+    """Raised for a value in a statement that no server can hold.
+
+    :ivar value: the value.
+    """
+
+    def __init__(self, value: object, has: str) -> None:
+        super().__init__(f"{shown(value)} cannot be sent: it has {has}")
+        self.value = value
 
 
 class NoShardKeyError(RoutingError):

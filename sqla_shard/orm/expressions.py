@@ -11,6 +11,7 @@ more than 64 bits is refused, and text ends at a NUL character.
 from __future__ import annotations
 
 import json
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -31,10 +32,13 @@ from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.orm.kinds import Codec
 from sqla_shard.orm.kinds import Kind
+from sqla_shard.types.blob import decode_json
+from sqla_shard.types.places import shown
 
 __all__ = ["Coded", "ExactInteger", "ExactNumber", "Structure", "sql_type_of"]
 
 _TOO_BIG = 1 << 63
+_MOST_DECIMAL = 10**65
 
 
 def sql_type_of(codec: Codec) -> tuple[str, TypeEngine[Any]]:
@@ -86,7 +90,9 @@ class Coded(TypeDecorator[Any]):
         """Return the value of a code."""
         if value is None:
             return None
-        return self.codec.decode(json.loads(value) if self._is_json else value)
+        return self.codec.decode(
+            decode_json(value) if self._is_json else value
+        )
 
     @property
     def _is_json(self) -> bool:
@@ -131,12 +137,34 @@ _ABSENCE = frozenset(
 )
 
 
+class FiniteFloat(Float[Any]):
+    """A double; SQLite makes infinity of a number that is too large."""
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Refuse infinity, which is no number of JSON."""
+        if dialect.name != "sqlite":
+            return super().result_processor(dialect, coltype)  # type: ignore[no-untyped-call]  # SQLAlchemy's
+        return lambda value: None if value is None else _as_float(value)
+
+
+def _as_float(value: Any) -> float:
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        number = math.inf
+    if not math.isfinite(number):
+        raise BlobValueError(
+            f"{shown(value)} is not a finite float", field="float", value=value
+        )
+    return number
+
+
 class ExactInteger(BigInteger):
     """An integer of any size."""
 
     def bind_processor(self, dialect: Dialect) -> Any:
-        """Refuse, on SQLite, what would overflow."""
-        return _fits_sqlite if dialect.name == "sqlite" else None
+        """Refuse what the server cannot compare."""
+        return _fits_sqlite if dialect.name == "sqlite" else _fits_mysql
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return int where the server computes with decimals."""
@@ -146,8 +174,20 @@ class ExactInteger(BigInteger):
 def _fits_sqlite(value: Any) -> Any:
     if isinstance(value, int) and not -_TOO_BIG <= value < _TOO_BIG:
         raise BlobValueError(
-            f"{value} has more than 64 bits, which SQLite cannot compare; "
+            f"{shown(value)} has more than 64 bits, which SQLite cannot "
+            "compare; "
             "MySQL and MariaDB can",
+            field="integer",
+            value=value,
+        )
+    return value
+
+
+def _fits_mysql(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) >= _MOST_DECIMAL:
+        raise BlobValueError(
+            f"{shown(value)} has more than 65 digits, which the server cannot "
+            "compare",
             field="integer",
             value=value,
         )
@@ -185,15 +225,20 @@ class ExactNumber(TypeDecorator[Any]):
         return dialect.type_descriptor(Numeric(65, 30))
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Return a float for SQLite."""
-        if value is None or dialect.name != "sqlite":
-            return value
-        return float(value)
+        """Return a float for SQLite.
+
+        :raises BlobValueError: for what no server takes for a number.
+        """
+        if dialect.name == "sqlite":
+            return None if value is None else _as_float(value)
+        if isinstance(value, (int, float, Decimal)):
+            _as_float(value)
+        return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         """Return a Decimal without the zeros that fill up the scale."""
         if isinstance(value, float):
-            return Decimal(repr(value))
+            return Decimal(repr(_as_float(value)))
         if not isinstance(value, Decimal):
             return value
         text = format(value, "f")
@@ -203,7 +248,7 @@ class ExactNumber(TypeDecorator[Any]):
 _PLAIN: dict[Kind, tuple[str, TypeEngine[Any]]] = {
     Kind.TEXT: ("text", String()),
     Kind.INTEGER: ("integer", ExactInteger()),
-    Kind.FLOAT: ("float", Float(53)),
+    Kind.FLOAT: ("float", FiniteFloat(53)),
     Kind.BOOLEAN: ("boolean", Boolean()),
     Kind.DECIMAL: ("decimal", ExactNumber()),
 }

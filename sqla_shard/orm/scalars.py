@@ -19,7 +19,8 @@ Python         JSON                                 also accepted
 ``Literal``    the value
 =============  ===================================  =======================
 
-Strings of datetimes and dates sort as the times do.
+Strings of datetimes and dates sort as the times do.  Decimals have at most
+4,300 digits, and exponents from -6,144 to 6,144.
 """
 
 from __future__ import annotations
@@ -156,12 +157,17 @@ class DecimalCodec(Codec):
 
     kind = Kind.DECIMAL
     python_type = decimal.Decimal
-    _expects = "a finite Decimal (or an int; a float has lost digits already)"
+    _expects = (
+        "a finite Decimal of at most 4,300 digits and an exponent up to "
+        "6,144 (or an int; a float has lost digits already)"
+    )
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
         """Return the exact string; exponent and trailing zeros included."""
-        if isinstance(value, decimal.Decimal) and value.is_finite():
-            return str(value)
+        if isinstance(value, decimal.Decimal):
+            text = str(value)
+            if _fits(value, text):
+                return text
         if isinstance(value, int) and type(value) is not bool:
             return str(check_int(value, path or self.field))
         return self._none(value, path)
@@ -171,14 +177,37 @@ class DecimalCodec(Codec):
     ) -> Any:
         """Return the Decimal."""
         # A whole number may come from a program that writes JSON numbers.
-        if type(stored) is str or type(stored) is int:
+        if type(stored) is int:
+            return decimal.Decimal(stored)
+        if type(stored) is str and len(stored) <= _LONGEST:
             try:
                 value = decimal.Decimal(stored)
             except decimal.InvalidOperation:
                 raise self._misfit(stored, path) from None
-            if value.is_finite():
+            if _fits(value, stored) and (
+                str(value) == stored or _DECIMAL.fullmatch(stored)
+            ):
                 return value
         return self._stored_none(stored, path)
+
+
+# Decimal() reads digits of every script, blanks and underscores, too.
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+
+
+# As many digits as Python reads and writes of an int, and as long exponents as
+# decimal128 has: int(Decimal("1e999999999")) takes all memory.
+_LONGEST = 4320
+_LARGEST = 6144
+
+
+def _fits(value: decimal.Decimal, text: str) -> bool:
+    """Tell whether a Decimal is one that can be computed with."""
+    return (
+        value.is_finite()
+        and len(text) <= _LONGEST
+        and -_LARGEST <= value.adjusted() <= _LARGEST
+    )
 
 
 _UTC = dt.timezone.utc

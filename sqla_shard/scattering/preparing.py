@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.selectable import Select
 
 from sqla_shard.dialects.numbers import is_storable
@@ -23,6 +24,7 @@ from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.rendering import Place
 from sqla_shard.rendering import render
 from sqla_shard.rendering import SCHEMA
@@ -33,6 +35,9 @@ from sqla_shard.scattering.union import statements_for
 from sqla_shard.types.binds import Address
 
 __all__ = ["render_event"]
+
+#: What stands for a schema in the statements of SQLAlchemy.
+_MARK = "__[SCHEMA_"
 
 # SQLAlchemy has a cache of compiled statements, and forgets them in time.
 _changing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -47,6 +52,10 @@ def render_event(
     executemany: bool,
 ) -> tuple[str, Any]:
     """Handle ``before_cursor_execute``: put in what differs by shard."""
+    compiled = context.compiled
+    # DDL has no parameters.
+    if isinstance(compiled, SQLCompiler) and compiled.literal_execute_params:
+        _check_literals(compiled, context, statement)
     plan: Plan | None = context.execution_options.get(OPTION)
     if plan is None:
         if SCHEMA in statement:
@@ -77,6 +86,30 @@ def render_event(
         return sent
     plan.jobs = _jobs(plan, statement, parameters, context, placeholder)
     return plan.jobs[0].statements[0]
+
+
+def _check_literals(compiled: Any, context: Any, statement: str) -> None:
+    """Refuse values in the text of a statement that would be taken for SQL.
+
+    What stands for the database of a shard is replaced wherever it is: first
+    by SQLAlchemy, of any name, then by :func:`render`.
+    """
+    text = compiled.string
+    marks = text.count(SCHEMA) + text.count(f"{_MARK}_none]")
+    # Those that were given to execute() are in the text alone by now.
+    values = compiled.construct_params(
+        extracted_parameters=context.extracted_parameters, _check=False
+    )
+    names = (compiled.bind_names[b] for b in compiled.literal_execute_params)
+    if statement.count(SCHEMA) != marks or any(
+        _MARK in str(values.get(name)) for name in names
+    ):
+        raise UnsupportedStatementError(
+            f"a value with {SCHEMA!r} or {_MARK!r} in it cannot be part of "
+            "the text of a statement, where these stand for the database of "
+            "a shard; leave out literal_execute",
+            construct="literal_execute",
+        )
 
 
 def _comment(places: Sequence[Place], servers: int) -> str:

@@ -17,6 +17,7 @@ from sqlalchemy.sql import visitors
 
 from sqla_shard.exc import KeyspaceMismatchError
 from sqla_shard.exc import NoShardKeyError
+from sqla_shard.ids import check_shard_id
 from sqla_shard.rendering import Place
 from sqla_shard.routing import check
 from sqla_shard.routing import is_placed
@@ -95,7 +96,7 @@ def _named_shard(context: ORMExecuteState) -> int | None:
     if shard_id is None:
         for option in context._non_compile_orm_options:
             if isinstance(option, set_shard_id):
-                return int(option.shard_id)
+                return check_shard_id(option.shard_id)  # type: ignore[arg-type]  # SQLAlchemy's is any text
     return shard_id
 
 

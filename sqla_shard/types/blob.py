@@ -24,6 +24,8 @@ and infinity, which JSON does not have, are refused.
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 from sqlalchemy import event
@@ -38,10 +40,11 @@ from sqlalchemy.types import TypeEngine
 from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.exc import BlobValueError
+from sqla_shard.types.places import shown
 from sqla_shard.types.tracking import plain
 from sqla_shard.types.tracking import TrackedDict
 
-__all__ = ["Blob", "JSONBlob", "decode_blob", "encode_blob"]
+__all__ = ["Blob", "JSONBlob", "decode_blob", "decode_json", "encode_blob"]
 
 _TEXT_BYTES = 65_535
 _MEDIUM_BYTES = 16_777_215
@@ -52,10 +55,23 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.40} is larger than a double can be")
+    return value
+
+
+#: Containers inside each other; MySQL's JSON functions read no more.
+_MOST_LEVELS = 100
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
 ).encode
-_decode = json.JSONDecoder(parse_constant=_no_constant).decode
+_decode = json.JSONDecoder(
+    parse_constant=_no_constant, parse_float=_finite
+).decode
 
 
 class Blob(TrackedDict, Mutable):
@@ -121,7 +137,8 @@ class Blob(TrackedDict, Mutable):
         if isinstance(value, dict):
             return cls(value)
         raise BlobValueError(
-            f"a blob is a dict, not {value!r} of type {type(value).__name__}",
+            f"a blob is a dict, not {shown(value)} of type "
+            f"{type(value).__name__}",
             field=key,
             value=value,
         )
@@ -249,12 +266,7 @@ def decode_blob(text: str) -> Blob:
 
     :raises BlobValueError: when it is not a JSON object.
     """
-    try:
-        values = _decode(text)
-    except ValueError as error:
-        raise BlobValueError(
-            f"the stored text is not JSON: {error}", field="data", value=text
-        ) from error
+    values = decode_json(text)
     if type(values) is not dict:
         raise BlobValueError(
             "the stored JSON is not an object", field="data", value=text
@@ -262,6 +274,46 @@ def decode_blob(text: str) -> Blob:
     blob = Blob._trusted(values)
     blob.source = text
     return blob
+
+
+def decode_json(text: str) -> Any:
+    """Return the value of a text in the database.
+
+    :raises BlobValueError: when it is not JSON, or holds what could not be
+        written: numbers that Python does not read, lone surrogates, or more
+        than 100 containers inside each other.
+    """
+    try:
+        value = _decode(text)
+        _check_levels(text, value)
+        # The text itself has none; those that are written as escapes may be
+        # halves of a pair.
+        if _SURROGATE.search(text):
+            _encode(value).encode()
+    except (ValueError, RecursionError) as error:
+        raise BlobValueError(
+            f"the stored text is not JSON: {error}", field="data", value=text
+        ) from error
+    return value
+
+
+def _check_levels(text: str, value: Any) -> None:
+    # Less than that are no more levels, wherever they are.
+    if text.count("[") + text.count("{") <= _MOST_LEVELS:
+        return
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [
+            item
+            for holder in level
+            for item in (
+                holder.values() if isinstance(holder, dict) else holder
+            )
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError(f"more than {_MOST_LEVELS} containers inside each other")
 
 
 Blob.associate_with(JSONBlob)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from typing import Any
 from typing import Protocol
 from typing import TYPE_CHECKING
 
 from sqla_shard.exc import BlobValueError
+from sqla_shard.exc.base import shown
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -61,18 +61,6 @@ def where(path: Path) -> str:
         quoted = json.dumps(text, ensure_ascii=not text.isprintable())
         return f"{where(parent)}[{quoted}]"
     return f"{where(parent)}.{key}"
-
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 80
-
-
-def shown(value: object) -> str:
-    """Return a repr that fits into a message."""
-    # Python refuses to write very large numbers in decimal.
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an int of {value.bit_length()} bits"
-    return _short.repr(value)
 
 
 def refused(message: str, path: Path, value: object) -> BlobValueError:
