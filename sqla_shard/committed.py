@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import Any
+from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy import type_coerce
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.engines import by_server
+from sqla_shard.engines.troubles import Trouble
+from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import WrittenShard
 from sqla_shard.internal import TOKENS
 from sqla_shard.rendering import Place
@@ -32,7 +35,17 @@ from sqla_shard.tokens import IS_PART
 from sqla_shard.tokens import Part
 from sqla_shard.types import UTCTimestamp
 
-__all__ = ["MINUTE", "CommittedKey", "HalfCommit", "find_halves", "find_key"]
+__all__ = [
+    "MINUTE",
+    "CommittedKey",
+    "HalfCommit",
+    "find_halves",
+    "find_key",
+    "halves_on_all",
+    "key_on_all",
+]
+
+T = TypeVar("T")
 
 #: How long the COMMITs of one transaction may take.
 MINUTE = timedelta(minutes=1)
@@ -76,7 +89,18 @@ def find_key(home: Home, key: str) -> list[CommittedKey]:
     :raises ValueError: when it cannot be a key.
     :raises SQLAlchemyError: when a server cannot be asked.
     """
+    return _whole(key_on_all(home, key))
+
+
+def key_on_all(
+    home: Home, key: str
+) -> tuple[list[CommittedKey], list[Trouble]]:
+    """Return the shards on which a key has committed, and those not read.
+
+    :raises ValueError: when it cannot be a key.
+    """
     statement = select(_MADE).where(TOKENS.c.token == encoded(key))
+    rows, troubles = _on_all(home, statement)
     found = [
         CommittedKey(
             key=key,
@@ -85,9 +109,10 @@ def find_key(home: Home, key: str) -> list[CommittedKey]:
             server=place.server,
             committed_at=row.made,
         )
-        for place, row in _on_all(home, statement)
+        for place, row in rows
     ]
-    return sorted(found, key=lambda one: (one.keyspace, one.shard_id))
+    found.sort(key=lambda one: (one.keyspace, one.shard_id))
+    return found, troubles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +161,29 @@ def find_halves(
     :raises ValueError: when the age makes no sense.
     :raises SQLAlchemyError: when a server cannot be asked.
     """
+    return _whole(halves_on_all(home, older_than))
+
+
+def halves_on_all(
+    home: Home, older_than: timedelta
+) -> tuple[list[HalfCommit], list[Trouble]]:
+    """Return what is half, and the shards that were not read.
+
+    Where there are such, nothing is known to be half: what is missing may be
+    there.
+
+    :raises ValueError: when the age makes no sense.
+    """
     given: object = older_than
     if not isinstance(given, timedelta) or given < timedelta(0):
         raise ValueError(
             f"older_than={older_than!r}; it is a timedelta, from 0"
         )
     attempts: dict[bytes, dict[int, tuple[Part, Place, Any]]] = {}
-    for place, row in _on_all(home, _PARTS):
+    rows, troubles = _on_all(home, _PARTS)
+    if troubles:
+        return [], troubles
+    for place, row in rows:
         part = Part.decode(row.token)
         its = attempts.setdefault(part.attempt, {})
         its[part.number] = part, place, row
@@ -154,7 +195,7 @@ def find_halves(
         part, _, row = its[0]
         if len(its) < part.total and row.now - row.made >= older_than:
             found.append(_half(part, its, row.made))
-    return sorted(found, key=lambda one: (one.committed_at, one.key))
+    return sorted(found, key=lambda one: (one.committed_at, one.key)), []
 
 
 def _half(
@@ -176,20 +217,52 @@ def _half(
     )
 
 
-def _on_all(home: Home, statement: Any) -> list[tuple[Place, Any]]:
-    """Return the rows of all shards, each with its shard."""
+def _whole(answer: tuple[list[T], list[Trouble]]) -> list[T]:
+    found, troubles = answer
+    for trouble in troubles:
+        raise trouble.error
+    return found
+
+
+def _on_all(
+    home: Home, statement: Any
+) -> tuple[list[tuple[Place, Any]], list[Trouble]]:
+    """Return the rows of all shards, each with its shard; and those unread."""
     places = home.places
     jobs = [
         partial(_on_server, home, statement, group)
         for keyspace in places.topology.keyspaces.values()
         for group in by_server(places.all_places(keyspace))
     ]
-    return list(
-        chain.from_iterable(places.engines.at_once(jobs, "keys", _PARALLEL))
-    )
+    found: list[tuple[Place, Any]] = []
+    troubles: list[Trouble] = []
+    for rows, unread in places.engines.at_once(jobs, "keys", _PARALLEL):
+        found += rows
+        troubles += unread
+    return found, troubles
 
 
 def _on_server(
+    home: Home, statement: Any, places: Sequence[Place]
+) -> tuple[list[tuple[Place, Any]], list[Trouble]]:
+    found: list[tuple[Place, Any]] = []
+    troubles: list[Trouble] = []
+    try:
+        return _read(home, statement, places), []
+    except ShardMissingError as error:
+        if len(places) == 1:
+            return [], [Trouble(places[0].server, error, 1)]
+    except SQLAlchemyError as error:
+        return [], [Trouble(places[0].server, error, len(places))]
+    # One of them is not there; the others are read without it.
+    for place in places:
+        rows, unread = _on_server(home, statement, [place])
+        found += rows
+        troubles += unread
+    return found, troubles
+
+
+def _read(
     home: Home, statement: Any, places: Sequence[Place]
 ) -> list[tuple[Place, Any]]:
     with ShardSession(cluster=home) as session:

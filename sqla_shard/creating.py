@@ -61,6 +61,7 @@ def create_all(
 def _on_server(
     engine: Engine, work: Sequence[tuple[Place, Sequence[Table]]]
 ) -> None:
+    work[0][0].backend.create_file(engine)
     with engine.connect() as connection:
         existing = _existing(connection, [place for place, _ in work])
         for place, tables in work:

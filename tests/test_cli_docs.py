@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
 from sqla_shard.cli.program import program
+from tests.shared.command_line import commands
 
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
-
-
-def commands(
-    command: click.Command, path: str
-) -> Iterator[tuple[str, click.Command]]:
-    if command.params or not isinstance(command, click.Group):
-        yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        # Not all of them are loaded before they are asked for.
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from commands(inner, f"{path} {name}")
 
 
 COMMANDS = dict(commands(program, "sqla-shard"))

@@ -48,13 +48,14 @@ from sqla_shard.cache.waiting import Waiting
 from sqla_shard.cache.waiting import WHICH
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.engines import by_server
+from sqla_shard.engines.troubles import listed
+from sqla_shard.engines.troubles import short
+from sqla_shard.engines.troubles import Trouble
 from sqla_shard.intents.applying import despite_others
-from sqla_shard.intents.applying import short
 from sqla_shard.intents.applying import transaction
 from sqla_shard.intents.intent import Address
 from sqla_shard.intents.intent import place_at
 from sqla_shard.intents.reading import read_all
-from sqla_shard.intents.reading import Trouble
 from sqla_shard.internal import INTENT_BYTES
 from sqla_shard.internal import LONGEST_REGION
 from sqla_shard.internal import OUTBOX
@@ -192,12 +193,11 @@ def drain(
         waiting += done.waiting
         troubles += done.troubles
     sums = by_region(waiting).values()
-    told = {server: short(error) for server, error in troubles}
     return DrainReport(
         removed=removed,
         left=tuple(one for one in sums if one.region in stores),
         unknown=tuple(one for one in sums if one.region not in stores),
-        troubles=tuple(f"{name}: {error}" for name, error in told.items()),
+        troubles=tuple(listed(troubles)),
     )
 
 
@@ -236,14 +236,16 @@ def _drain_server(
     places: Sequence[Place],
 ) -> _Done:
     done = _Done()
-    for place in places:
+    for number, place in enumerate(places):
         try:
             _drain_shard(home, stores, batch, place.address, done)
+        except exc.ServerUnreachableError as error:
+            # Each of the others would wait until it gives up, too.
+            left = len(places) - number
+            done.troubles.append(Trouble(place.server, error, left))
+            break
         except SQLAlchemyError as error:
-            done.troubles.append((place.server, error))
-            if isinstance(error, exc.ServerUnreachableError):
-                # Each of the others would wait until it gives up, too.
-                break
+            done.troubles.append(Trouble(place.server, error, 1))
     return done
 
 

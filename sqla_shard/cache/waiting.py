@@ -14,8 +14,8 @@ from sqlalchemy import select
 from sqlalchemy import type_coerce
 
 from sqla_shard.dialects.sql import Moment
+from sqla_shard.engines.troubles import Trouble
 from sqla_shard.intents.reading import read_all
-from sqla_shard.intents.reading import Trouble
 from sqla_shard.internal import OUTBOX
 from sqla_shard.session.contract import Home
 from sqla_shard.types import UTCTimestamp

@@ -37,9 +37,24 @@ credentials in ``SQLA_SHARD_ZOOKEEPER_AUTH``.
 keeps them in a cache, ``--cache FILE`` or the environment variable
 ``SQLA_SHARD_CACHE`` names the file that says so; see :doc:`/howto/cache`.
 
-The status is 0 when it has done what it was asked, 1 when that failed, 2
-when it was asked wrongly, and 130 after Ctrl-C.  Errors are one line on the
-standard error.  A password is never shown.
+The status is the same for all commands:
+
+0
+    it has done what it was asked;
+1
+    that has failed, or something is wrong with what it has looked at;
+2
+    it was asked wrongly;
+3
+    a server or a database could not be read: what it prints is of the others,
+    and a line for each server says how many of its virtual shards were not
+    read, and why;
+130
+    after Ctrl-C.
+
+3 takes precedence over 1.  No command but ``schema provision`` makes a
+database, or an SQLite file.  Errors are one line on the standard error.  A
+password is never shown.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -29,14 +28,15 @@ from sqla_shard.cli.passes import lines_option
 from sqla_shard.cli.passes import make_passes
 from sqla_shard.cli.passes import once_option
 from sqla_shard.cli.passes import Passes
+from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
-from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.told import IN_MEMORY
 from sqla_shard.cli.told import regions_option
+from sqla_shard.engines.troubles import listed
 from sqla_shard.exc import CacheConfigError
 from sqla_shard.exc import CacheOptionError
 
@@ -71,13 +71,12 @@ def repair_command(
     line, and what it could not do when that begins or changes.
 
     With --once the status is 1 when something was left: keys of a node that
-    does not answer, or of a region that FILE does not have; or when a server
-    could not be asked.
+    does not answer, or of a region that FILE does not have.
     """
     with (
         # What the store has to say is told here.
         log_to_stderr(logging.WARNING, without="sqla_shard.cache"),
-        End() as end,
+        End() as until,
         _stores(cache, only_shared=True) as stores,
         settings.cluster() as cluster,
     ):
@@ -88,11 +87,7 @@ def repair_command(
             wrong=_wrong,
             trouble=_trouble,
         )
-        is_clean = make_passes(
-            passes, end, None if once else interval, as_json
-        )
-    if not is_clean:
-        sys.exit(1)
+        make_passes(passes, until, None if once else interval, as_json)
 
 
 def _has_removed(report: DrainReport) -> bool:
@@ -134,7 +129,7 @@ def stats_command(settings: Settings, cache: str, as_json: bool) -> None:
     """Show the nodes of each region, and how many keys wait for them.
 
     Those are the keys that "sqla-shard cache repair" takes out.  The status
-    is 1 when a node or a server does not answer.
+    is 1 when a node does not answer.
     """
     with (
         # What the store has to say is told here.
@@ -145,7 +140,7 @@ def stats_command(settings: Settings, cache: str, as_json: bool) -> None:
         sizes, troubles = outbox_size(cluster)
         nodes = {name: _nodes(store) for name, store in stores.items()}
     waiting = by_region(sizes)
-    wrong = [f"{server}: {one_line(error)}" for server, error in troubles]
+    wrong = listed(troubles)
     if as_json:
         print_json(_document(nodes, waiting, wrong))
     else:
@@ -156,8 +151,7 @@ def stats_command(settings: Settings, cache: str, as_json: bool) -> None:
         for node in its or ()
         if not node.answers
     ]
-    if silent or wrong:
-        sys.exit(1)
+    end(is_good=not silent, is_read=not wrong)
 
 
 @contextmanager

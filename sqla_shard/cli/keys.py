@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 
 import click
 
+from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.settings import FiniteRange
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
+from sqla_shard.committed import halves_on_all
+from sqla_shard.committed import key_on_all
 from sqla_shard.committed import MINUTE
+from sqla_shard.engines.troubles import listed
 
 __all__ = ["halves_command", "key_command"]
 
@@ -33,20 +36,25 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
 
     KEY is that of cluster.run(fn, key=KEY).  Every shard is asked; one that
     is about to commit is not seen yet, nor a key that was forgotten.  The
-    status is 1 when no shard has the key.
+    status is 1 when no shard has the key, and 3 when a shard could not be
+    read, which may have it.
     """
     with settings.cluster() as cluster:
         try:
-            found = cluster.find_key(key)
+            found, troubles = key_on_all(cluster, key)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="KEY") from error
+    wrong = listed(troubles)
     if as_json:
-        print_json({"key": key, "committed": [one.as_dict() for one in found]})
+        committed = [one.as_dict() for one in found]
+        print_json({"key": key, "committed": committed, "troubles": wrong})
     else:
-        for line in map(str, found) if found else [f"no shard has {key}"]:
+        which = "no shard that was read" if wrong else "no shard"
+        for line in map(str, found) if found else [f"{which} has {key}"]:
             click.echo(line)
-    if not found:
-        sys.exit(1)
+        for line in wrong:
+            click.echo(line)
+    end(is_good=bool(found), is_read=not wrong)
 
 
 @click.command(
@@ -73,15 +81,21 @@ def halves_command(
 
     That is what a process has left that was killed between two COMMITs of
     cluster.run(fn, key=KEY, cross_shard="ordered").  They are listed until
-    their keys are forgotten.  The status is 1 when there is one.
+    their keys are forgotten.  The status is 1 when there is one.  Where a
+    shard could not be read it is 3, and none is listed: what is missing may
+    be there.
     """
     with settings.cluster() as cluster:
-        found = cluster.find_halves(timedelta(seconds=older_than))
+        age = timedelta(seconds=older_than)
+        found, troubles = halves_on_all(cluster, age)
+    wrong = listed(troubles)
     if as_json:
-        print_json({"halves": [one.as_dict() for one in found]})
+        halves = None if wrong else [one.as_dict() for one in found]
+        print_json({"halves": halves, "troubles": wrong})
     else:
-        for one in found:
-            click.echo(str(one))
-        click.echo(f"{len(found):,} half committed")
-    if found:
-        sys.exit(1)
+        for line in (*map(str, found), *wrong):
+            click.echo(line)
+        # What is missing may be on a shard that was not read.
+        count = "it is not known what is" if wrong else f"{len(found):,}"
+        click.echo(f"{count} half committed")
+    end(is_good=not found, is_read=not wrong)

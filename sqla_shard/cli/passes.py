@@ -17,6 +17,7 @@ from typing import TypeVar
 import click
 
 from sqla_shard.cli.ending import End
+from sqla_shard.cli.printing import end
 from sqla_shard.cli.settings import FiniteRange
 
 __all__ = [
@@ -33,6 +34,9 @@ class _Report(Protocol):
 
     @property
     def is_clean(self) -> bool: ...
+
+    @property
+    def troubles(self) -> tuple[str, ...]: ...
 
     def as_dict(self) -> dict[str, Any]: ...
 
@@ -60,19 +64,21 @@ class Passes(Generic[R]):
 
 
 def make_passes(
-    passes: Passes[R], end: End, interval: float | None, as_json: bool
-) -> bool:
+    passes: Passes[R], until: End, interval: float | None, as_json: bool
+) -> None:
     """Make one pass after another.
+
+    Where it ends by itself, that is with the status that is due.
 
     :param interval: seconds between them; None ends where one has found
         nothing to do.
-    :returns: whether all is well, where it has ended by itself.
     """
-    is_clean = True
+    is_clean = is_read = True
     told: Sequence[str] = ()
     while True:
         report = passes.make()
         is_clean = is_clean and report.is_clean
+        is_read = is_read and not report.troubles
         trouble = tuple(passes.trouble(report))
         # What stays wrong is told when it begins.
         if passes.has_done(report) or trouble != told:
@@ -80,9 +86,11 @@ def make_passes(
         told = trouble
         goes_on = passes.goes_on(report)
         if interval is None and not goes_on:
-            return is_clean
-        if end.wait(0.0 if goes_on else interval):
-            return interval is not None or is_clean
+            break
+        if until.wait(0.0 if goes_on else interval):
+            break
+    if interval is None:
+        end(is_good=is_clean, is_read=is_read)
 
 
 def _say(report: _Report, wrong: Sequence[str], as_json: bool) -> None:

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 from typing import TypeVar
 
 import click
 
+from sqla_shard.engines.troubles import reason
 from sqla_shard.exc import TopologyError
 
-__all__ = ["examples", "json_option", "one_line", "print_json", "printable"]
+__all__ = [
+    "FAILED",
+    "NOT_READ",
+    "end",
+    "examples",
+    "json_option",
+    "one_line",
+    "print_json",
+    "printable",
+    "status_of",
+]
+
+FAILED = 1
+"""The status when something is wrong, or was not done."""
+
+NOT_READ = 3
+"""The status when a server or a database could not be read.
+
+What was printed is of the others, and is not known of these.
+"""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +66,23 @@ def examples(*lines: str) -> str:
     """
     # After \b click wraps nothing.
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def end(*, is_good: bool, is_read: bool) -> None:
+    """End with the status that is due; return where that is 0.
+
+    :param is_good: whether nothing is wrong with what was read.
+    :param is_read: whether everything was.
+    """
+    if not is_read:
+        sys.exit(NOT_READ)
+    if not is_good:
+        sys.exit(FAILED)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status for an error that ends a command."""
+    return FAILED if reason(error) is None else NOT_READ
 
 
 def one_line(error: Exception) -> str:

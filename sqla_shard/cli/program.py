@@ -28,6 +28,7 @@ from sqla_shard.cli.keys import key_command
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.printing import printable
+from sqla_shard.cli.printing import status_of
 from sqla_shard.cli.publishing import history_command
 from sqla_shard.cli.publishing import push_command
 from sqla_shard.cli.publishing import reset_command
@@ -109,6 +110,14 @@ def _without(name: str, missing: MissingExtraError) -> click.Command:
 class _Failure(click.ClickException):
     """Shown in one line, with the name of the program."""
 
+    def __init__(self, message: str, error: BaseException) -> None:
+        super().__init__(message)
+        self._status = status_of(error)
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]  # which click reads
+        return self._status
+
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"sqla-shard: error: {self.message}", file=file, err=True)
 
@@ -159,9 +168,9 @@ class _Program(click.Group):
             # click shows the one, and is quiet about the other.
             raise
         except click.ClickException as error:
-            raise _Failure(error.format_message()) from error
+            raise _Failure(error.format_message(), error) from error
         except (SQLAlchemyError, OSError) as error:
-            raise _Failure(one_line(error)) from error
+            raise _Failure(one_line(error), error) from error
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
 

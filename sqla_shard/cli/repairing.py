@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from datetime import timedelta
@@ -23,8 +22,8 @@ from sqla_shard.cli.passes import lines_option
 from sqla_shard.cli.passes import make_passes
 from sqla_shard.cli.passes import once_option
 from sqla_shard.cli.passes import Passes
+from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
-from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.printing import print_json
 from sqla_shard.cli.settings import FiniteRange
 from sqla_shard.cli.settings import pass_settings
@@ -32,6 +31,7 @@ from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.told import cache_option
 from sqla_shard.cli.told import told_cache
 from sqla_shard.cluster import Cluster
+from sqla_shard.engines.troubles import listed
 from sqla_shard.intents import discard
 from sqla_shard.intents import Pending
 from sqla_shard.intents import RepairReport
@@ -115,10 +115,10 @@ def repair_command(
     mappings that have an inverse.  Where rows are kept in a cache, name its
     file with --cache, or readers get what was there before.
 
-    With --once and --dry-run the status is 1 when something has failed, is
-    not defined in these modules, or could not be asked for.  --dry-run lists
-    200 calls of each shard; --count needs no --models, and counts them all.
-    Its status is 1 when some have failed, or a server could not be asked.
+    With --once and --dry-run the status is 1 when something has failed, or is
+    not defined in these modules.  --dry-run lists 200 calls of each shard;
+    --count needs no --models, and counts them all.  Its status is 1 when some
+    have failed.
     """
     if sum((once, dry_run, count, bool(tokens))) > 1:
         raise click.UsageError(
@@ -131,18 +131,18 @@ def repair_command(
     with (
         # What the intents have to say is told here.
         log_to_stderr(logging.WARNING, without="sqla_shard.intents"),
-        End() as end,
+        End() as until,
         Cluster.from_location(
             settings.location, placeholders=settings.placeholders
         ) as cluster,
     ):
         told.give(cluster)
         if tokens:
-            is_clean = _discard(cluster, tokens, as_json)
+            _discard(cluster, tokens, as_json)
         elif count:
-            is_clean = _count(cluster, as_json)
+            _count(cluster, as_json)
         elif dry_run:
-            is_clean = _list(cluster, as_json)
+            _list(cluster, as_json)
         else:
             passes = Passes(
                 make=partial(cluster.repair, keep=keep * _HOUR, now=now),
@@ -151,11 +151,7 @@ def repair_command(
                 wrong=_wrong,
                 trouble=_wrong,
             )
-            is_clean = make_passes(
-                passes, end, None if once else interval, as_json
-            )
-    if not is_clean:
-        sys.exit(1)
+            make_passes(passes, until, None if once else interval, as_json)
 
 
 def _has_done(report: RepairReport) -> bool:
@@ -166,9 +162,9 @@ def _wrong(report: RepairReport) -> list[str]:
     return [*report.failed, *map(str, report.unknown), *report.troubles]
 
 
-def _count(cluster: Cluster, as_json: bool) -> bool:
+def _count(cluster: Cluster, as_json: bool) -> None:
     found, troubles = counts(cluster)
-    wrong = [f"{server}: {one_line(error)}" for server, error in troubles]
+    wrong = listed(troubles)
     total = sum(one.count for one in found)
     if as_json:
         operations = [one.as_dict() for one in found]
@@ -176,14 +172,21 @@ def _count(cluster: Cluster, as_json: bool) -> bool:
             {"operations": operations, "total": total, "troubles": wrong}
         )
     else:
-        for line in (*map(str, found), *wrong, f"{total:,} left to be done"):
+        for line in (*map(str, found), *wrong):
             click.echo(line)
-    return not (wrong or any(one.failed for one in found))
+        click.echo(f"{total:,} left to be done{_of(wrong)}")
+    failed = any(one.failed for one in found)
+    end(is_good=not failed, is_read=not wrong)
 
 
-def _list(cluster: Cluster, as_json: bool) -> bool:
+def _of(wrong: Sequence[str]) -> str:
+    """Return of what a number is, where not everything was read."""
+    return " on the shards that were read" if wrong else ""
+
+
+def _list(cluster: Cluster, as_json: bool) -> None:
     found, troubles = everything(cluster)
-    wrong = [f"{server}: {one_line(error)}" for server, error in troubles]
+    wrong = listed(troubles)
     # Those of a server that fails between the two may be missing here.
     counted = sum(one.count for one in counts(cluster)[0])
     total = max(counted, len(found))
@@ -202,14 +205,14 @@ def _list(cluster: Cluster, as_json: bool) -> bool:
             click.echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
         for line in wrong:
             click.echo(line)
-        listed = f", {len(found):,} of them listed"
-        more = listed if total > len(found) else ""
-        click.echo(f"{total:,} left to be done{more}")
-    failed = [one for one in found if one.error or not one.is_known]
-    return not (failed or wrong)
+        some = f", {len(found):,} of them listed"
+        more = some if total > len(found) else ""
+        click.echo(f"{total:,} left to be done{_of(wrong)}{more}")
+    failed = any(one.error or not one.is_known for one in found)
+    end(is_good=not failed, is_read=not wrong)
 
 
-def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> bool:
+def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> None:
     try:
         found = discard(cluster, tokens)
     except ValueError as error:
@@ -229,7 +232,7 @@ def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> bool:
     missing = wanted - {one.token for one in found}
     for token in sorted(missing):
         click.echo(f"there is no {token}", err=True)
-    return not missing
+    end(is_good=not missing, is_read=True)
 
 
 def _documents(found: Sequence[Pending]) -> list[dict[str, Any]]:

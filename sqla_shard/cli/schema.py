@@ -13,6 +13,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 
 from sqla_shard import schema
+from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
@@ -34,6 +35,7 @@ from sqla_shard.exc import SchemaOptionError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnknownServerError
 from sqla_shard.exc import UnknownShardError
+from sqla_shard.schema.reports import NOT_READ
 from sqla_shard.topology import Topology
 
 __all__ = ["schema_group"]
@@ -157,7 +159,9 @@ def _run(
             print_json(error.report)
         else:
             click.echo(str(error))
-        sys.exit(1)
+        states = error.report["counts"]
+        unread = any(states[one.value] for one in NOT_READ)
+        end(is_good=False, is_read=not unread)
     if as_json:
         print_json(report.to_mapping())
     else:
@@ -227,7 +231,8 @@ def upgrade_command(
 
     As `alembic upgrade` does: one shard first, then a wave, then all
     others, some of each server at a time.  What was interrupted goes on
-    where it was.  The status is 1 when a shard could not be upgraded.
+    where it was.  The status is 1 when a shard could not be upgraded, and 3
+    when one could not be read.
     """
     _run(
         schema.upgrade,
@@ -318,7 +323,7 @@ def provision_command(
         )
     except ProvisionError as error:
         click.echo(f"sqla-shard: error: {error}", err=True)
-        sys.exit(1)
+        end(is_good=False, is_read=not error.unread)
 
 
 @schema_group.command(
@@ -341,7 +346,8 @@ def status_command(
 ) -> None:
     """Tell at which revision shards are, and which need somebody.
 
-    One or few questions for each server; nothing is changed.
+    One or few questions for each server; nothing is changed.  The status is 3
+    when a database is not there, or its server is not reached.
     """
     found = schema.status(
         _config(),
@@ -352,8 +358,7 @@ def status_command(
         print_json(found.to_mapping())
     else:
         click.echo(str(found))
-    if exit_code and not found.ok:
-        sys.exit(1)
+    end(is_good=found.ok or not exit_code, is_read=not found.unread)
 
 
 @schema_group.command(
@@ -423,7 +428,8 @@ def verify_command(
 
     On the primary and the standby of each; also tells of databases that are
     missing, or on a server that should not have them.  Nothing is changed,
-    and no row is read.  The status is 1 when anything is different.
+    and no row is read.  The status is 1 when anything is different, and 3
+    when a server could not be read.
 
     The topology is that of --topology, or of topology.toml here; no
     alembic.ini is needed.
@@ -434,5 +440,5 @@ def verify_command(
         print_json(found.to_mapping())
     else:
         click.echo(str(found))
-    if not found.ok:
-        sys.exit(1)
+    unread = any(one.unread for one in found.keyspaces)
+    end(is_good=found.ok, is_read=not unread)

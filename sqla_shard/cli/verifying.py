@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import click
 
 from sqla_shard.cli.expressions import models_option
 from sqla_shard.cli.expressions import names
+from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
@@ -23,17 +23,18 @@ from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
 from sqla_shard.cli.told import cache_option
 from sqla_shard.cli.told import told_cache
+from sqla_shard.engines.troubles import listed
 from sqla_shard.lookup import LookupMixin
 from sqla_shard.mappings import MappingMixin
 from sqla_shard.orm.creation import is_abstract
 from sqla_shard.reference import ReferenceMixin
 from sqla_shard.reference import ReferencesReport
 from sqla_shard.reference import verify_references
-from sqla_shard.verifying import open_claims
 from sqla_shard.verifying import verify_lookups
 from sqla_shard.verifying import verify_relations
 from sqla_shard.verifying import VerifyProgress
 from sqla_shard.verifying import VerifyReport
+from sqla_shard.verifying.lookups import claims_on_all
 
 __all__ = ["verify_group"]
 
@@ -157,14 +158,18 @@ def claims_command(
     """
     classes = _classes(LookupMixin, names(models), wanted)
     with settings.cluster() as cluster:
-        found = open_claims(cluster, classes)
+        found, troubles = claims_on_all(cluster, classes)
+    wrong = listed(troubles)
     if as_json:
-        print_json({"claims": [one.as_dict() for one in found]})
-        return
-    for one in found:
-        click.echo(str(one))
-    ended = sum(one.has_ended for one in found)
-    click.echo(f"{len(found):,} open, {ended:,} of them have ended")
+        claims = [one.as_dict() for one in found]
+        print_json({"claims": claims, "troubles": wrong})
+    else:
+        for line in (*map(str, found), *wrong):
+            click.echo(line)
+        ended = sum(one.has_ended for one in found)
+        which = " on the shards that were read" if wrong else ""
+        click.echo(f"{len(found):,} open{which}, {ended:,} of them have ended")
+    end(is_good=True, is_read=not wrong)
 
 
 @verify_group.command(
@@ -244,8 +249,7 @@ def _run(
         print_json(report.as_dict())
     else:
         click.echo(str(report))
-    if not report.ok:
-        sys.exit(1)
+    end(is_good=report.ok, is_read=not report.unread)
 
 
 def _classes(

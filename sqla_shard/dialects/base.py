@@ -134,6 +134,13 @@ class Backend(Protocol):
         """
         ...
 
+    def create_file(self, engine: Engine) -> None:
+        """Make the file of a database, without which nothing connects.
+
+        :raises OSError: when it cannot be made.
+        """
+        ...
+
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create the database of a virtual shard unless it is there."""
         ...

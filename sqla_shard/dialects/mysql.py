@@ -220,6 +220,9 @@ class MySQL:
         # In autocommit mode a lock would be gone with its statement.
         connection.exec_driver_sql("START TRANSACTION")
 
+    def create_file(self, engine: Engine) -> None:
+        """Do nothing: the server has the files."""
+
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create it with utf8mb4 and binary order, as on SQLite."""
         quoted = connection.dialect.identifier_preparer.quote(schema)

@@ -9,6 +9,7 @@ outside such a lock see what was committed last, not a snapshot.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterable
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,8 @@ from sqla_shard.dialects.sqlite_ddl import SQLiteDDL
 __all__ = ["SQLite"]
 
 _BUSY = ("database is locked", "database table is locked")
-_MISSING = "no such table: "
+_NO_FILE = "there is no file "
+_MISSING = (_NO_FILE, "no such table: ")
 _abandoned: list[Any] = []
 # An event loop itself does not keep its tasks from being collected.
 _interrupts: set[asyncio.Future[None]] = set()
@@ -76,12 +78,15 @@ class SQLite:
         # The driver would begin a transaction only at the first write and
         # without taking the lock: two readers that both go on to write
         # would then deadlock instead of waiting for one another.
-        arguments = {"isolation_level": "IMMEDIATE", "timeout": 30.0}
+        arguments = {
+            "isolation_level": "IMMEDIATE",
+            "timeout": 30.0,
+            "factory": _Existing,
+        }
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
         event.listen(engine, "connect", _prepare)
-        event.listen(engine, "do_connect", _make_directory)
         event.listen(engine, "savepoint", _begin_before_savepoint)
         return engine
 
@@ -135,8 +140,14 @@ class SQLite:
     def begin_locking(self, connection: Connection) -> None:
         """Do nothing: the lock is that of the file."""
 
+    def create_file(self, engine: Engine) -> None:
+        """Make an empty file, and its directory, unless they are there."""
+        path = Path(str(engine.url.database))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
     def create_database(self, connection: Connection, schema: str) -> None:
-        """Do nothing: connecting has created the file."""
+        """Do nothing: it is the file."""
 
     def tables(
         self, connection: Connection, schemas: Iterable[str]
@@ -154,14 +165,23 @@ class SQLite:
         return Failure.OTHER
 
     def lacks(self, error: BaseException) -> str:
-        """Return what a file lacks: it is made where it is not there."""
-        return "table"
+        """Tell a file that is not there from one without the table."""
+        return "database" if str(error).startswith(_NO_FILE) else "table"
 
 
-def _make_directory(
-    dialect: Any, record: Any, cargs: Any, cparams: Any
-) -> None:
-    Path(cargs[0]).parent.mkdir(parents=True, exist_ok=True)
+class _Existing(sqlite3.Connection):
+    """Opens a file that is there.
+
+    The driver would make an empty one: with a wrong directory, or after a
+    file was lost, that would be shards without tables and rows.
+    """
+
+    def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:
+        path = Path(database).absolute()
+        if not path.is_file():
+            raise sqlite3.OperationalError(f"{_NO_FILE}{path}")
+        kwargs["uri"] = True
+        super().__init__(f"{path.as_uri()}?mode=rw", *args, **kwargs)
 
 
 def _prepare(dbapi_connection: Any, record: Any) -> None:

@@ -11,6 +11,7 @@ topology, which of them has a shard.
 ``asking``       whether servers answer
 ``registry``     the engines, by server
 ``places``       the virtual shards on them
+``troubles``     those that could not be read
 
 Fork: a child process finds every pool empty and opens connections of its
 own.  Its copies of the parent's sockets, idle or in use, are closed at once

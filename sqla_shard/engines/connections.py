@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend
@@ -60,10 +61,13 @@ class Known(Protocol):
     """What is known beyond one server: the registry of engines.
 
     :ivar topology: the newest; None before there is one.
+    :ivar alone: by URL, the shards whose databases have engines of their
+        own.
     :ivar trouble: asks for a newer one soon; it never blocks.
     """
 
     topology: Topology | None
+    alone: dict[URL, Place]
     trouble: Callable[[], None]
 
     def locate(
@@ -149,6 +153,8 @@ class Errors:
         options = {} if execution is None else execution.execution_options
         plan = options.get(OPTION)
         places = options.get(PLACES) or (() if plan is None else plan.places)
+        if context.connection is None:
+            places = self._alone(context.engine)
         if failure is Failure.COLLATIONS and len(places) > 1:
             return _collations(error)
         return self.told(
@@ -176,6 +182,13 @@ class Errors:
         if failure is Failure.COLLATIONS and len(places) > 1:
             return _collations(error)
         return None
+
+    def _alone(self, engine: Engine | None) -> Sequence[Place]:
+        """Return the shard of an engine that has no other."""
+        known = self._known()
+        if known is None or engine is None or engine.url not in known.alone:
+            return ()
+        return [known.alone[engine.url]]
 
     def _ask(self) -> None:
         known = self._known()

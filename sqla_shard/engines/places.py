@@ -90,6 +90,8 @@ class Places:
                 engine=engine,
                 backend=backend,
             )
+            if engine.url.database is not None:
+                self.engines.alone[engine.url] = place
         return place
 
     def _locate(

@@ -44,6 +44,7 @@ from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.forking import in_children
+from sqla_shard.rendering import Place
 from sqla_shard.scattering import AwaitedLanes
 from sqla_shard.scattering import execute_everywhere
 from sqla_shard.scattering import execute_many
@@ -86,6 +87,8 @@ class Engines:
     ) -> None:
         #: The newest topology that :meth:`follow` was told of.
         self.topology: Topology | None = None
+        #: By URL, the shards whose databases have engines of their own.
+        self.alone: dict[URL, Place] = {}
         #: Called when an error of a server may be the sign of a new topology.
         self.trouble: Callable[[], None] = _nothing
         #: What waits for several servers.
@@ -295,6 +298,7 @@ class Engines:
     def _retire(self, url: URL) -> Engine:
         engine = self._engines.pop(url)
         del self._texts[url], self._backends[url]
+        self.alone.pop(url, None)
         busy = list(self._busy.values())
         self._retired.add(engine, self._names.pop(url), busy.count(engine))
         return engine

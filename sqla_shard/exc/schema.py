@@ -103,14 +103,21 @@ class ProvisionError(SchemaError):
     :ivar keyspace: whose virtual shards were to be made.
     :ivar epoch: of the topology that was to be provisioned.
     :ivar problems: all that is in the way.
+    :ivar unread: the servers that could not be asked.
     """
 
     def __init__(
-        self, problems: Iterable[Problem], *, keyspace: str, epoch: int
+        self,
+        problems: Iterable[Problem],
+        *,
+        keyspace: str,
+        epoch: int,
+        unread: Iterable[str] = (),
     ) -> None:
         self.keyspace = keyspace
         self.epoch = epoch
         self.problems = tuple(problems)
+        self.unread = tuple(unread)
         count = len(self.problems)
         lines = "".join(f"\n  - {one}" for one in self.problems[:_SHOWN])
         if count > _SHOWN:

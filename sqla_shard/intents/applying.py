@@ -36,9 +36,9 @@ from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.dialects.sql import Moment
+from sqla_shard.engines.troubles import short
 from sqla_shard.exc import OperationDefinitionError
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc.summaries import summary
 from sqla_shard.intents.intent import Address
 from sqla_shard.intents.intent import Intent
 from sqla_shard.intents.intent import microseconds
@@ -56,7 +56,6 @@ __all__ = [
     "apply_all",
     "apply_at_once",
     "despite_others",
-    "short",
     "those_there",
     "transaction",
 ]
@@ -72,7 +71,6 @@ _AT_ONCE = 3
 #: for workers.
 _PATIENCE = 2.0
 _LONGEST_PAUSE = 3600
-_LONGEST_ERROR = 2000
 
 #: An intent that was not applied, and why.
 Failed = tuple[Intent, str]
@@ -380,10 +378,3 @@ def _write_on(
             delete(INTENTS).where(INTENTS.c.token.in_(done)),
             bind_arguments=at,
         )
-
-
-def short(error: BaseException) -> str:
-    """Return :func:`~.summaries.summary` of an error, to be stored."""
-    told = summary(error)[:_LONGEST_ERROR]
-    # No server takes half a surrogate pair, as of a text that was cut off.
-    return told.encode(errors="backslashreplace").decode()

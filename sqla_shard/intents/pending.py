@@ -17,13 +17,13 @@ from sqlalchemy import select
 from sqlalchemy import type_coerce
 
 from sqla_shard.dialects.sql import Moment
+from sqla_shard.engines.troubles import Trouble
 from sqla_shard.intents.applying import transaction
 from sqla_shard.intents.intent import Address
 from sqla_shard.intents.intent import Intent
 from sqla_shard.intents.intent import place_at
 from sqla_shard.intents.reading import oldest
 from sqla_shard.intents.reading import read_all
-from sqla_shard.intents.reading import Trouble
 from sqla_shard.intents.registry import is_known
 from sqla_shard.intents.registry import known
 from sqla_shard.internal import INTENTS
@@ -162,8 +162,8 @@ def pending(home: Home) -> list[Pending]:
     :raises SQLAlchemyError: when a server cannot be asked.
     """
     found, troubles = everything(home)
-    for _, error in troubles:
-        raise error
+    for trouble in troubles:
+        raise trouble.error
     return found
 
 
@@ -174,8 +174,8 @@ def count_pending(home: Home) -> list[PendingCount]:
     :raises SQLAlchemyError: when a server cannot be asked.
     """
     found, troubles = counts(home)
-    for _, error in troubles:
-        raise error
+    for trouble in troubles:
+        raise trouble.error
     return found
 
 
@@ -254,8 +254,8 @@ def discard(home: Home, tokens: Sequence[str]) -> list[Pending]:
     these = INTENTS.c.token.in_(wanted)
     which = select(INTENTS.c.home_shard).where(these)
     found, troubles = _read(home, which, _ALL.where(these).limit(None))
-    for _, error in troubles:
-        raise error
+    for trouble in troubles:
+        raise trouble.error
     for one in found:
         with transaction(home) as session:
             session.execute(

@@ -21,19 +21,18 @@ from sqlalchemy import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engines import by_server
+from sqla_shard.engines.troubles import Trouble
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.rendering import Place
 from sqla_shard.session import ShardSession
 from sqla_shard.session.contract import Home
 
-__all__ = ["Trouble", "oldest", "read_all"]
+__all__ = ["oldest", "read_all"]
 
 _log = logging.getLogger(__name__)
 
 _PARALLEL = 8
 
-#: A server, and why it could not be asked.
-Trouble = tuple[str, SQLAlchemyError]
 #: A keyspace, and a row of one of its shards.
 Found = tuple[str, Any]
 
@@ -51,8 +50,10 @@ def read_all(
     :param which: returns the numbers of the shards that have some.  Most have
         none, and unlike a statement with a LIMIT of its own, this one is sent
         for hundreds of them at once.
-    :param is_missed: whether a shard of objects without the table is a
-        trouble of its server.
+    :param is_missed: whether a shard of objects without the table was not
+        read; otherwise it has never been left anything.
+    :returns: the rows; and what was not read, such as a shard without a
+        database.
     """
     places = home.places
     look = _Look(home, which, statement, parameters)
@@ -64,15 +65,16 @@ def read_all(
     found: list[Found] = []
     troubles: list[Trouble] = []
     for answer in places.engines.at_once(jobs, "intents", _PARALLEL):
-        if isinstance(answer, list):
-            found += answer
-        else:
+        if isinstance(answer, Trouble):
             troubles.append(answer)
+        else:
+            found += answer
+    troubles += look.gone
     if is_missed:
         troubles += [
-            (server, missing)
-            for (keyspace, server), missing in look.missed.items()
-            if places.keyspace(keyspace, "").kind == "objects"
+            Trouble(place.server, missing, 1)
+            for place, missing in look.missed
+            if places.keyspace(place.keyspace, "").kind == "objects"
         ]
     return found, troubles
 
@@ -98,10 +100,10 @@ class _Look:
     which: Any
     statement: Any
     parameters: Mapping[str, Any] | None
-    #: By keyspace and server, of the first shard without the table.
-    missed: dict[tuple[str, str], SQLAlchemyError] = field(
-        default_factory=dict
-    )
+    #: The shards without the table.
+    missed: list[tuple[Place, ShardMissingError]] = field(default_factory=list)
+    #: Those without a database.
+    gone: list[Trouble] = field(default_factory=list)
 
     def on_server(self, places: Sequence[Place]) -> list[Found] | Trouble:
         """Return the rows of some shards of a server, or what is wrong."""
@@ -111,20 +113,22 @@ class _Look:
             except ShardMissingError:
                 return self._read_each(places)
         except SQLAlchemyError as error:
-            return places[0].server, error
+            return Trouble(places[0].server, error, len(places))
 
     def _read_each(self, places: Sequence[Place]) -> list[Found]:
-        """Return the rows of those shards that have the table.
-
-        A shard without it has never been left anything.
-        """
+        """Return the rows of those shards that have the table."""
         found: list[Found] = []
+        keyspace = self.home.places.keyspace(places[0].keyspace, "")
+        # MariaDB says of a missing database that it has no table.
+        names = places[0].backend.catalogue.databases(places[0].engine)
         for place in places:
             try:
                 found += self._read([place])
             except ShardMissingError as missing:
-                where = place.keyspace, place.server
-                self.missed.setdefault(where, missing)
+                if keyspace.database_for(place.shard_id) not in names:
+                    self.gone.append(Trouble(place.server, missing, 1))
+                    continue
+                self.missed.append((place, missing))
                 _log.info(
                     "shard %d of %s on %s has not all of our tables: %s",
                     place.shard_id,

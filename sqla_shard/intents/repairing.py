@@ -22,9 +22,11 @@ from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import Moment
+from sqla_shard.engines.troubles import listed
+from sqla_shard.engines.troubles import short
+from sqla_shard.engines.troubles import Trouble
 from sqla_shard.intents.applying import apply_all
 from sqla_shard.intents.applying import despite_others
-from sqla_shard.intents.applying import short
 from sqla_shard.intents.applying import those_there
 from sqla_shard.intents.applying import transaction
 from sqla_shard.intents.intent import Address
@@ -35,7 +37,6 @@ from sqla_shard.intents.pending import due
 from sqla_shard.intents.pending import Pending
 from sqla_shard.intents.reading import oldest
 from sqla_shard.intents.reading import read_all
-from sqla_shard.intents.reading import Trouble
 from sqla_shard.internal import APPLIED
 from sqla_shard.internal import INTENTS
 from sqla_shard.session.contract import Home
@@ -124,13 +125,15 @@ def repair(
         applied += count
         failed += errors
     forgotten, more = _forget(home, keep)
-    told = {server: short(error) for server, error in [*troubles, *more]}
+    # Each server was asked twice.
+    asked = {one.server for one in troubles}
+    others = [one for one in more if one.server not in asked]
     return RepairReport(
         applied=applied,
         failed=tuple(failed),
         unknown=tuple(one for one in found if not one.is_known),
         forgotten=forgotten,
-        troubles=tuple(f"{name}: {error}" for name, error in told.items()),
+        troubles=tuple(listed([*troubles, *others])),
     )
 
 
@@ -218,7 +221,9 @@ def _forget(home: Home, keep: timedelta) -> tuple[int, list[Trouble]]:
         try:
             count += _forget_of(home, keyspace, address, rows)
         except SQLAlchemyError as error:
-            troubles.append((f"shard {address[1]} of {address[0]}", error))
+            space = home.places.keyspace(address[0], "")
+            server = home.places.place(space, address[1]).server
+            troubles.append(Trouble(server, error, 1))
     return count, troubles
 
 

@@ -28,11 +28,11 @@ from sqlalchemy import event
 from sqlalchemy import inspect
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqla_shard.engines.troubles import short
 from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import KeyNotHeldError
 from sqla_shard.exc import KeyPendingError
-from sqla_shard.intents.applying import short
 from sqla_shard.intents.operations import Operation
 from sqla_shard.intents.registry import named
 from sqla_shard.lookup.calls import Call

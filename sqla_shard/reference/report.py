@@ -8,6 +8,8 @@ from dataclasses import asdict
 from dataclasses import dataclass
 from typing import Any
 
+from sqla_shard.engines.troubles import lines
+
 __all__ = ["Deviation", "ReferencesReport", "Unread"]
 
 #: Shards of a table, and keys of a shard, that str() shows.
@@ -68,9 +70,6 @@ class Unread:
     server: str
     reason: str
 
-    def __str__(self) -> str:
-        return f"shard {self.shard_id} on {self.server}: {self.reason}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReferencesReport:
@@ -115,11 +114,12 @@ class ReferencesReport:
                 f"{name}: {count} row(s) on {self.shards[name]} shard(s), "
                 f"{len(deviations)} different, {len(unread)} not compared"
             )
-            for some in (deviations, unread):
-                for one in some[:_SHOWN]:
-                    yield f"  {one}"
-                if some[_SHOWN:]:
-                    yield f"  and {len(some) - _SHOWN} more"
+            for one in deviations[:_SHOWN]:
+                yield f"  {one}"
+            if deviations[_SHOWN:]:
+                yield f"  and {len(deviations) - _SHOWN} more"
+            for line in lines((u.server, u.reason, 1) for u in unread):
+                yield f"  {line}"
 
 
 def _listed(keys: tuple[tuple[Any, ...], ...]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from sqla_shard.schema.selecting import as_ranges
 from sqla_shard.schema.selecting import Shard
 
-__all__ = ["Outcome", "RunReport", "State"]
+__all__ = ["NOT_READ", "Outcome", "RunReport", "State"]
 
 
 class State(Enum):
@@ -37,6 +37,10 @@ class State(Enum):
     def is_good(self) -> bool:
         """Whether the shard is as the command wants it."""
         return self in (State.CHANGED, State.CURRENT)
+
+
+#: Those of shards whose databases could not be read.
+NOT_READ = (State.MISSING, State.UNREACHABLE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ def resolve_shard(
         raise SchemaError(
             f"{shard} could not be asked whether a revision is unfinished: "
             f"{version.error}"
-        )
+        ) from version.cause
     if not version.has_ledger:
         raise SchemaError(without_ledger(version))
     if version.open is None:

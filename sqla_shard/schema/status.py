@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -34,6 +35,8 @@ EMPTIED = "no revision, where others have one"
 NO_LEDGER = "no ledger"
 MISSING = "no such database"
 UNREACHABLE = "server not reached"
+#: Those of shards of which nothing is known.
+NOT_READ = (MISSING, UNREACHABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +83,16 @@ class StatusReport:
         """Whether every shard is at the newest revisions."""
         return all(one.condition == CURRENT for one in self.shards)
 
+    @property
+    def unread(self) -> list[ShardStatus]:
+        """The shards of which nothing is known."""
+        return [one for one in self.shards if one.condition in NOT_READ]
+
     def histogram(self) -> dict[tuple[str, ...], list[int]]:
         """Return the shards by the revisions that they are at."""
         found: dict[tuple[str, ...], list[int]] = {}
         for one in self.shards:
-            if one.condition not in (MISSING, UNREACHABLE):
+            if one.condition not in NOT_READ:
                 found.setdefault(one.revisions, []).append(one.shard_id)
         return found
 
@@ -123,21 +131,42 @@ class StatusReport:
         newest = {
             one.revisions for one in self.shards if one.condition == CURRENT
         }
-        for revisions, ids in self.histogram().items():
-            name = listed(revisions)
-            is_head = revisions in newest or set(revisions) == set(self.heads)
-            mark = " (head)" if is_head else ""
-            yield f"  {len(ids):6} at {name}{mark}: {as_ranges(ids)}"
+        # A shard stands in one line: one where the revision after head has
+        # failed is not among those that are well.
+        well: dict[str, list[int]] = {}
         others: dict[str, list[ShardStatus]] = {}
         for one in self.shards:
-            if one.condition not in (CURRENT, BEHIND):
-                others.setdefault(one.condition, []).append(one)
-        for condition, found in others.items():
+            revisions = one.revisions
+            is_head = revisions in newest or set(revisions) == set(self.heads)
+            name = f"at {listed(revisions)}{' (head)' if is_head else ''}"
+            if one.condition in (CURRENT, BEHIND):
+                well.setdefault(name, []).append(one.shard_id)
+                continue
+            where = f", {name}" if revisions else ""
+            others.setdefault(f"{one.condition}{where}", []).append(one)
+        for name, ids in well.items():
+            yield f"  {len(ids):6} {name}: {as_ranges(ids)}"
+        for name, found in others.items():
             ids = [one.shard_id for one in found]
-            yield f"  {len(ids):6} {condition}: {as_ranges(ids)}"
-            for one in found[:5]:
-                if one.detail:
-                    yield f"         {one.database}: {one.detail}"
+            yield f"  {len(ids):6} {name}: {as_ranges(ids)}"
+            yield from _details(found)
+
+
+def _details(found: Sequence[ShardStatus]) -> Iterator[str]:
+    """Yield what is the matter with shards of one condition."""
+    if found[0].condition not in NOT_READ:
+        for one in found[:5]:
+            if one.detail:
+                yield f"         {one.database}: {one.detail}"
+        return
+    # One outage is one line.
+    by_server: dict[str, list[ShardStatus]] = {}
+    for one in found:
+        by_server.setdefault(one.server, []).append(one)
+    for server, its in by_server.items():
+        ids = as_ranges(one.shard_id for one in its)
+        detail = " ".join((its[0].detail or "").split())
+        yield f"         {server}: {ids}{': ' if detail else ''}{detail}"
 
 
 def status_of(environment: Environment, steps: Any) -> StatusReport:

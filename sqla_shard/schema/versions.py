@@ -50,6 +50,7 @@ class Version:
     :ivar is_missing: whether its server has no such database.
     :ivar lost: why it is taken for one that has lost its tables, or None.
     :ivar error: why its server could not be asked, or None.
+    :ivar cause: the exception that says so, or None.
     """
 
     shard: Shard
@@ -61,6 +62,7 @@ class Version:
     is_missing: bool = False
     lost: str | None = None
     error: str | None = None
+    cause: Exception | None = None
 
     @property
     def is_known(self) -> bool:
@@ -117,7 +119,10 @@ def _on_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
         return _asked(shards, version_table)
     except (DBAPIError, ServerUnreachableError, OSError) as error:
         # OSError where the directory of SQLite files cannot be read.
-        return [Version(shard=shard, error=str(error)) for shard in shards]
+        return [
+            Version(shard=shard, error=str(error), cause=error)
+            for shard in shards
+        ]
 
 
 def _asked(shards: Sequence[Shard], version_table: str) -> list[Version]:

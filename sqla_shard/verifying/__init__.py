@@ -29,12 +29,14 @@ from sqla_shard.verifying.lookups import OpenClaim
 from sqla_shard.verifying.lookups import verify_lookups
 from sqla_shard.verifying.relations import verify_relations
 from sqla_shard.verifying.report import Tally
+from sqla_shard.verifying.report import UnreadShard
 from sqla_shard.verifying.report import VerifyReport
 
 __all__ = [
     "Finding",
     "OpenClaim",
     "Tally",
+    "UnreadShard",
     "VerifyProgress",
     "VerifyReport",
     "delete_abandoned",

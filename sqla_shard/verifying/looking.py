@@ -21,9 +21,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.engines.troubles import reason
+from sqla_shard.engines.troubles import told
 from sqla_shard.exc import CommitUnknownError
+from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.rendering import Place
 from sqla_shard.session import ShardSession
 from sqla_shard.verifying.contract import Check
 from sqla_shard.verifying.findings import Finding
@@ -32,13 +39,19 @@ from sqla_shard.verifying.findings import Outcome
 from sqla_shard.verifying.position import PositionFile
 from sqla_shard.verifying.position import State
 from sqla_shard.verifying.position import Suspect
+from sqla_shard.verifying.position import Unread
 from sqla_shard.verifying.report import Tally
+from sqla_shard.verifying.report import UnreadShard
 from sqla_shard.verifying.report import VerifyReport
 
 __all__ = ["Pace", "Run", "VerifyProgress", "kinds_of"]
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
+#: Seconds for which the first transaction is repeated that a server fails.
+PATIENCE = 30.0
 #: How often a repair is tried whose COMMIT was lost.
 _MOST_LOST = 3
 #: Suspects that are kept until they are looked at again.  Where there are
@@ -136,14 +149,21 @@ class Run:
         self._never = threading.Event()
         self._state = State()
         self._counted = self._saved = self._next = 0.0
+        #: The first error of a server, if any.
+        self.error: Exception | None = None
+        #: By name, the servers that do not answer, and why.
+        self._down: dict[str, str] = {}
+        self._is_patient = True
+        #: Suspects that could not be looked at again.
+        self._unconfirmed: list[Suspect] = []
+        #: The shards of those, and of repairs that a server has failed.
+        self._unlooked: list[Unread] = []
 
     def run(self, skipped: Mapping[str, str]) -> VerifyReport:
         """Look through everything that is not done yet.
 
         :param skipped: for the report: what could not be looked for.
         :raises VerifyPositionError: when the file is that of another run.
-        :raises sqlalchemy.exc.SQLAlchemyError: when a server fails for
-            longer than transactions are repeated.
         """
         if self._file is not None:
             self._state = self._file.load() or State()
@@ -154,17 +174,25 @@ class Run:
         while state.check < len(self._checks):
             self._walk(self._checks[state.check])
             state.check, state.shard_id = state.check + 1, 0
+        self._read_the_rest()
         while state.suspects:
             self._wait_for_suspects()
+        state.suspects = self._unconfirmed
         self._count_time()
         if self._file is not None:
-            self._file.remove()
+            if state.unread or state.suspects:
+                self._file.save(state)
+            else:
+                self._file.remove()
         return VerifyReport(
             tallies=state.tallies,
             kinds=self._kinds,
             repair=frozenset(self._repair),
             skipped=dict(skipped),
             seconds=state.seconds,
+            unread=tuple(
+                self._shown(one) for one in (*state.unread, *self._unlooked)
+            ),
         )
 
     # -- the first look
@@ -174,26 +202,113 @@ class Run:
         space = check.keyspace(self._cluster.places)
         while state.shard_id < space.shards:
             shard_id, limit = state.shard_id, self._pace.limit
-            count, state.after = self._page(check, shard_id, limit)
+            count, state.after = self._page(
+                check, shard_id, state.after, limit
+            )
             if count < limit:
                 state.shard_id, state.after = shard_id + 1, None
-            self._look_again(time.time())
-            while len(state.suspects) > _MOST_SUSPECTS:
-                self._wait_for_suspects()
-            self._save(must=count > 0)
+            self._go_on(check, shard_id, count)
             self._tell(check, shard_id, space.shards)
-            self._slow_down(count)
+
+    def _go_on(self, check: Check, shard_id: int, count: int) -> None:
+        """Do what there is to do between two pages."""
+        self._look_again(time.time())
+        while len(self._state.suspects) > _MOST_SUSPECTS:
+            self._wait_for_suspects()
+        self._save(must=count > 0)
+        self._slow_down(count)
 
     def _page(
-        self, check: Check, shard_id: int, limit: int
+        self, check: Check, shard_id: int, after: Any, limit: int
     ) -> tuple[int, Any]:
-        """Look at some rows; return how many, and the position of the last."""
-        count, last, found = self._cluster.run(
-            _read, check, shard_id, self._state.after, limit
-        )
+        """Look at some rows; return how many, and the position of the last.
+
+        A shard that cannot be read has no more rows.
+        """
+        place = self._place(check, shard_id)
+        down = self._down.get(place.server)
+        if down is not None:
+            self._state.unread.append(
+                Unread(
+                    check=self._checks.index(check),
+                    shard_id=shard_id,
+                    after=after,
+                    server=place.server,
+                    reason=down,
+                )
+            )
+            return 0, after
+        try:
+            count, last, found = self._patiently(
+                _read, check, shard_id, after, limit
+            )
+        except SQLAlchemyError as error:
+            unread = self._met(check, place, error, after)
+            self._state.unread.append(unread)
+            return 0, after
         self._tally(check).looked[check.unit] += count
         self._take(check, found)
         return count, last
+
+    def _patiently(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run a transaction, which is repeated until something was unread.
+
+        A failover is waited for once, and not for each of the thousands of
+        shards that are on the server.
+        """
+        if not self._is_patient:
+            return self._cluster.run(fn, *args, attempts=1)
+        return self._cluster.run(fn, *args, timeout=PATIENCE)
+
+    def _place(self, check: Check, shard_id: int) -> Place:
+        places = self._cluster.places
+        return places.place(check.keyspace(places), shard_id)
+
+    def _met(
+        self, check: Check, place: Place, error: Exception, after: Any = None
+    ) -> Unread:
+        """Take note of an error of a server; return what was not read.
+
+        :raises SQLAlchemyError: when the error is another one.
+        """
+        found = reason(error)
+        if found is None:
+            raise error
+        self.error = self.error or error
+        self._is_patient = False
+        if isinstance(found, ServerUnreachableError):
+            # One that has several names is one server.
+            for name in found.server.split(", "):
+                self._down[name] = told(found)
+        return Unread(
+            check=self._checks.index(check),
+            shard_id=place.shard_id,
+            after=after,
+            server=found.server,
+            reason=told(found),
+        )
+
+    def _read_the_rest(self) -> None:
+        """Read what could not be read, of this run or an earlier one."""
+        left, self._state.unread = self._state.unread, []
+        self._down.clear()
+        while left:
+            one = left.pop(0)
+            check, limit = self._checks[one.check], self._pace.limit
+            after, count = one.after, limit
+            while count == limit:
+                count, after = self._page(check, one.shard_id, after, limit)
+                self._go_on(check, one.shard_id, count)
+
+    def _shown(self, one: Unread) -> UnreadShard:
+        check = self._checks[one.check]
+        return UnreadShard(
+            subject=check.subject,
+            keyspace=check.keyspace(self._cluster.places).name,
+            shard_id=one.shard_id,
+            server=one.server,
+            reason=one.reason,
+        )
 
     def _take(self, check: Check, found: Iterable[Finding]) -> None:
         now = time.time()
@@ -241,7 +356,18 @@ class Run:
     ) -> None:
         before = {_row(one): one.kind for one in findings}
         others = []
-        for now in self._cluster.run(_read_again, check, shard_id, findings):
+        try:
+            found = self._patiently(_read_again, check, shard_id, findings)
+        except SQLAlchemyError as error:
+            place = self._place(check, shard_id)
+            self._unlooked.append(self._met(check, place, error))
+            number, seen = self._checks.index(check), time.time()
+            self._unconfirmed += [
+                Suspect(check=number, finding=one, seen=seen)
+                for one in findings
+            ]
+            return
+        for now in found:
             kind = before.get(_row(now))
             if kind == now.kind:
                 self._conclude(check, now)
@@ -267,6 +393,10 @@ class Run:
         It looks at the row under a lock, so that twice does no harm.
         """
         lost: CommitUnknownError | None = None
+        if self._down:
+            # Each of thousands would wait until it gives up.
+            down = "; ".join(dict.fromkeys(self._down.values()))
+            return Outcome.not_done(replace(finding, detail=down))
         for _ in range(_MOST_LOST):
             try:
                 outcome = check.mend(self._cluster, finding)
@@ -279,6 +409,11 @@ class Run:
                     extra={"action": "verify"},
                 )
                 continue
+            except SQLAlchemyError as error:
+                place = self._place(check, finding.shard_id)
+                unread = self._met(check, place, error)
+                self._unlooked.append(unread)
+                return Outcome.not_done(replace(finding, detail=unread.reason))
             if lost is not None and outcome.left is None:
                 return Outcome.done()
             return outcome

@@ -19,9 +19,9 @@ from sqla_shard.files import replace_file
 from sqla_shard.verifying.findings import Finding
 from sqla_shard.verifying.report import Tally
 
-__all__ = ["PositionFile", "State", "Suspect"]
+__all__ = ["PositionFile", "State", "Suspect", "Unread"]
 
-_FORMAT = 1
+_FORMAT = 2
 #: Of the file: it has keys, which may be addresses of people.
 _MODE = 0o600
 
@@ -40,6 +40,25 @@ class Suspect:
     seen: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A shard that could not be read, or not all of it.
+
+    :ivar check: number of the check that has met it.
+    :ivar shard_id: the shard.
+    :ivar after: position of the last row that was read; None for none.
+    :ivar server: the server that did not answer, which another shard may
+        need; or lacks the shard.
+    :ivar reason: what is wrong.
+    """
+
+    check: int
+    shard_id: int
+    after: Any
+    server: str
+    reason: str
+
+
 @dataclass(kw_only=True)
 class State:
     """How far a run has come.
@@ -48,6 +67,7 @@ class State:
     :ivar shard_id: the shard that is next.
     :ivar after: position of the last row of it; None at its beginning.
     :ivar suspects: what is to be looked at again, the first to come first.
+    :ivar unread: what could not be read, and is next when the rest is done.
     :ivar tallies: what was found so far.
     :ivar seconds: how long it took so far.
     """
@@ -56,6 +76,7 @@ class State:
     shard_id: int = 0
     after: Any = None
     suspects: list[Suspect] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -69,6 +90,7 @@ class State:
                 {**vars(one), "finding": vars(one.finding)}
                 for one in self.suspects
             ],
+            "unread": [vars(one) for one in self.unread],
             "tallies": {
                 name: {
                     **vars(tally),
@@ -93,6 +115,7 @@ class State:
                 Suspect(**{**one, "finding": Finding(**one["finding"])})
                 for one in data["suspects"]
             ],
+            unread=[Unread(**one) for one in data["unread"]],
             tallies={
                 name: _tally(one) for name, one in data["tallies"].items()
             },

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from collections.abc import Mapping
+from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
+from sqla_shard.engines.troubles import lines as unread_lines
 from sqla_shard.verifying.findings import Finding
 from sqla_shard.verifying.findings import Kind
 
-__all__ = ["SHOWN", "Tally", "VerifyReport"]
+__all__ = ["SHOWN", "Tally", "UnreadShard", "VerifyReport"]
 
 #: Findings of one class and kind that are kept with all their data.
 SHOWN = 20
@@ -55,6 +57,25 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnreadShard:
+    """A shard that could not be read, or not all of it.
+
+    :ivar subject: the class.
+    :ivar keyspace: of the shard.
+    :ivar shard_id: its number.
+    :ivar server: the server that did not answer, on which objects of its
+        rows may be; or lacks the shard.
+    :ivar reason: what is wrong.
+    """
+
+    subject: str
+    keyspace: str
+    shard_id: int
+    server: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifyReport:
     """What a run has found, and what it has repaired.
 
@@ -65,6 +86,7 @@ class VerifyReport:
         reason.
     :ivar seconds: how long it took, without what came between
         interruptions.
+    :ivar unread: the shards that could not be read.
     """
 
     tallies: Mapping[str, Tally]
@@ -72,11 +94,12 @@ class VerifyReport:
     repair: Collection[str]
     skipped: Mapping[str, str]
     seconds: float
+    unread: tuple[UnreadShard, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, or nothing any more."""
-        return not any(
+        """Whether all was read, and nothing is wrong, or not any more."""
+        return not self.unread and not any(
             tally.left(kind.name)
             for tally in self.tallies.values()
             for kind in self.kinds.values()
@@ -108,6 +131,7 @@ class VerifyReport:
                 name: tally.as_dict() for name, tally in self.tallies.items()
             },
             "skipped": dict(self.skipped),
+            "unread": [asdict(one) for one in self.unread],
         }
 
     def __str__(self) -> str:
@@ -123,13 +147,21 @@ class VerifyReport:
             for kind in self.kinds.values():
                 if tally.found[kind.name]:
                     lines += self._of_kind(tally, kind)
-            if not +tally.found:
+            if tally.looked and not +tally.found:
                 lines.append("  all fit")
             if name in self.skipped:
                 lines.append(f"  {self.skipped[name]}")
+        lines += unread_lines(
+            (one.server, one.reason, 1) for one in self._once()
+        )
         done = "" if self.repair else "; nothing was changed"
         lines.append(f"{self.seconds:.1f} s{done}")
         return lines
+
+    def _once(self) -> list[UnreadShard]:
+        """Return each shard once, which several classes may have."""
+        shards = {(one.keyspace, one.shard_id): one for one in self.unread}
+        return list(shards.values())
 
     def _of_kind(self, tally: Tally, kind: Kind) -> list[str]:
         found, repaired = tally.found[kind.name], tally.repaired[kind.name]

@@ -6,20 +6,45 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 from click.testing import CliRunner
 from click.testing import Result
 
 from sqla_shard.cli.program import program
 
-__all__ = ["COMMAND", "ROOT", "environment", "invoke", "run", "write"]
+__all__ = [
+    "COMMAND",
+    "ROOT",
+    "commands",
+    "environment",
+    "invoke",
+    "run",
+    "write",
+]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-W", "error", "-m", "sqla_shard.cli"]
 _UNWANTED = ("SQLA_SHARD_TOPOLOGY", "SQLA_SHARD_CACHE")
+
+
+def commands(
+    command: click.Command, path: str
+) -> Iterator[tuple[str, click.Command]]:
+    """Yield each command that does something, or has options, by name."""
+    if command.params or not isinstance(command, click.Group):
+        yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        # Not all of them are loaded before they are asked for.
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, f"{path} {name}")
 
 
 def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:

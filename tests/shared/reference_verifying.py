@@ -83,7 +83,7 @@ class Verified(Suite):
         assert not report.ok
         (unread,) = report.unread
         assert (unread.shard_id, unread.reference) == (4, "Rate")
-        assert "ShardMissingError" in unread.reason
+        assert "no such table" in unread.reason
         (deviation,) = report.deviations
         assert (deviation.shard_id, deviation.repaired) == (5, True)
         with pytest.raises(ReferenceIncompleteError) as caught:

@@ -11,6 +11,7 @@ from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.shared import awaited
 from tests.shared.clusters import on_sqlite
+from tests.shared.sqlite_files import with_files
 
 cluster = on_sqlite()
 data = awaited.pins_with_boards()
@@ -18,7 +19,8 @@ data = awaited.pins_with_boards()
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 4)) as cluster:
+    document = with_files(sqlite_topology(tmp_path, 2, 4))
+    with Cluster.from_topology(document) as cluster:
         yield cluster
 
 

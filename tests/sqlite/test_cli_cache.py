@@ -168,7 +168,7 @@ def test_a_server_that_cannot_be_asked(
     broken.write_bytes(b"this is no database " * 100)
     more = ["--once"] if command == "repair" else []
     found = cache(topology, command, file, "--json", *more)
-    assert found.exit_code == 1
+    assert found.exit_code == 3
     document = json.loads(found.stdout)
     (trouble,) = document["troubles"]
     assert trouble.startswith("server2: ")
@@ -263,7 +263,7 @@ def test_a_shard_without_the_table(topology, cluster, tmp_path):
         session.execute(drop, bind_arguments=shard)
         session.commit()
     found = cache(topology, "stats", regions)
-    assert found.exit_code == 1
+    assert found.exit_code == 3
     assert found.stdout.startswith("m: no keys wait")
     last = found.stdout.splitlines()[-1]
     assert "sqla_shard_outbox" in last

@@ -30,6 +30,7 @@ from sqla_shard.topology import find_shard
 from tests.shared.command_line import invoke
 from tests.shared.command_line import run
 from tests.shared.command_line import write
+from tests.shared.sqlite_files import with_files
 
 MODELS = ("--models", "examples.quickstart.models")
 
@@ -44,6 +45,7 @@ def directory(tmp_path_factory):
     write(directory, document)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
+        with_files(cluster)
         with cluster.begin(cross_shard="unordered") as session:
             for shard in range(8):
                 session.add(User(name=f"of {shard}", shard_id=shard))

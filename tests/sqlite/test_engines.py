@@ -26,6 +26,7 @@ from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import StatementLog
+from tests.shared.sqlite_files import with_files
 
 
 class Base(DeclarativeBase):
@@ -128,13 +129,11 @@ def test_health_names_what_is_wrong() -> None:
 
 
 def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
-    with Cluster.from_topology(sqlite_topology(tmp_path, shards=8)) as cluster:
-        assert not list(tmp_path.rglob("*.sqlite"))
+    document = with_files(sqlite_topology(tmp_path, shards=8))
+    with Cluster.from_topology(document) as cluster:
+        assert cluster.stats() == []
         with cluster.session() as session:
             session.connection({"shard_id": 5}).execute(text("SELECT 1"))
-        assert [f.name for f in tmp_path.rglob("*.sqlite")] == [
-            "db00005.sqlite"
-        ]
         (stats,) = cluster.stats()
         assert (stats.idle, stats.busy) == (1, 0)
 
@@ -148,7 +147,8 @@ def test_unopened_shards_are_refused(tmp_path: Path) -> None:
 
 
 def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
-    cluster = Cluster.from_topology(sqlite_topology(tmp_path, shards=4))
+    document = with_files(sqlite_topology(tmp_path, shards=4))
+    cluster = Cluster.from_topology(document)
     session = cluster.session()
     session.connection({"shard_id": 1}).execute(text("SELECT 1"))
     assert cluster.stats()[0].busy == 1
@@ -176,7 +176,8 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
 
 
 def test_what_comes_back_later_is_closed(tmp_path: Path) -> None:
-    cluster = Cluster.from_topology(sqlite_topology(tmp_path, shards=2))
+    document = with_files(sqlite_topology(tmp_path, shards=2))
+    cluster = Cluster.from_topology(document)
     session = cluster.session()
     connection = session.connection({"shard_id": 1})
     wire: Any = connection.connection.dbapi_connection
@@ -188,7 +189,7 @@ def test_what_comes_back_later_is_closed(tmp_path: Path) -> None:
 
 
 def test_warm_opens_connections_to_every_server(tmp_path: Path) -> None:
-    document = sqlite_topology(tmp_path, servers=3, shards=6)
+    document = with_files(sqlite_topology(tmp_path, servers=3, shards=6))
     with Cluster.from_topology(document) as cluster:
         cluster.warm(2)
         assert [(s.idle, s.busy) for s in cluster.stats()] == [(2, 0)] * 3
@@ -196,7 +197,7 @@ def test_warm_opens_connections_to_every_server(tmp_path: Path) -> None:
 
 def test_other_pools_can_be_chosen(tmp_path: Path) -> None:
     with Cluster.from_topology(
-        sqlite_topology(tmp_path, shards=4),
+        with_files(sqlite_topology(tmp_path, shards=4)),
         engine_options={"poolclass": NullPool},
     ) as cluster:
         cluster.create_all(Base.metadata.__class__())
@@ -241,7 +242,7 @@ def test_create_all_refuses_tables_of_no_keyspace(tmp_path: Path) -> None:
 
 def test_connections_come_back_clean(tmp_path: Path) -> None:
     with Cluster.from_topology(
-        sqlite_topology(tmp_path, shards=2),
+        with_files(sqlite_topology(tmp_path, shards=2)),
         engine_options={"pool_size": 1, "max_overflow": 0},
     ) as cluster:
         cluster.create_all(type(Base.metadata)())
@@ -270,6 +271,7 @@ def test_a_keyspace_can_be_named(tmp_path: Path) -> None:
     document = sqlite_topology(tmp_path, shards=4, main=True)
     other = dict(document["keyspaces"]["main"], database="other")
     document["keyspaces"]["other"] = other
+    with_files(document)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata, keyspace="objects")
         with cluster.session() as session:

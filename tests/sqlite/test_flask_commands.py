@@ -14,6 +14,7 @@ from tests.shared.flask_app import Base
 from tests.shared.flask_app import Board
 from tests.shared.flask_app import flask_fixtures
 from tests.shared.flask_app import Setting
+from tests.shared.sqlite_files import with_files
 
 app, cluster, db, board_id = flask_fixtures()
 
@@ -105,8 +106,8 @@ def test_health(app, db):
 
 
 def test_health_of_a_server_that_is_down(app, tmp_path):
-    document = sqlite_topology(tmp_path, servers=2, shards=2)
-    (tmp_path / "server2" / "db00001.sqlite").mkdir()  # not a file
+    document = with_files(sqlite_topology(tmp_path, servers=2, shards=2))
+    (tmp_path / "server2" / "db00001.sqlite").unlink()
     app.config["SQLA_SHARD_TOPOLOGY"] = document
     FlaskCluster(app)
     done = invoke(app, "health")

@@ -15,6 +15,7 @@ from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
 from tests.shared.command_line import write
 from tests.shared.flask_app import flask_fixtures
+from tests.shared.sqlite_files import with_files
 
 app, cluster, db, board_id = flask_fixtures()
 
@@ -56,10 +57,12 @@ def test_all_is_well(healthy):
 
 def broken(directory, *servers):
     """Return a topology; some servers do not answer."""
-    document = sqlite_topology(directory, servers=2, shards=2)
+    document = with_files(sqlite_topology(directory, servers=2, shards=2))
     for name, shard in servers:
         # A directory is no database.
-        (directory / name / f"db{shard:05d}.sqlite").mkdir()
+        path = directory / name / f"db{shard:05d}.sqlite"
+        path.unlink()
+        path.mkdir()
     return document
 
 
@@ -91,7 +94,8 @@ def test_a_closed_cluster(healthy, cluster):
 
 
 def test_a_topology_that_is_stale(app, tmp_path):
-    path = write(tmp_path, sqlite_topology(tmp_path, servers=2, shards=2))
+    document = with_files(sqlite_topology(tmp_path, servers=2, shards=2))
+    path = write(tmp_path, document)
     app.config["SQLA_SHARD_HEALTH"] = PATH
     app.config["SQLA_SHARD_TOPOLOGY"] = str(path)
     FlaskCluster(app)

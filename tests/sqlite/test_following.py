@@ -46,6 +46,7 @@ from tests.shared.following import Pin
 from tests.shared.following import SHARDS
 from tests.shared.following import TIMEOUT
 from tests.shared.following import until
+from tests.shared.sqlite_files import with_files
 from tests.shared.threads import begun_since
 from tests.shared.threads import running
 
@@ -293,7 +294,7 @@ def test_no_new_connection_to_a_server_that_left(
         # Found, but not asked yet.
         place = session.places.place(cluster.topology.keyspace("objects"), 4)
         assert directory_of(session, 0) == "s1"
-        cluster.update_topology(places.topology(2, 1, 3))
+        cluster.update_topology(with_files(places.topology(2, 1, 3)))
         with pytest.raises(ServerRetiredError) as known:
             directory_of(session, 4)
         # Neither found nor asked.
@@ -314,6 +315,7 @@ def test_no_new_connection_to_a_server_that_left(
 def test_no_connection_to_a_server_that_left_before_it_was_used(
     places: Places,
 ) -> None:
+    with_files(places.topology(1, 1))
     with Cluster.from_topology(places.topology(1, 1, 2)) as cluster:
         with cluster.session() as session:
             assert directory_of(session, 0) == "s1"
@@ -634,7 +636,8 @@ def test_500_changes_leave_nothing_behind(
 ) -> None:
     def change(epochs: range) -> None:
         for epoch in epochs:
-            cluster.update_topology(places.topology(epoch, 1, 2 + epoch % 40))
+            topology = places.topology(epoch, 1, 2 + epoch % 40)
+            cluster.update_topology(with_files(topology))
             with cluster.session() as session:
                 session.execute(text("SELECT 1"), **on(4))
 
@@ -729,7 +732,7 @@ def test_idle_pools_of_loops_are_drained_without_a_request(
     try:
         ready.wait(TIMEOUT)
         assert places.where(cluster)["s2"] == 4 + 3
-        cluster.update_topology(places.topology(2, 1, 3))
+        cluster.update_topology(with_files(places.topology(2, 1, 3)))
         assert until(lambda: places.where(cluster)["s2"] == 0)
         changed.set()
         ready.wait(TIMEOUT)
@@ -1007,9 +1010,10 @@ def test_health_of_servers_of_one_name(places: Places) -> None:
     (places.base / "broken").write_text("this is no directory")
     # The last that is asked is well, and the first is not.
     broken = copy.deepcopy(objects) | {"database": "other{shard:05d}"}
-    broken["servers"][0]["primary"] = f"sqlite:///{places.base / 'broken'}"
     keyspaces.clear()
     keyspaces.update(broken=broken, objects=objects)
+    with_files(found)
+    broken["servers"][0]["primary"] = f"sqlite:///{places.base / 'broken'}"
     with Cluster.from_topology(found) as cluster:
         health = cluster.health()
     assert health.servers["server1"] is not None

@@ -23,6 +23,7 @@ from sqla_shard.schema import State
 from sqla_shard.testing import sqlite_topology
 from tests.shared.provisioning import Project
 from tests.shared.provisioning import refused
+from tests.shared.sqlite_files import with_files
 
 ONE = RunOptions(jobs=1)
 
@@ -439,7 +440,7 @@ def test_another_runner_has_made_the_tables_of_this_package(
 ) -> None:
     # Once met by two runs at the same time: a shard where the other was
     # first must not be the example of what the next one needs.
-    with Cluster.from_topology(base) as cluster:
+    with Cluster.from_topology(with_files(base)) as cluster:
         objects = cluster.topology.keyspace("objects")
         places = [cluster.places.place(objects, i) for i in range(2)]
         names = []

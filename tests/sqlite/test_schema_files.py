@@ -21,6 +21,7 @@ from sqla_shard.exc import SchemaSetupError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.schema import init
 from sqla_shard.schema import template_path
+from tests.shared.sqlite_files import with_files
 
 TOPOLOGY = """\
 epoch = 1
@@ -237,10 +238,7 @@ def test_alembic_init_takes_the_template(project: Path) -> None:
 
 def make_databases() -> None:
     with Cluster.from_file("topology.toml") as cluster:
-        for keyspace in cluster.topology.keyspaces.values():
-            for place in cluster.places.all_places(keyspace):
-                with place.engine.connect():
-                    pass  # SQLite makes the file
+        with_files(cluster)
 
 
 def test_alembic_works_with_what_was_written(project: Path) -> None:

@@ -21,6 +21,7 @@ from sqla_shard import Cluster
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import init
 from tests.shared import revision_models
+from tests.shared.sqlite_files import with_files
 
 SHARDS = 4
 TOPOLOGY = f"""\
@@ -75,10 +76,7 @@ def alembic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alembic:
         if path.name == "env.py":
             path.write_text(ENV)
     with Cluster.from_file("topology.toml") as cluster:
-        keyspace = cluster.topology.keyspace("objects")
-        for place in cluster.places.all_places(keyspace):
-            with place.engine.connect():
-                pass  # SQLite makes the file
+        with_files(cluster)
 
     def make(
         metadata: MetaData = pinboard.Base.metadata, **settings: Any

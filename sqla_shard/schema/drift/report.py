@@ -226,9 +226,12 @@ def _text(report: DriftReport) -> Iterator[str]:
         if found.orphaned:
             yield "databases on a server that the topology has elsewhere:"
             yield from map(_of_orphan, found.orphaned)
-        for unread in found.unread:
-            reason = unread.reason.replace("\n", "\n  ")
-            yield f"not read: {end_of(unread.server, unread.role)}: {reason}"
+    # Once, however many keyspaces a server has.
+    unread = (one for found in report.keyspaces for one in found.unread)
+    for server, reason in {
+        end_of(one.server, one.role): one.reason for one in unread
+    }.items():
+        yield f"not read: {server}: {' '.join(reason.split())}"
 
 
 def _verdict(report: DriftReport) -> str:

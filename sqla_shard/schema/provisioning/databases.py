@@ -170,6 +170,7 @@ class _Provisioning:
         self._places = Places(self._new, self._engines)
         self._name = environment.keyspace.name
         self._problems: list[Problem] = []
+        self._unread: list[str] = []
 
     def _chosen(self, topology: Topology | None) -> Topology:
         for name in ("shards", "servers", "new"):
@@ -225,7 +226,10 @@ class _Provisioning:
     def _check(self) -> None:
         if self._problems:
             raise ProvisionError(
-                self._problems, keyspace=self._name, epoch=self._new.epoch
+                self._problems,
+                keyspace=self._name,
+                epoch=self._new.epoch,
+                unread=dict.fromkeys(self._unread),
             )
 
     # -- before anything is made
@@ -247,6 +251,8 @@ class _Provisioning:
             return
         [version] = self._environment.versions([shard])
         error = _not_newest(self._environment, version)
+        if not version.is_known:
+            self._unread.append(shard.server)
         if error is not None:
             self._problems.append(
                 Problem(
@@ -261,6 +267,7 @@ class _Provisioning:
             return []
         topologies = [self._current, self._new]
         found = holders(self._engines, topologies)
+        self._unread += [one.label for one in found.values() if one.error]
         self._problems += elsewhere(
             shards, self._new.keyspace(self._name), found, topologies
         )
@@ -336,6 +343,11 @@ class Provisioner(Applier):
         super().__init__(*args)
         self._epoch = epoch
         self._missing = missing
+
+    def _connected(self, shard: Shard) -> tuple[Connection, Journal]:
+        if shard.shard_id in self._missing:
+            shard.place.backend.create_file(shard.place.engine)
+        return super()._connected(shard)
 
     def _attempt(
         self, version: Version, connection: Connection, journal: Journal

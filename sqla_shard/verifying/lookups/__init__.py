@@ -11,9 +11,16 @@
 
 from __future__ import annotations
 
+from sqla_shard.verifying.lookups.claims import claims_on_all
 from sqla_shard.verifying.lookups.claims import open_claims
 from sqla_shard.verifying.lookups.claims import OpenClaim
 from sqla_shard.verifying.lookups.running import delete_abandoned
 from sqla_shard.verifying.lookups.running import verify_lookups
 
-__all__ = ["OpenClaim", "delete_abandoned", "open_claims", "verify_lookups"]
+__all__ = [
+    "OpenClaim",
+    "claims_on_all",
+    "delete_abandoned",
+    "open_claims",
+    "verify_lookups",
+]

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import field
 from datetime import datetime
 from functools import partial
-from itertools import chain
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster import Cluster
 from sqla_shard.engines import by_server
+from sqla_shard.engines.troubles import Trouble
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.lookup import LookupMixin
 from sqla_shard.lookup.definition import link
 from sqla_shard.rendering import Place
@@ -21,7 +25,7 @@ from sqla_shard.verifying.classes import classes_of
 from sqla_shard.verifying.lookups.rows import ClaimCheck
 from sqla_shard.verifying.lookups.running import KEEP
 
-__all__ = ["OpenClaim", "open_claims"]
+__all__ = ["OpenClaim", "claims_on_all", "open_claims"]
 
 _PARALLEL = 8
 
@@ -81,44 +85,77 @@ def open_claims(
     :raises ValueError: when an argument makes no sense.
     :raises SQLAlchemyError: when a server cannot be asked.
     """
-    if type(batch) is not int or batch < 1:
-        raise ValueError(f"batch={batch!r}; it is a number, from 1")
-    found: list[OpenClaim] = []
-    for cls in classes_of(LookupMixin, classes):
-        if link(cls).unique:
-            found += _of_class(cluster, cls, batch)
+    found, troubles = claims_on_all(cluster, classes, batch=batch)
+    for trouble in troubles:
+        raise trouble.error
     return found
 
 
-def _of_class(cluster: Cluster, cls: Any, batch: int) -> list[OpenClaim]:
+def claims_on_all(
+    cluster: Cluster,
+    classes: Iterable[type[Any]] | None = None,
+    *,
+    batch: int = 500,
+) -> tuple[list[OpenClaim], list[Trouble]]:
+    """Return the claims that are open, and the shards that were not read."""
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"batch={batch!r}; it is a number, from 1")
+    found: list[OpenClaim] = []
+    troubles: list[Trouble] = []
+    for cls in classes_of(LookupMixin, classes):
+        if link(cls).unique:
+            its = _Claims()
+            _read_class(cluster, cls, batch, its)
+            found += sorted(its.found, key=lambda one: (one.shard_id, one.key))
+            troubles += its.troubles
+    return found, troubles
+
+
+@dataclass
+class _Claims:
+    """Those of one class, and what could not be read of it."""
+
+    found: list[OpenClaim] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+
+def _read_class(cluster: Cluster, cls: Any, batch: int, its: _Claims) -> None:
     check = ClaimCheck(cls, KEEP)
     places = cluster.places
     jobs = [
-        partial(_on_server, cluster, check, group, batch)
+        partial(_on_server, cluster, check, group, batch, its)
         for group in by_server(places.all_places(check.keyspace(places)))
     ]
-    answers = places.engines.at_once(jobs, "claims", _PARALLEL)
-    return sorted(
-        chain.from_iterable(answers), key=lambda one: (one.shard_id, one.key)
-    )
+    places.engines.at_once(jobs, "claims", _PARALLEL)
 
 
 def _on_server(
-    cluster: Cluster, check: ClaimCheck, places: Sequence[Place], batch: int
-) -> list[OpenClaim]:
-    return [
-        OpenClaim(
-            lookup=check.subject,
-            key=row.key,
-            keyspace=place.keyspace,
-            shard_id=place.shard_id,
-            server=place.server,
-            expires_at=row.expires_at,
-            has_ended=row.expired,
-        )
-        for place in places
-        for row in _rows(cluster, check, place.shard_id, batch)
-    ]
+    cluster: Cluster,
+    check: ClaimCheck,
+    places: Sequence[Place],
+    batch: int,
+    its: _Claims,
+) -> None:
+    for number, place in enumerate(places):
+        try:
+            its.found += [
+                OpenClaim(
+                    lookup=check.subject,
+                    key=row.key,
+                    keyspace=place.keyspace,
+                    shard_id=place.shard_id,
+                    server=place.server,
+                    expires_at=row.expires_at,
+                    has_ended=row.expired,
+                )
+                for row in _rows(cluster, check, place.shard_id, batch)
+            ]
+        except ServerUnreachableError as error:
+            left = len(places) - number
+            its.troubles.append(Trouble(place.server, error, left))
+            return
+        except SQLAlchemyError as error:
+            its.troubles.append(Trouble(place.server, error, 1))
 
 
 def _rows(

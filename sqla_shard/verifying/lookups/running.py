@@ -63,10 +63,12 @@ def verify_lookups(
         up, or to change a key.
     :param keep: how long claims are left alone after their end.
     :param position: a file that has how far the run is.  One that was
-        interrupted goes on from there; when it is over the file is removed.
+        interrupted goes on from there, one that could not read all reads the
+        rest; when it is over the file is removed.
     :param batch: rows that one transaction reads at most.
     :param on_progress: called after each batch.
-    :returns: data; ``str()`` of it is for reading.
+    :returns: data; ``str()`` of it is for reading.  What a server kept from
+        being read is in ``unread``.
     :raises VerifyPositionError: when the file is that of another run.
     :raises ValueError: when an argument makes no sense.
     """
@@ -110,9 +112,11 @@ def delete_abandoned(
     :param batch: how many one transaction reads at most.
     :returns: how many were deleted.
     :raises ValueError: when an argument makes no sense.
+    :raises SQLAlchemyError: when a server cannot be asked; those of the
+        others are deleted.
     """
     _check_keep(older_than)
-    report = Run(
+    run = Run(
         cluster,
         [
             ClaimCheck(cls, older_than)
@@ -123,7 +127,10 @@ def delete_abandoned(
         pace=Pace(rate=rate, grace=0.0, batch=batch),
         command="abandoned",
         position=None,
-    ).run({})
+    )
+    report = run.run({})
+    if report.unread and run.error is not None:
+        raise run.error
     return report.repaired(kinds.ABANDONED.name)
 
 

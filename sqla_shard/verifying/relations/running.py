@@ -49,10 +49,12 @@ def verify_relations(
     :param rate: rows a second at most.
     :param grace: seconds between the two looks at what seems wrong.
     :param position: a file that has how far the run is.  One that was
-        interrupted goes on from there; when it is over the file is removed.
+        interrupted goes on from there, one that could not read all reads the
+        rest; when it is over the file is removed.
     :param batch: rows that one transaction reads at most.
     :param on_progress: called after each batch.
-    :returns: data; ``str()`` of it is for reading.
+    :returns: data; ``str()`` of it is for reading.  What a server kept from
+        being read is in ``unread``.
     :raises VerifyPositionError: when the file is that of another run.
     :raises ValueError: when an argument makes no sense.
     """

@@ -1,0 +1,41 @@
+"""Every command of sqla-shard where one of two servers is down."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sqla_shard.testing import MariaDBFleet
+from tests.shared import unread
+from tests.shared.command_line import write
+from tests.shared.unread_models import MODULUS
+from tests.shared.unread_models import SHARDS
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def scene(mariadb_installed, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("unread")
+    with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
+        if not fleet.local:
+            pytest.skip("servers of others are not stopped")
+        document = fleet.topology_mapping(lookup=MODULUS)
+        new = json.loads(json.dumps(document))
+        new["epoch"] += 1
+        objects = new["keyspaces"]["objects"]
+        objects["shards"] = SHARDS + 2
+        objects["servers"][0]["shards"] = [[0, 3], [8, 9]]
+        project, ids = unread.prepared(directory, document)
+        write(directory, new, "new.json")
+        fleet.servers[1].stop()
+        yield unread.Scene(
+            project=project,
+            ids=ids,
+            reasons=["Can't connect to MySQL server", "server not reached"],
+        )
+
+
+class TestWithoutAServer(unread.Unread):
+    pass

@@ -1,0 +1,98 @@
+"""Every command of sqla-shard where SQLite files are missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from typing import ClassVar
+
+import pytest
+
+from sqla_shard.cli.printing import FAILED
+from sqla_shard.testing import sqlite_topology
+from tests.shared import unread
+from tests.shared.command_line import write
+from tests.shared.unread_models import MODULUS
+from tests.shared.unread_models import SHARDS
+
+
+def scene_of(directory):
+    document = sqlite_topology(directory / "data", 2, SHARDS, lookup=MODULUS)
+    project, ids = unread.prepared(directory, document)
+    new = sqlite_topology(
+        directory / "data", 2, SHARDS + 2, lookup=MODULUS, epoch=2
+    )
+    servers = document["keyspaces"]["objects"]["servers"]
+    new["keyspaces"]["objects"]["servers"] = [
+        servers[0],
+        {**servers[1], "shards": [4, 9]},
+    ]
+    write(directory, new, "new.json")
+    return unread.Scene(
+        project=project,
+        ids=ids,
+        reasons=["there is no file /", "no such database", "no database"],
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return scene_of(tmp_path_factory.mktemp("unread"))
+
+
+class TestWithoutFiles(unread.Unread):
+    OTHERWISE: ClassVar[dict[str, dict[str, Any]]] = {
+        # What is missing is what it looks for.
+        "schema verify": {"status": FAILED, "most": 0},
+        # It makes files, beside those that are missing.
+        "schema -c {dir}/alembic.ini provision --topology {dir}/new.json": {
+            "status": FAILED,
+            "most": 0,
+            "makes": True,
+        },
+        # There is nothing to be read that could be missing.
+        "schema -c {dir}/alembic.ini resolve 7 statement-done": {
+            "status": FAILED
+        },
+    }
+
+    @pytest.fixture
+    def scene(self, whole):
+        there = whole.directory / "data" / "server2"
+        aside = whole.directory.parent / "aside"
+        aside.mkdir()
+        for path in there.glob("*.sqlite"):
+            path.rename(aside / path.name)
+        yield whole
+        for path in aside.iterdir():
+            path.rename(there / path.name)
+        aside.rmdir()
+
+
+@pytest.fixture
+def without_directory(whole):
+    there = whole.directory / "data" / "server2"
+    aside = whole.directory.parent / "server2"
+    there.rename(aside)
+    yield whole
+    aside.rename(there)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["schema status", "repair", "halves", "cache stats", "verify relations"],
+)
+def test_their_directory_is_not_there_either(
+    without_directory, command, monkeypatch
+):
+    for case in unread.CASES[f"sqla-shard {command}"]:
+        unread.check(without_directory, case, monkeypatch)
+
+
+def test_nothing_is_provisioned_beside_a_lost_reference(whole, monkeypatch):
+    lost = whole.directory / "data" / "server1" / "db00000.sqlite"
+    aside = lost.rename(whole.directory.parent / "aside.sqlite")
+    (case,) = unread.CASES["sqla-shard schema provision"]
+    case = replace(case, says="server1", most=0)
+    unread.check(whole, case, monkeypatch)
+    aside.rename(lost)
