@@ -144,6 +144,13 @@ CASES: dict[str, list[Case]] = {
             FAILED,
         )
     ],
+    "sqla-shard topology reset": [
+        _quiet(
+            f"-t {_ZOOKEEPER} topology reset --yes {{dir}}/same.json",
+            "127.0.0.1:1",
+            FAILED,
+        )
+    ],
     "sqla-shard topology watch": [
         _quiet(f"-t {_ZOOKEEPER} topology watch", "127.0.0.1:1", FAILED)
     ],
