@@ -30,6 +30,7 @@ from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.printing import printable
 from sqla_shard.cli.printing import status_of
 from sqla_shard.cli.publishing import history_command
+from sqla_shard.cli.publishing import protect_command
 from sqla_shard.cli.publishing import push_command
 from sqla_shard.cli.publishing import reset_command
 from sqla_shard.cli.publishing import rollback_command
@@ -60,6 +61,7 @@ _COMMANDS = (
     completion_command,
 )
 _OF_TOPOLOGIES = (
+    protect_command,
     push_command,
     history_command,
     reset_command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from sqla_shard.topology.generations import cautions
 
 __all__ = [
     "history_command",
+    "protect_command",
     "push_command",
     "reset_command",
     "rollback_command",
@@ -36,6 +38,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Publishes, or with ``dry_run=True`` tells what would be published.
 _Publish = Callable[..., Publication]
+
+
+_acl_option = click.option(
+    "--acl",
+    metavar="SCHEME:ID:PERMISSIONS",
+    multiple=True,
+    help="Who may do what with nodes that are made, as world:anyone:r; "
+    "repeatable.  By default they are as protected as the topology that is "
+    "there.",
+)
 
 
 def _writes(command: F) -> F:
@@ -55,14 +67,7 @@ def _writes(command: F) -> F:
             help="Primaries that change are the same machines by other "
             "names: their generations stay.",
         ),
-        click.option(
-            "--acl",
-            metavar="SCHEME:ID:PERMISSIONS",
-            multiple=True,
-            help="Who may do what with nodes that are made, as "
-            "world:anyone:r; repeatable.  By default they are as protected "
-            "as the topology that is there.",
-        ),
+        _acl_option,
     ):
         command = option(command)
     return command
@@ -222,6 +227,58 @@ def reset_command(
 
 
 @click.command(
+    "protect",
+    epilog=examples(
+        "sqla-shard topology protect --dry-run",
+        "sqla-shard topology protect --acl auth::cdrwa --acl "
+        "digest:reader:HASH:r",
+    ),
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would change; write nothing."
+)
+@_acl_option
+@json_option
+@pass_settings
+def protect_command(
+    settings: Settings, dry_run: bool, acl: tuple[str, ...], as_json: bool
+) -> None:
+    """Let nobody else change the topology and its history.
+
+    Who may change them has the passwords of the databases.  The topology gets
+    the ACL that is given; without one, where everybody may change it, the
+    credentials of this command may do everything, and all may read.  The
+    history gets that of the topology, and so does the folder of both, where
+    everybody may change it.
+    """
+    with Publisher(
+        settings.zookeeper(), acl=acl, placeholders=settings.placeholders
+    ) as publisher:
+        done = publisher.protect(dry_run=dry_run)
+        # The root, say, which is not ours to close.
+        left = [] if dry_run else publisher.open_nodes()
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "nodes": [asdict(one) for one in done],
+                "open": left,
+            }
+        )
+    else:
+        for one in done:
+            new = "would be protected" if one.new is None else one.new
+            click.echo(f"{one.path}: {one.old} -> {new}")
+        if not done:
+            click.echo("all nodes are protected already")
+    if left:
+        raise click.ClickException(
+            f"everybody may still change {_listed(left)}: publish at a path "
+            "of your own, such as /prod, or protect it by hand"
+        )
+
+
+@click.command(
     "history",
     epilog=examples(
         "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology history",
@@ -287,6 +344,7 @@ def _published(
         # What was shown is what is replaced, or nothing.
         was = NOT_PUBLISHED if planned.old is None else planned.old.epoch
         done = publish(expected_epoch=was)
+    _warn_of_open_nodes(publisher)
     if as_json:
         print_json(_document(publisher, done, dry_run))
     elif done.is_published:
@@ -327,6 +385,22 @@ def _warn(planned: Publication) -> None:
     if planned.old is not None:
         for caution in cautions(planned.old, planned.new):
             click.echo(f"warning: {caution}", err=True)
+
+
+def _warn_of_open_nodes(publisher: Publisher) -> None:
+    found = publisher.open_nodes()
+    if found:
+        click.echo(
+            f"warning: everybody may change {_listed(found)}, and so have "
+            "the passwords of the databases sent to another server; "
+            "sqla-shard topology protect closes them",
+            err=True,
+        )
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 3} more" if paths[3:] else ""
+    return ", ".join(paths[:3]) + more
 
 
 def _ask(publisher: Publisher, planned: Publication, as_json: bool) -> None:

@@ -36,6 +36,7 @@ from sqla_shard.following.opening import open_follower
 from sqla_shard.following.opening import SnapshotPath
 from sqla_shard.following.publications import HistoryEntry
 from sqla_shard.following.publications import NOT_PUBLISHED
+from sqla_shard.following.publications import ProtectedNode
 from sqla_shard.following.publications import Publication
 from sqla_shard.following.publications import RaisedGeneration
 from sqla_shard.following.publishing import Publisher
@@ -47,6 +48,7 @@ __all__ = [
     "FollowedSource",
     "Follower",
     "HistoryEntry",
+    "ProtectedNode",
     "Publication",
     "Publisher",
     "RaisedGeneration",

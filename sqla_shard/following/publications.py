@@ -15,6 +15,7 @@ __all__ = [
     "MAX_BYTES",
     "NOT_PUBLISHED",
     "HistoryEntry",
+    "ProtectedNode",
     "Publication",
     "RaisedGeneration",
     "faults",
@@ -41,6 +42,20 @@ class HistoryEntry:
     epoch: int
     published: datetime
     size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtectedNode:
+    """A node whose ACL was changed, or would be.
+
+    :ivar path: its path.
+    :ivar old: the ACL before, as ``world:anyone:cdrwa``; digests are ``***``.
+    :ivar new: the ACL now; None in a dry run, where only ZooKeeper knows it.
+    """
+
+    path: str
+    old: str
+    new: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

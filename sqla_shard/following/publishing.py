@@ -38,6 +38,7 @@ from sqla_shard.following.locations import zookeeper_options
 from sqla_shard.following.publications import faults
 from sqla_shard.following.publications import HistoryEntry
 from sqla_shard.following.publications import NOT_PUBLISHED
+from sqla_shard.following.publications import ProtectedNode
 from sqla_shard.following.publications import Publication
 from sqla_shard.following.publications import raises
 from sqla_shard.following.published import Found
@@ -72,7 +73,7 @@ class Publisher:
     :param keep: how many topologies the history has, that in use included.
     :param timeout: seconds to wait for an answer of ZooKeeper.
     :param options: further arguments of :class:`kazoo.client.KazooClient`.
-    :param acl: who may do what with nodes that are made, as
+    :param acl: who may do what with nodes that are made or protected, as
         ``["auth::cdrwa", "world:anyone:r"]``.  By default they are as
         protected as the topology that is there, or the folder; else all may
         read, and those with the credentials may write.  Nodes that are
@@ -180,7 +181,41 @@ class Publisher:
         topology = _continued(found.newest, topology)
         return found.fault is None and self._has(found, topology)
 
+    def open_nodes(self) -> list[str]:
+        """Return the paths of nodes that everybody may change.
+
+        Who may change the topology has the passwords of the databases, for
+        processes send them to the servers that it names.
+
+        :returns: those of the topology, the history and the folder of both
+            that are there.
+        :raises TopologyUnavailableError: when ZooKeeper does not answer.
+        """
+        return self._store.open_nodes(["", TOPOLOGY, *self._of_history()])
+
+    def _of_history(self) -> list[str]:
+        return [HISTORY, *map(node_of, self._published.epochs())]
+
     # -- writing
+
+    def protect(self, *, dry_run: bool = False) -> list[ProtectedNode]:
+        """Let nobody else change what was published.
+
+        The topology gets the ACL that was given to the publisher; without
+        one, where everybody may change it, all may read and who has these
+        credentials may do everything.  The history gets that of the topology,
+        so it is what was protected before, too; so does the folder where
+        everybody may change it.  The root of a ZooKeeper stays as it is.
+
+        :param dry_run: write nothing.
+        :returns: the nodes that were changed, or would be.
+        :raises TopologyUnavailableError: when nothing was published, neither
+            an ACL nor credentials were given, they may not change an ACL, or
+            ZooKeeper does not answer.
+        """
+        return self._store.protect(
+            TOPOLOGY, self._of_history(), folder="", dry_run=dry_run
+        )
 
     def publish(
         self,
@@ -194,7 +229,7 @@ class Publisher:
 
         A topology that is there already, epoch and all, is not published
         again; that is no error, so that what has failed halfway can be
-        repeated.
+        repeated.  Look at :meth:`open_nodes` afterwards.
 
         Where the primary of a server that has a generation changes, and the
         number does not, it is raised above all that the server has had in

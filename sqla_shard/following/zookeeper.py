@@ -103,6 +103,11 @@ class ZooKeeperConnection:
         self._without = 0.0
         in_children(self)
 
+    @property
+    def default_acl(self) -> Any:
+        """The ACL of nodes that are made; None for that of kazoo."""
+        return self._options.get("default_acl")
+
     def listen(self, notify: Callable[[], None]) -> None:
         """Have ``notify()`` called when a connection is lost or made."""
         self._notify = notify

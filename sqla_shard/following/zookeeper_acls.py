@@ -2,7 +2,8 @@
 
 A node does not inherit the ACL of its parent: one that is made without any
 is open to everybody.  So those that are made here take the ACL of a sibling,
-or of the parent, where it is protected.
+or of the parent, where it is protected.  Who may write the topology has the
+passwords of the databases: he has processes connect to a server of his own.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from kazoo.exceptions import NoNodeError
 from kazoo.security import ACL
 from kazoo.security import make_acl
 from kazoo.security import OPEN_ACL_UNSAFE
+from kazoo.security import Permissions
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.following.locations import AUTH_VARIABLE
 
-__all__ = ["acl_of_first", "parse_acls"]
+__all__ = ["acl_of_first", "is_open", "parse_acls", "shown"]
 
 _FORM = re.compile(r"(?P<scheme>[a-z0-9]+):(?P<id>.*):(?P<perms>[cdrwa]+)")
 _PERMISSIONS = {
@@ -90,6 +92,32 @@ def acl_of_first(
             raise connection.unavailable(_unseen(path))
         return found
     return None
+
+
+def is_open(acl: Sequence[ACL]) -> bool:
+    """Whether everybody may do more with a node than read it."""
+    return any(
+        (one.id.scheme, one.id.id) == ("world", "anyone")
+        and one.perms & ~Permissions.READ
+        for one in acl
+    )
+
+
+def shown(acl: Sequence[ACL]) -> str:
+    """Return an ACL as zkCli has it, without the digests of passwords."""
+    return ", ".join(sorted(map(_shown, acl)))
+
+
+def _shown(one: ACL) -> str:
+    name = one.id.id
+    if one.id.scheme == "digest":
+        name = f"{name.partition(':')[0]}:***"
+    letters = "".join(
+        letter
+        for letter, word in _PERMISSIONS.items()
+        if one.perms & getattr(Permissions, word.upper())
+    )
+    return f"{one.id.scheme}:{name}:{letters}"
 
 
 def _unseen(path: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from typing import TYPE_CHECKING
@@ -30,8 +31,11 @@ from kazoo.security import READ_ACL_UNSAFE
 
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.following.locations import AUTH_VARIABLE
+from sqla_shard.following.publications import ProtectedNode
 from sqla_shard.following.zookeeper_acls import acl_of_first
+from sqla_shard.following.zookeeper_acls import is_open
 from sqla_shard.following.zookeeper_acls import parse_acls
+from sqla_shard.following.zookeeper_acls import shown
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -176,6 +180,79 @@ class ZooKeeperStore:
             acl = self._acl(*_upwards(path))
             self._ask(lambda client: client.ensure_path_async(path, acl=acl))
         self._of_new = self._acl(self._path + like, path)
+
+    def open_nodes(self, nodes: Iterable[str]) -> list[str]:
+        """Return the paths of those that everybody may change.
+
+        :param nodes: those that are missing are left out, and those whose
+            ACL these credentials may not read.
+        :raises TopologyUnavailableError: when no server answers.
+        """
+        found = self._acls(nodes)
+        return [path for path, acl in found.items() if is_open(acl)]
+
+    def _acls(self, nodes: Iterable[str]) -> dict[str, list[ACL]]:
+        client = self._connection.client()
+        paths = [self._path + node or "/" for node in nodes]
+        asked = [client.get_acls_async(path) for path in paths]
+        found = {}
+        for path, one in zip(paths, asked, strict=True):
+            with suppress(NoNodeError, NoAuthError):
+                found[path], _ = self._connection.ask(lambda client: one)  # noqa: B023 # called at once
+        return found
+
+    def protect(
+        self, node: str, others: Iterable[str], *, folder: str, dry_run: bool
+    ) -> list[ProtectedNode]:
+        """Give nodes the ACL of one, which is protected first if need be.
+
+        :param node: it gets the ACL that was given, or, where everybody may
+            change it, that of nodes which are made with these credentials.
+        :param others: they get that of the node.
+        :param folder: likewise, where everybody may change it, unless it is
+            the root of the ZooKeeper, which belongs to others, too.
+        :param dry_run: write nothing.
+        :returns: the nodes that were changed, or would be.
+        :raises TopologyUnavailableError: when the node is missing, the ACLs
+            may not be changed, or neither an ACL nor credentials were given.
+        """
+        path = self._path + node
+        held = self._acls([node, *others, folder])
+        if path not in held:
+            raise self.unavailable(
+                "nothing was published there, or its ACL may not be read"
+            )
+        done = []
+        target = held[path]
+        if self._is_given or is_open(target):
+            wanted = self._connection.default_acl
+            if not wanted:
+                raise self.unavailable(
+                    f"nobody is known who may write: set {AUTH_VARIABLE}, or "
+                    "say who may do what with --acl (Publisher(acl=...))"
+                )
+            done.append(self._protected(path, target, wanted, dry_run))
+            if not dry_run:
+                # What ZooKeeper makes of "auth" is known to it alone.
+                target = self._acls([node])[path]
+        unknown = dry_run and bool(done)
+        above = self._path + folder or "/"
+        for other, acl in held.items():
+            if other == path or (other == above and not is_open(acl)):
+                continue
+            if other != "/" and (unknown or set(acl) != set(target)):
+                done.append(self._protected(other, acl, target, dry_run))
+        return done
+
+    def _protected(
+        self, path: str, old: list[ACL], new: list[ACL], dry_run: bool
+    ) -> ProtectedNode:
+        if dry_run:
+            return ProtectedNode(path=path, old=shown(old), new=None)
+        # Somebody may have removed it, as too old for the history.
+        with suppress(NoNodeError):
+            self._ask(lambda client: client.set_acls_async(path, new))
+        return ProtectedNode(path=path, old=shown(old), new=shown(new))
 
     def _acl(self, *paths: str) -> list[ACL] | None:
         """Return the ACL for a new node; None for the default."""

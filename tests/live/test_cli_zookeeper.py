@@ -33,6 +33,12 @@ from tests.shared.zookeeper import topology
 pytestmark = pytest.mark.live
 
 
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch):
+    """Without them everybody may change what is published: it warns."""
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+
+
 @pytest.fixture
 def location(zookeeper_server):
     return place(zookeeper_server.hosts)
@@ -90,6 +96,7 @@ def test_push_with_an_acl(location, tmp_path):
     hosts, _, path = location.removeprefix("zookeeper://").partition("/")
     client = KazooClient(hosts)
     client.start()
+    client.add_auth("digest", f"me:{SECRET}")
     for node in ("topology", "history/0000000001"):
         found, _ = client.get_acls(f"/{path}/{node}")
         assert [one.id.scheme for one in found] == ["world", "ip"]
@@ -165,6 +172,35 @@ def test_generations(location, tmp_path, publisher):
     assert "shards 4 to 7, generation 4\n" in shown
 
 
+def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):
+    path = f"/{location.removeprefix('zookeeper://').partition('/')[2]}"
+    monkeypatch.delenv("SQLA_SHARD_ZOOKEEPER_AUTH")
+    done = push(location, write(tmp_path, document(1), "one.json"))
+    assert done.exit_code == 0
+    assert done.stderr == (
+        f"warning: everybody may change {path}, {path}/topology, "
+        f"{path}/history and 1 more, and so have the passwords of the "
+        "databases sent to another server; sqla-shard topology protect "
+        "closes them\n"
+    )
+    protect = ("-t", location, "topology", "protect")
+    done = invoke(*protect)
+    assert done.exit_code == 1
+    assert "set SQLA_SHARD_ZOOKEEPER_AUTH" in done.stderr
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+    done = invoke(*protect, "--dry-run")
+    assert done.stdout.splitlines()[0] == (
+        f"{path}/topology: world:anyone:cdrwa -> would be protected"
+    )
+    shown = json.loads(invoke(*protect, "--json").stdout)
+    assert (len(shown["nodes"]), shown["open"]) == (4, [])
+    assert SECRET not in str(shown)
+    done = invoke(*protect)
+    assert done.stdout == "all nodes are protected already\n"
+    done = push(location, write(tmp_path, document(2), "two.json"))
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
 def test_a_reset(location, tmp_path, publisher):
     one = write(tmp_path, document(41), "one.json")
     good = write(tmp_path, document(7), "good.json")
@@ -203,6 +239,7 @@ def test_the_next_epoch_is_that_after_the_history(
     node = f"/{path}/topology"
     client = KazooClient(hosts)
     client.start()
+    client.add_auth("digest", f"me:{SECRET}")
     try:
         client.set(node, to_json(topology(1)))
         file = write(tmp_path, document(0))
@@ -388,6 +425,7 @@ def test_a_password_that_somebody_wrote_by_hand(location, publisher, tmp_path):
     hosts, _, path = location.removeprefix("zookeeper://").partition("/")
     client = KazooClient(hosts)
     client.start()
+    client.add_auth("digest", f"me:{SECRET}")
     text = json.dumps(document(1, password=SECRET))
     client.set(f"/{path}/topology", text.encode())
     client.stop()

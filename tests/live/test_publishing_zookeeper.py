@@ -562,6 +562,106 @@ def test_an_acl_that_cannot_be_seen_in_full(location, client, monkeypatch):
         assert publisher.current() == topology(2)
 
 
+READ = make_acl("world", "anyone", read=True)
+NODES = ("", "/topology", "/history", "/history/0000000001")
+
+
+def test_what_everybody_may_change_is_told(location, publisher, client):
+    path = f"/{location.removeprefix('zookeeper://').partition('/')[2]}"
+    assert publisher.open_nodes() == [path]
+    publisher.publish(topology(1))
+    assert publisher.open_nodes() == [f"{path}{node}" for node in NODES]
+    for acl, is_open in (
+        ([make_acl("world", "anyone", read=True, admin=True)], True),
+        ([make_acl("world", "anyone", read=True, delete=True), MINE], True),
+        ([READ, MINE], False),
+        ([MINE], False),
+    ):
+        client.add_auth("digest", f"me:{SECRET}")
+        client.set_acls("/topology", acl)
+        assert (f"{path}/topology" in publisher.open_nodes()) == is_open
+
+
+def test_open_nodes_are_protected(location, client, monkeypatch):
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+        publisher.publish(topology(2))
+        with pytest.raises(exc.TopologyUnavailableError) as caught:
+            publisher.protect()
+    assert "SQLA_SHARD_ZOOKEEPER_AUTH" in str(caught.value)
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+    with Publisher(location) as publisher:
+        planned = publisher.protect(dry_run=True)
+        assert len(planned) == len(publisher.open_nodes()) == 5
+        assert {one.new for one in planned} == {None}
+        done = publisher.protect()
+        assert [one.path for one in done] == [one.path for one in planned]
+        assert {one.old for one in done} == {"world:anyone:cdrwa"}
+        new = "digest:me:***:cdrwa, world:anyone:r"
+        # The first as it was asked for.
+        assert [one.new for one in done[1:]] == 4 * [new]
+        assert publisher.open_nodes() == []
+        assert publisher.protect() == []
+        publisher.publish(topology(3))
+        assert publisher.open_nodes() == []
+    for found in acls(client, *NODES[:3], "/history/0000000003"):
+        assert found == {MINE, READ}
+    assert read(location) == topology(3)
+    monkeypatch.delenv("SQLA_SHARD_ZOOKEEPER_AUTH")
+    with Publisher(location) as publisher:
+        with pytest.raises(exc.TopologyUnavailableError):
+            publisher.publish(topology(4))
+        with pytest.raises(exc.TopologyUnavailableError, match="NoAuth"):
+            Publisher(location, acl=["world:anyone:cdrwa"]).protect()
+
+
+def test_the_history_is_protected_as_the_topology_is(location, client, as_me):
+    """Which keeps the ACL that somebody gave it, as does a closed folder."""
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    client.add_auth("digest", f"me:{SECRET}")
+    client.set_acls("/topology", [MINE, OTHER])
+    client.set_acls("/", [MINE, READ])
+    with Publisher(location) as publisher:
+        done = publisher.protect()
+    assert [one.path.rpartition("/")[2] for one in done] == [
+        "history",
+        "0000000001",
+    ]
+    assert acls(client, *NODES) == [
+        {MINE, READ},
+        {MINE, OTHER},
+        {MINE, OTHER},
+        {MINE, OTHER},
+    ]
+
+
+def test_an_acl_that_is_given_protects(location, client, as_me):
+    with Publisher(location) as publisher:
+        publisher.publish(topology(1))
+    reader = f"digest:{OTHER.id.id}:r"
+    with Publisher(location, acl=["auth::cdrwa", reader]) as publisher:
+        publisher.protect()
+    for found in acls(client, *NODES[1:]):
+        assert found == {MINE, OTHER}
+
+
+def test_nothing_to_protect(publisher):
+    with pytest.raises(exc.TopologyUnavailableError, match="nothing was publ"):
+        publisher.protect()
+
+
+def test_the_root_is_not_closed_to_others(monkeypatch):
+    monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
+    with ZooKeeperServer() as server:
+        location = f"zookeeper://{server.hosts}"
+        with Publisher(location) as publisher:
+            publisher.publish(topology(1))
+            assert publisher.open_nodes() == ["/"]
+            assert publisher.protect() == []
+            assert publisher.open_nodes() == ["/"]
+
+
 def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
     monkeypatch.setattr("sqla_shard.following.zookeeper._RESOLVING", 60.0)
     nobody = "zookeeper.invalid"
