@@ -86,6 +86,8 @@ class SQLite:
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
+        if self._asynchronous:
+            event.listen(engine, "do_connect", _check_file)
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "savepoint", _begin_before_savepoint)
         return engine
@@ -180,8 +182,16 @@ class _Existing(sqlite3.Connection):
         path = Path(database).absolute()
         if not path.is_file():
             raise sqlite3.OperationalError(f"{_NO_FILE}{path}")
+        # Not made either where it goes away now.
         kwargs["uri"] = True
         super().__init__(f"{path.as_uri()}?mode=rw", *args, **kwargs)
+
+
+def _check_file(dialect: Any, record: Any, cargs: Any, cparams: Any) -> None:
+    # The thread of aiosqlite that has met it would answer to a loop which the
+    # error may have ended.
+    if not Path(cargs[0]).is_file():
+        raise dialect.loaded_dbapi.OperationalError(f"{_NO_FILE}{cargs[0]}")
 
 
 def _prepare(dbapi_connection: Any, record: Any) -> None:

@@ -908,7 +908,7 @@ def test_the_first_health_of_a_child_process(
 ) -> None:
     """What the source says is waited for: a child begins without an answer."""
     file = places.base / "topology.json"
-    file.write_bytes(to_json(places.topology(1, 1, 2)))
+    file.write_bytes(to_json(with_files(places.topology(1, 1, 2))))
 
     def health(cluster: Cluster) -> Health:
         if asynchronous:
@@ -933,7 +933,7 @@ def test_the_first_health_of_a_child_process(
 def test_the_health_of_a_child_process_whose_source_hangs(
     places: Places,
 ) -> None:
-    feed = Feed(places.topology(1, 1, 2))
+    feed = Feed(with_files(places.topology(1, 1, 2)))
     with Cluster.from_source(feed) as cluster:
 
         def child() -> None:
