@@ -30,7 +30,7 @@ from examples.pinboard.models import Board
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
 from examples.pinboard.samples import email_of
-from examples.pinboard.samples import sample_users
+from examples.pinboard.samples import reachable_samples
 from examples.pinboard.security import require_user
 from examples.pinboard.signing_up import sign_up
 from examples.pinboard.where import rows_beside
@@ -60,9 +60,13 @@ def users() -> ResponseReturnValue:
 
 
 def _users_page(status: int = 200, **more: Any) -> ResponseReturnValue:
-    people = [(email_of(user.name), user) for user in sample_users(db.session)]
+    users, silent = reachable_samples(db.session)
     page = render_template(
-        "users.html", people=people, entered=request.form, **more
+        "users.html",
+        people=[(email_of(user.name), user) for user in users],
+        silent=silent,
+        entered=request.form,
+        **more,
     )
     return page, status
 

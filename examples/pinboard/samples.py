@@ -31,11 +31,24 @@ from examples.quickstart.bookmarks import Folder
 from examples.quickstart.bookmarks import read_folders
 from sqla_shard import Cluster
 from sqla_shard import scatter
+from sqla_shard import scatter_errors
 from sqla_shard import ShardSession
+from sqla_shard.exc import ScatterFailedError
+from sqla_shard.exc import ScatterTimeoutError
+from sqla_shard.exc import ServerUnreachableError
 
-__all__ = ["NAMES", "add_samples", "add_user", "email_of", "sample_users"]
+__all__ = [
+    "NAMES",
+    "add_samples",
+    "add_user",
+    "email_of",
+    "reachable_samples",
+    "sample_users",
+]
 
 NAMES = ("Ada", "Grace", "Mary")
+_MOMENT = 2.0
+"""Seconds that the first page waits for a server."""
 _FILE = Path(__file__).with_name("samples.html")
 
 
@@ -62,6 +75,51 @@ def sample_users(session: ShardSession) -> list[User]:
     found = UserEmail.resolve_many(session, emails)
     ids = [found[email] for email in emails if email in found]
     return [user for user in session.get_many(User, ids) if user is not None]
+
+
+def reachable_samples(session: ShardSession) -> tuple[list[User], list[str]]:
+    """Return the sample users that can be read, and the servers that hang.
+
+    For a page that is of use without one of its servers: none is waited for
+    longer than a moment, and what the others have is shown.
+
+    :returns: the users by name, and the names of servers.
+    """
+    found, silent = _reachable_ids(session)
+    wanted = scatter(on_error="partial", timeout=_MOMENT)
+    statement = select(User).where(User.id.in_(found)).options(wanted)
+    users: dict[int, User] = {}
+    try:
+        result = session.scalars(statement)
+        errors = scatter_errors(result)
+        users = {user.id: user for user in result}
+    except ScatterFailedError as error:  # none of their servers has answered
+        errors = dict(error.errors)
+    silent |= {session.place_for(User, shard).server for shard in errors}
+    return [users[one] for one in found if one in users], sorted(silent)
+
+
+def _reachable_ids(session: ShardSession) -> tuple[list[int], set[str]]:
+    emails = [email_of(name) for name in NAMES]
+    by_server: dict[str, list[str]] = {}
+    for email in emails:
+        place = session.place_for(
+            UserEmail, UserEmail.shard_of(session, email)
+        )
+        by_server.setdefault(place.server, []).append(email)
+    found: dict[str, int] = {}
+    silent = set()
+    # One server after another: of those that answer nothing is lost.
+    for server, some in by_server.items():
+        try:
+            ids = UserEmail.resolve_many(session, some, timeout=_MOMENT)
+        except (ServerUnreachableError, ScatterTimeoutError):
+            # Nothing was written; what comes next begins again.
+            session.rollback()
+            silent.add(server)
+        else:
+            found.update(ids)
+    return [found[email] for email in emails if email in found], silent
 
 
 def add_samples(cluster: Cluster) -> int:

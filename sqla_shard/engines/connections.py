@@ -19,6 +19,7 @@ from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import Failure
+from sqla_shard.engines.pools import ENDED
 from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerFencedError
@@ -36,8 +37,6 @@ __all__ = ["PROCESS", "Errors", "Known", "Reset", "info_after"]
 
 #: In the ``info`` of a connection: the process that has taken it.
 PROCESS = "sqla_shard.process"
-#: Whether the transaction of a connection has ended, with nothing after it.
-_ENDED = "sqla_shard.ended"
 
 
 def info_after(context: ExceptionContext) -> dict[Any, Any] | None:
@@ -273,21 +272,21 @@ class Reset:
         context: Any,
         executemany: bool,
     ) -> None:
-        connection.info[_ENDED] = False
+        connection.info[ENDED] = False
 
     def _failed(self, context: ExceptionContext) -> None:
         info = info_after(context)
         # It may have been COMMIT or ROLLBACK itself.
         if info is not None:
-            info[_ENDED] = False
+            info[ENDED] = False
 
     def _ended(self, connection: Connection) -> None:
         if not connection.invalidated:
-            connection.info[_ENDED] = True
+            connection.info[ENDED] = True
 
     def _taken(self, connection: Any, record: Any, fairy: Any) -> None:
         # Who takes it from the pool past SQLAlchemy is not seen above.
-        record.info[_ENDED] = False
+        record.info[ENDED] = False
 
     def __call__(
         self, connection: Any, record: Any, state: PoolResetState
@@ -297,7 +296,7 @@ class Reset:
         # COMMIT has failed, too, and that may be open still.
         if not state.asyncio_safe:
             return
-        if record.info.get(_ENDED) and not (
+        if record.info.get(ENDED) and not (
             # Begun by a cursor of the driver, past SQLAlchemy.
             self._backend.in_transaction(connection)
         ):

@@ -9,7 +9,11 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import Pool
 from sqlalchemy.pool import QueuePool
 
-__all__ = ["EngineStats", "is_cold", "server_name", "warm"]
+__all__ = ["ENDED", "EngineStats", "is_cold", "server_name", "warm"]
+
+#: In the ``info`` of a connection: whether its transaction has ended, with
+#: nothing after it.
+ENDED = "sqla_shard.ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,4 +62,7 @@ def warm(engine: Engine, count: int) -> None:
             held.append(engine.connect())
     finally:
         for connection in held:
+            # Nothing was sent: a ROLLBACK would be one more round trip, and
+            # on a server that hangs keep this thread.
+            connection.info[ENDED] = True
             connection.close()

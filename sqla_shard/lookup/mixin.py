@@ -131,28 +131,39 @@ class LookupMixin:
     # -- finding
 
     @classmethod
-    def resolve(cls, session: ShardSession, key: str) -> int | None:
+    def resolve(
+        cls, session: ShardSession, key: str, *, timeout: float | None = None
+    ) -> int | None:
         """Return the id of the object that a key belongs to.
 
+        :param timeout: seconds, as for :func:`~sqla_shard.scatter`.
         :returns: None for nobody's, and for one that is claimed only.
+        :raises ScatterTimeoutError: when the server does not answer in time.
         """
         table = table_of(cls, session, unique=True, name="resolve()")
-        return reading.resolve_one(table, key)
+        return reading.resolve_one(table, key, timeout)
 
     @classmethod
     def resolve_many(
-        cls, session: ShardSession, keys: Iterable[str]
+        cls,
+        session: ShardSession,
+        keys: Iterable[str],
+        *,
+        timeout: float | None = None,
     ) -> dict[str, int]:
         """Return the ids of the objects that keys belong to.
 
         All servers are asked at the same time, with one statement for every
         256 shards of a server that a key is on.
 
+        :param timeout: seconds for all servers together, as for
+            :func:`~sqla_shard.scatter`.
         :returns: ids by key, as the keys were given, of those that belong to
             somebody.
+        :raises ScatterTimeoutError: when a server does not answer in time.
         """
         table = table_of(cls, session, unique=True, name="resolve_many()")
-        return reading.resolve_many(table, keys)
+        return reading.resolve_many(table, keys, timeout)
 
     @classmethod
     def resolve_all(

@@ -10,6 +10,7 @@ from sqla_shard.lookup.keys import shard_of
 from sqla_shard.lookup.keys import Table
 from sqla_shard.lookup.statements import statements_of
 from sqla_shard.paging import check_limit
+from sqla_shard.scattering import scatter
 from sqla_shard.types import LookupKey
 from sqla_shard.types.binds import KeySlot
 
@@ -24,15 +25,18 @@ def read(
     table: Table,
     texts: Iterable[str],
     statement: Any = None,
+    timeout: float | None = None,
     **parameters: Any,
 ) -> list[Any]:
     """Return the rows of keys that were normalised.
 
     :param statement: reads them; all of their rows by default.
+    :param timeout: of each statement, as for ``scatter()``.
     :param parameters: of the statement, but for ``the_keys``.
     """
     if statement is None:
         statement = statements_of(table.cls).read
+    limits = None if timeout is None else scatter(timeout=timeout)
     places = table.session.places
     rows: list[Any] = []
     for groups in _groups(texts, table.keyspace.shards):
@@ -43,7 +47,8 @@ def read(
                 "places": [
                     places.place(table.keyspace, shard_id)
                     for shard_id in sorted(groups)
-                ]
+                ],
+                "limits": limits,
             },
         )
         rows += result.all()
@@ -67,12 +72,16 @@ def _groups(
         yield groups
 
 
-def resolve_one(table: Table, key: str) -> int | None:
+def resolve_one(
+    table: Table, key: str, timeout: float | None = None
+) -> int | None:
     """Return whose a key is; None for nobody's."""
-    return resolve_many(table, [key]).get(key)
+    return resolve_many(table, [key], timeout).get(key)
 
 
-def resolve_many(table: Table, keys: Iterable[str]) -> dict[str, int]:
+def resolve_many(
+    table: Table, keys: Iterable[str], timeout: float | None = None
+) -> dict[str, int]:
     """Return whose keys are, of those that are somebody's."""
     forms = {key: table.forms(key) for key in keys}
     texts = dict.fromkeys(
@@ -80,7 +89,9 @@ def resolve_many(table: Table, keys: Iterable[str]) -> dict[str, int]:
     )
     # A claim says nothing of whose the key will be.
     rows = {
-        row.key: row for row in read(table, texts) if row.target_id is not None
+        row.key: row
+        for row in read(table, texts, timeout=timeout)
+        if row.target_id is not None
     }
     found = {}
     for key, given in forms.items():

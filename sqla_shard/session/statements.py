@@ -76,7 +76,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         return None
     places = bind_arguments.get("places")
     if places is not None:
-        _send(context, scope, places)
+        _send(context, scope, places, limits=bind_arguments.get("limits"))
         return None
     statement: Any = context.statement
     if isinstance(statement, LambdaElement):

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from time import monotonic
 from typing import Any
 
 import pytest
+from flask.testing import FlaskClient
 
 from examples.pinboard import boards
+from examples.pinboard.app import create_app
+from examples.pinboard.database import importer
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
 from examples.pinboard.samples import add_user
+from examples.pinboard.samples import NAMES
+from examples.pinboard.samples import sample_users
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import Proxy
+from sqla_shard.testing._processes import wait_until
 from tests.shared.pinboard_relations import Relations
 from tests.shared.pinboard_signing_up import SigningUp
 from tests.shared.pinboard_tables import create_tables
@@ -23,14 +34,21 @@ pytestmark = pytest.mark.live
 
 TIMEOUT = 30
 REMOVER = "remover"
+#: Less than any limit of a driver, and more than a busy machine needs.
+PATIENCE = 15
 
 
 @pytest.fixture(scope="module")
-def document(mariadb_installed: None) -> Iterator[Any]:
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
     with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
-        document = fleet.topology_mapping(lookup=4)
-        fleet.create_databases(document)
-        yield document
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def document(fleet: MariaDBFleet) -> Any:
+    document = fleet.topology_mapping(lookup=4)
+    fleet.create_databases(document)
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +101,58 @@ def test_a_pin_removed_while_it_is_restored_can_be_found(
         listed = [p.id for p in boards.removed_pins(session, board_id)]
         assert listed == [pin_id]
         assert boards.pin_counts(session, board_id) == (0, 1)
+
+
+@pytest.fixture
+def front(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> Iterator[tuple[list[Proxy], FlaskClient]]:
+    """Proxies before the servers, and a browser; Ada's boards are on one."""
+    with ExitStack() as stack:
+        proxies = [
+            stack.enter_context(Proxy(server.host, server.port))
+            for server in fleet.servers
+        ]
+        through = fleet.topology_mapping(lookup=4, proxies=proxies)
+        own = stack.enter_context(Cluster.from_topology(through))
+        with cluster.session() as session:
+            there = {user.name for user in sample_users(session)}
+        for number, name in enumerate(NAMES):
+            if name not in there:
+                add_user(cluster, name, shard_id=3 * (number % 2))
+        app = create_app(own, testing=True)
+        yield proxies, app.test_client()
+        with app.app_context():
+            importer().close()
+
+
+def down(proxy: Proxy) -> None:
+    proxy.refuse()
+    proxy.cut()
+
+
+@pytest.mark.parametrize("fault", [Proxy.hang, down])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_first_page_works_without_a_server(
+    front: tuple[list[Proxy], FlaskClient],
+    fault: Callable[[Proxy], None],
+    number: int,
+    connected: bool,
+) -> None:
+    proxies, client = front
+    if connected:
+        assert "not answer" not in client.get("/").text
+    fault(proxies[number])
+    began = monotonic()
+    page = client.get("/")
+    assert monotonic() - began < PATIENCE
+    assert page.status_code == 200
+    silent = f"server{number + 1} does not answer."
+    assert silent in page.text
+    names = re.findall('data-user-name="([^"]+)"', page.text)
+    assert set(names) < set(NAMES)
+    proxies[number].restore()
+    assert wait_until(lambda: silent not in client.get("/").text, seconds=30)
+    names = re.findall('data-user-name="([^"]+)"', client.get("/").text)
+    assert names == list(NAMES)

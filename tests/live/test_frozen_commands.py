@@ -1,0 +1,204 @@
+"""Every command ends when a server, a node or ZooKeeper hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from examples.pinboard.models import Base
+from sqla_shard import Cluster
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import MemcachedServer
+from sqla_shard.testing import Proxy
+from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing._processes import wait_until
+from tests.shared import reference_models
+from tests.shared.command_line import ROOT
+from tests.shared.command_line import write
+from tests.shared.forks import Forks
+from tests.shared.frozen_commands import names_of_commands
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
+
+#: Seconds until all of them, which run side by side, must have ended.
+#: Without limits they would wait for ever.
+PATIENCE = 90.0
+LIMITS = "?connect_timeout=1&read_timeout=1"
+MODELS = ("--models", "examples.pinboard.models")
+SCHEMA = ("schema", "-c", str(ROOT / "examples/pinboard/alembic.ini"))
+#: A user of shard 5, which is on the server that hangs.
+USER = str(5 << 46 | 3 << 36 | 1)
+
+#: What each command is given, and what it says.  The second of two servers
+#: hangs, and the node of the cache.
+DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "repair": (("repair", "--once", *MODELS), 1, "server2"),
+    "key": (("key", "order-17"), 1, "server2"),
+    "halves": (("halves",), 1, "server2"),
+    "cache stats": (("cache", "stats", "--cache", "cache.toml"), 1, "server2"),
+    "cache repair": (
+        ("cache", "repair", "--cache", "cache.toml", "--once"),
+        1,
+        "server2",
+    ),
+    "verify relations": (
+        ("verify", "relations", *MODELS, "--grace", "0"),
+        1,
+        "server2",
+    ),
+    "verify lookups": (
+        ("verify", "lookups", *MODELS, "--grace", "0"),
+        1,
+        "server2",
+    ),
+    "verify references": (
+        ("verify", "references", "--models", "tests.shared.reference_models"),
+        1,
+        "server2",
+    ),
+    "verify claims": (("verify", "claims", *MODELS), 1, "server2"),
+    "shell": (
+        (
+            "shell",
+            USER,
+            "--python",
+            *MODELS,
+            "-c",
+            f"session.get(User, {USER})",
+        ),
+        1,
+        "server2",
+    ),
+    "schema status": ((*SCHEMA, "status", "--exit-code"), 1, "server2"),
+    "schema verify": (
+        (*SCHEMA, "verify", "--keyspace", "objects"),
+        1,
+        "server2",
+    ),
+    "schema upgrade": ((*SCHEMA, "upgrade"), 1, "server2"),
+    "schema downgrade": ((*SCHEMA, "downgrade", "base"), 1, "server2"),
+    "schema provision": ((*SCHEMA, "provision", "--initial"), 1, "server2"),
+    "schema resolve": (
+        (*SCHEMA, "resolve", "5", "statement-done"),
+        1,
+        "server2",
+    ),
+    # These connect to nothing.
+    "id": (("id", USER), 0, ""),
+    "where": (("where", USER), 0, "server2"),
+    "explain": (("explain", USER), 0, "server2"),
+    "completion": (("completion", "bash"), 0, ""),
+    "topology show": (("topology", "show"), 0, "server2"),
+    "topology validate": (("topology", "validate"), 0, ""),
+    "topology diff": (
+        ("topology", "diff", "topology.json", "topology.json"),
+        0,
+        "",
+    ),
+    "schema init": (("schema", "init", "revisions"), 0, ""),
+    "schema template": (("schema", "template"), 0, ""),
+}
+#: It waits until the ZooKeeper is there, or SIGTERM comes.
+UNTIL_ENDED = "topology agent"
+SILENT = "no server has answered in 5 seconds"
+#: With a ZooKeeper that hangs.
+ZOOKEEPERS: dict[str, tuple[tuple[str, ...], int, str]] = {
+    name: (("topology", *arguments), 0 if name == UNTIL_ENDED else 1, SILENT)
+    for name, arguments in {
+        "topology push": ("push", "topology.json", "--yes"),
+        "topology history": ("history",),
+        "topology rollback": ("rollback", "--to", "1", "--yes"),
+        "topology watch": ("watch",),
+        UNTIL_ENDED: ("agent", "--out", "agent.json"),
+        "any other": ("show",),
+    }.items()
+}
+CASES = {**DATABASES, **ZOOKEEPERS}
+
+
+def test_no_command_is_left_out() -> None:
+    assert set(CASES) == {*names_of_commands(), "any other"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    mariadb_installed: None,
+    zookeeper_server: ZooKeeperServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Any]]:
+    """Run all of them, and yield what they have said by name."""
+    directory = tmp_path_factory.mktemp("frozen")
+    with ExitStack() as stack:
+        fleet = stack.enter_context(
+            MariaDBFleet(servers=2, shards=8, fast=True)
+        )
+        document = fleet.topology_mapping(lookup=4)
+        with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+            cluster.create_all(Base.metadata)
+            cluster.create_all(reference_models.Base.metadata)
+        for keyspace in document["keyspaces"].values():
+            for one in keyspace["servers"]:
+                one["primary"] += LIMITS
+        write(directory, document)
+        host, port = zookeeper_server.hosts.split(":")
+        zookeeper = stack.enter_context(Proxy(host, int(port)))
+        node = stack.enter_context(MemcachedServer())
+        (directory / "cache.toml").write_text(
+            'prefix = "frozen"\n[regions.rows]\n'
+            'backend = "sqla_shard.memcached"\n'
+            f'arguments = {{servers = ["{node.address}"]}}\n'
+        )
+        fleet.servers[1].pause()
+        stack.callback(fleet.servers[1].resume)
+        node.pause()
+        stack.callback(node.resume)
+        zookeeper.hang()
+        places = {
+            name: directory / f"{number}.json"
+            for number, name in enumerate(CASES)
+        }
+        numbers: dict[str, int] = {}
+        forks = stack.enter_context(Forks("tests.shared.frozen_commands"))
+        for name, (arguments, _, _) in CASES.items():
+            location = "topology.json"
+            if name in ZOOKEEPERS:
+                location = f"zookeeper://{zookeeper.host}:{zookeeper.port}/it"
+            numbers[name] = forks.start(
+                "run_command",
+                arguments=["-t", location, *arguments],
+                directory=str(directory),
+                result=str(places[name]),
+            )
+        ended = set(places) - {UNTIL_ENDED}
+        wait_until(
+            lambda: all(places[name].exists() for name in ended),
+            seconds=PATIENCE,
+        )
+        os.kill(numbers[UNTIL_ENDED], signal.SIGTERM)
+        wait_until(places[UNTIL_ENDED].exists, seconds=PATIENCE)
+        yield {
+            name: {
+                **json.loads(place.read_text()),
+                "said": place.with_suffix(".out").read_text(),
+            }
+            for name, place in places.items()
+            if place.exists()
+        }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_ends(outcomes: dict[str, Any], name: str) -> None:
+    _, status, said = CASES[name]
+    assert name in outcomes, f"{name} has not ended within {PATIENCE} s"
+    found = outcomes[name]
+    assert found["status"] == status, found
+    assert said in found["said"], found
+    assert "Traceback" not in found["said"]
