@@ -38,6 +38,7 @@ try:
     from kazoo.exceptions import KazooException
     from kazoo.exceptions import NoAuthError
     from kazoo.exceptions import NoNodeError
+    from kazoo.exceptions import WriterNotClosedException
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KeeperState
 except ImportError as error:
@@ -58,8 +59,13 @@ _REPLACE_AFTER = 2.0
 #: Seconds to wait for the addresses of hosts, after none has answered.
 _RESOLVING = 2.0
 
+#: Seconds to wait for the end of a client that has no connection.
+_CLOSING = 1.0
+
 #: Options that name files.
 _FILES = ("ca", "certfile", "keyfile")
+
+_log = logging.getLogger(__name__)
 
 # kazoo reports each attempt to connect, for days if need be; what matters of
 # that is told by whoever follows the source.
@@ -180,13 +186,20 @@ class ZooKeeperConnection:
         return TopologyUnavailableError(source=self.name, reason=reason)
 
     def close(self) -> None:
-        """End the session."""
+        """End the session; a ZooKeeper that hangs is not waited for long."""
         client, self._client = self._client, None
         if client is None:
             return
         client.remove_listener(self._state_changed)
-        client.stop()
-        client.close()
+        # kazoo waits ten seconds, and longer, for an answer.
+        ending = threading.Thread(
+            target=_end,
+            args=(client,),
+            name="sqla-shard-zookeeper-end",
+            daemon=True,
+        )
+        ending.start()
+        ending.join(self._timeout if client.connected else _CLOSING)
 
     def after_fork(self) -> None:
         """Leave the parent's session alone."""
@@ -219,6 +232,19 @@ class ZooKeeperConnection:
             return True
         patience = _REPLACE_AFTER * float(self._options["timeout"])
         return bool(self._without and monotonic() - self._without > patience)
+
+
+def _end(client: KazooClient) -> None:
+    """Close a client, whatever time it takes."""
+    try:
+        client.stop()
+    except WriterNotClosedException:
+        _log.warning(
+            "a ZooKeeper does not answer; its session ends by itself",
+            extra={"action": "close zookeeper"},
+        )
+    else:
+        client.close()
 
 
 class ZooKeeperSource:
