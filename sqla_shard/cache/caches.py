@@ -215,8 +215,9 @@ class Cache:
         """Return objects, or the first rows of lists.
 
         :param places: where they are, by the ids of objects or sources.
-        :returns: by id, for objects None where there is none; see
-            :class:`~.lists.Prefix` for lists.
+        :returns: by id, for objects None where there is none, and without
+            those that cannot be loaded; see :class:`~.lists.Prefix` for
+            lists.
         """
         return self._kept[table].read(scope, places)
 
@@ -236,11 +237,21 @@ class Cache:
         length: int = kept.count(scope, place, source_id, ask)
         return length
 
-    def instances(
-        self, scope: Scope, table: Any, place: Place, rows: Sequence[Any]
-    ) -> list[Any]:
-        """Return objects of the session for rows of lists."""
-        return self._kept[table].instances(scope, place, rows)
+    def rows(
+        self,
+        scope: Scope,
+        table: Any,
+        place: Place,
+        source_id: int,
+        rows: Sequence[Any],
+    ) -> list[Any] | None:
+        """Return objects of the session for rows of a list.
+
+        :returns: None when they cannot be loaded.
+        """
+        kept = self._kept[table]
+        key = f"{kept.head}{source_id}"
+        return kept.loaded(scope, place, {key: rows}).get(key)
 
     def written(self, scope: Scope, table: Any, row_id: int) -> None:
         """Take note of rows that a transaction writes.

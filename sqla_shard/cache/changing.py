@@ -9,6 +9,7 @@ from sqla_shard.cache.wire import Answer
 from sqla_shard.cache.wire import Connection
 
 __all__ = [
+    "LEASE",
     "TOMBSTONE",
     "VALUE",
     "Decide",
@@ -19,8 +20,8 @@ __all__ = [
     "take",
 ]
 
-#: Client flags of an item, which tell what it is; a lease has none.
-VALUE, TOMBSTONE = b"1", b"2"
+#: Client flags of an item, which tell what it is.
+LEASE, VALUE, TOMBSTONE = b"0", b"1", b"2"
 #: How often a key is looked at that changes all the time.
 _TRIES = 50
 

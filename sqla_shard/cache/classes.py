@@ -19,12 +19,14 @@ from sqlalchemy import inspect
 from sqlalchemy import Select
 from sqlalchemy import select
 from sqlalchemy import type_coerce
+from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapper
 from sqlalchemy.types import NullType
 from sqlalchemy.types import PickleType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.cache.cells import Cells
 from sqla_shard.cache.codec import FORMAT
 from sqla_shard.exc import CacheClassError
 from sqla_shard.exc import CacheOptionError
@@ -132,6 +134,7 @@ class Columns:
             _ADDRESS.sub("", repr(self._named[name].type))
             for name in self.names
         ]
+        self._cells: dict[str, Cells] = {}
         self.digest = digest(FORMAT, version, self.names, types)
 
     def _refuse_name(self) -> None:
@@ -182,6 +185,14 @@ class Columns:
                         "relationship(cascade=...)",
                         class_name=self.name,
                     )
+
+    def cells(self, dialect: Dialect) -> Cells:
+        """Return what the cells of a row may be, for one kind of server."""
+        found = self._cells.get(dialect.name)
+        if found is None:
+            columns = [self._named[name] for name in self.names]
+            found = self._cells[dialect.name] = Cells(columns, dialect)
+        return found
 
     def raw(self, *more: Any) -> Select[Any]:
         """Return a SELECT of what the driver has for each column.

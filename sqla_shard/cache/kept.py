@@ -19,19 +19,23 @@ from sqla_shard.cache.answers import answering
 from sqla_shard.cache.answers import ROWS
 from sqla_shard.cache.awaiting import sleep_of
 from sqla_shard.cache.awaiting import store_of
+from sqla_shard.cache.cells import Cells
 from sqla_shard.cache.classes import Columns
 from sqla_shard.cache.classes import place_of
 from sqla_shard.cache.codec import dump
 from sqla_shard.cache.generations import generation_of
+from sqla_shard.cache.protocol import give_back
 from sqla_shard.cache.protocol import read_through
 from sqla_shard.cache.protocol import Source
 from sqla_shard.cache.regions import Region
 from sqla_shard.cache.store import Store
 from sqla_shard.cache.tally import Tally
+from sqla_shard.exc import ConcurrentUseError
 from sqla_shard.rendering import Place
 from sqla_shard.session.beside import beside
 from sqla_shard.session.contract import INCLUDE_INACTIVE
 from sqla_shard.session.contract import Scope
+from sqla_shard.session.contract import Unlike
 
 __all__ = ["OPTIONS", "Kept", "Part", "parted"]
 
@@ -63,7 +67,6 @@ class Kept:
         self.tally = tally
         self.is_on = True
         self.head = f"{prefix}:{columns.table.name}:"
-        self._width = len(columns.names)
         self._has_warned = False
 
     def place(self, scope: Scope, row_id: int) -> Place:
@@ -132,15 +135,23 @@ class Kept:
             tags[key] = tag
         return tags
 
-    def fit(self, rows: Sequence[Any]) -> bool:
-        """Tell whether rows have the columns of the class."""
-        width = self._width
-        return all(type(row) is list and len(row) == width for row in rows)
+    def cells(self, place: Place) -> Cells:
+        """Return what the cells of a row are on the server of a place."""
+        return self.columns.cells(place.engine.dialect)
 
-    def dumped(self, row: Any) -> bytes | None:
-        """Return a row as bytes; None where it has what cannot be kept."""
+    def dumped(
+        self, place: Place, rows: Sequence[Any], value: Any
+    ) -> bytes | None:
+        """Return a value as bytes; None where it cannot be kept.
+
+        :param place: of the rows.
+        :param rows: that are in the value.
+        """
         try:
-            return dump(row)
+            # What would not be believed when it is read.
+            if not all(map(self.cells(place).fit, rows)):
+                raise TypeError("a column has a value of another type")
+            return dump(value)
         except (TypeError, ValueError) as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -152,14 +163,55 @@ class Kept:
                 )
             return None
 
-    def instances(
-        self, scope: Scope, place: Place, rows: Sequence[Sequence[Any]]
-    ) -> list[Any]:
+    def loaded(
+        self,
+        scope: Scope,
+        place: Place,
+        rows: Mapping[str, Sequence[Sequence[Any]]],
+    ) -> dict[str, list[Any]]:
         """Return objects of the session, in the order of their rows.
 
+        A value whose rows cannot be loaded is removed, and is not in what is
+        returned.  Should it not be to blame, but a listener, say, the row of
+        the database raises the same error.
+
         :param place: of any of them.
+        :param rows: by the keys of their values.
         :raises Unlike: when listeners ask for something else.
         """
+        every = [row for some in rows.values() for row in some]
+        try:
+            objects = iter(self._instances(scope, place, every))
+        except (ConcurrentUseError, Unlike):
+            raise
+        except Exception:
+            # At least one of them; the others are loaded on their own.
+            return self._loaded_one_by_one(scope, place, rows)
+        return {
+            key: [next(objects) for _ in some] for key, some in rows.items()
+        }
+
+    def _loaded_one_by_one(
+        self,
+        scope: Scope,
+        place: Place,
+        rows: Mapping[str, Sequence[Sequence[Any]]],
+    ) -> dict[str, list[Any]]:
+        found = {}
+        for key, some in rows.items():
+            try:
+                found[key] = self._instances(scope, place, some)
+            except (ConcurrentUseError, Unlike):
+                raise
+            except Exception as error:
+                give_back(self.store(scope), [key])
+                self.tally.add(unreadable=1)
+                self.tally.log(error)
+        return found
+
+    def _instances(
+        self, scope: Scope, place: Place, rows: Sequence[Sequence[Any]]
+    ) -> list[Any]:
         found = scope.scalars(
             self.columns.select,
             bind_arguments={"place": answering(place)},

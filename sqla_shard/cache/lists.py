@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from functools import cached_property
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import literal
@@ -56,6 +57,14 @@ class Prefix:
         self.rows = rows
         self.is_whole = is_whole
         self._target, self._sequence = at
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it is newest first, and each target in it once."""
+        keys = self.keys
+        return len(self.sequences) == len(keys) and all(
+            one > other for one, other in pairwise(keys)
+        )
 
     @cached_property
     def keys(self) -> list[tuple[int, int]]:
@@ -114,6 +123,7 @@ class KeptLists(Kept):
         self._target = target
         names = columns.names
         self.at = names.index(target.name), names.index("sequence")
+        self._source_at = names.index(source.name)
         self._statements: dict[int, Any] = {}
 
     def read(
@@ -167,16 +177,25 @@ class KeptLists(Kept):
         """
         tag = self.tag(scope, place)
         entries = self.written(place, source_id)
-        edits = partial(self._with, tag, rows), partial(_longer, tag, rows)
+        edits = (
+            partial(self._with, place, source_id, tag, rows),
+            partial(_longer, tag, rows),
+        )
         return zip(entries, edits, strict=True)
 
     def _with(
-        self, tag: bytes, rows: Sequence[tuple[int, int]], value: bytes
+        self,
+        place: Place,
+        source_id: int,
+        tag: bytes,
+        rows: Sequence[tuple[int, int]],
+        value: bytes,
     ) -> bytes | None:
         """Return the value of a list with rows on top of it."""
-        prefix = self.prefix(tag, value)
+        prefix = self.prefix(place, source_id, tag, value)
         # A list without rows does not show how drivers have them.
-        if prefix is None or not prefix.rows or self._width != _COLUMNS:
+        width = len(self.columns.names)
+        if prefix is None or not prefix.rows or width != _COLUMNS:
             return None
         target, sequence = self.at
         on_top = [list(prefix.rows[0]) for _ in rows]
@@ -187,20 +206,37 @@ class KeptLists(Kept):
             return None
         all_rows = [*reversed(on_top), *prefix.rows]
         is_whole = prefix.is_whole and len(all_rows) <= self.most
-        body = self.dumped([is_whole, all_rows[: self.most]])
+        body = self.dumped_list(place, is_whole, all_rows[: self.most])
         return None if body is None else tag + body
 
-    def prefix(self, tag: bytes, value: bytes) -> Prefix | None:
-        """Return what a value says; None where it cannot be read."""
+    def dumped_list(
+        self, place: Place, is_whole: bool, rows: Sequence[Any]
+    ) -> bytes | None:
+        """Return the first rows of a list as bytes; None where they cannot."""
+        return self.dumped(place, rows, [is_whole, rows])
+
+    def prefix(
+        self, place: Place, source_id: int, tag: bytes, value: bytes
+    ) -> Prefix | None:
+        """Return what a value says; None where it cannot be read.
+
+        :param source_id: whose list it is.
+        """
         if not value.startswith(tag):
             return None
         try:
             is_whole, rows = parse(value[len(tag) :])
         except (TypeError, ValueError):
             return None
-        if type(rows) is not list or not self.fit(rows):
+        if type(is_whole) is not bool or type(rows) is not list:
             return None
-        return Prefix(rows, bool(is_whole), self.at)
+        fit, at = self.cells(place).fit, self._source_at
+        if len(rows) > self.most or not all(
+            fit(row) and row[at] == source_id for row in rows
+        ):
+            return None
+        prefix = Prefix(rows, is_whole, self.at)
+        return prefix if prefix.is_in_order else None
 
     def _count_key(self, source_id: int | None) -> str:
         return f"{self.head}count:{source_id}"
@@ -261,13 +297,16 @@ class _Lists:
     def decode(self, values: Mapping[str, bytes]) -> dict[str, Prefix]:
         read: dict[str, Prefix] = {}
         for key, value in values.items():
-            prefix = self._kept.prefix(self._tags[self.ids[key]], value)
+            source_id = self.ids[key]
+            place, tag = self._places[source_id], self._tags[source_id]
+            prefix = self._kept.prefix(place, source_id, tag, value)
             if prefix is not None:
                 read[key] = prefix
         return read
 
     def encode(self, key: str, loaded: Prefix) -> tuple[bytes, int] | None:
-        body = self._kept.dumped([loaded.is_whole, loaded.rows])
+        place = self._places[self.ids[key]]
+        body = self._kept.dumped_list(place, loaded.is_whole, loaded.rows)
         if body is None:
             return None
         return self._tags[self.ids[key]] + body, self._kept.region.times.expire

@@ -37,6 +37,7 @@ from sqla_shard import exc
 from sqla_shard.cache.changing import change
 from sqla_shard.cache.changing import Decide
 from sqla_shard.cache.changing import Item
+from sqla_shard.cache.changing import LEASE
 from sqla_shard.cache.changing import Lease
 from sqla_shard.cache.changing import put_command
 from sqla_shard.cache.changing import take
@@ -54,6 +55,7 @@ from sqla_shard.cache.store import check_wait
 from sqla_shard.cache.store import Found
 from sqla_shard.cache.store import LONGEST
 from sqla_shard.cache.store import State
+from sqla_shard.cache.tombstones import is_tombstone
 from sqla_shard.cache.tombstones import with_token
 from sqla_shard.cache.tombstones import without_token
 from sqla_shard.cache.wire import Answer
@@ -69,6 +71,8 @@ _SLOTS = 4096
 _BLOCKED = Found(State.BLOCKED)
 _BUSY = Found(State.BUSY)
 _LOST = Found(State.LOST)
+#: Of nobody who follows the protocol: a value that cannot be read is removed.
+_STRANGE = Found(State.VALUE)
 
 
 class MemcachedStore:
@@ -380,8 +384,12 @@ def _read(
 def _found(kind: bytes, data: bytes, is_young: bool) -> Found:
     if kind == VALUE:
         return Found(State.VALUE, data)
-    # Who has the lease of a young node may not fill it.
-    return _BLOCKED if kind == TOMBSTONE or is_young else _BUSY
+    if kind == TOMBSTONE and is_tombstone(data):
+        return _BLOCKED
+    if kind == LEASE and not data:
+        # Who has the lease of a young node may not fill it.
+        return _BLOCKED if is_young else _BUSY
+    return _STRANGE
 
 
 def _leased(key: str, answer: Answer, upto: int, is_old: bool) -> Found:

@@ -66,6 +66,7 @@ class KeptObjects(Kept):
         """Return the objects of ids, None where there is none.
 
         :param places: by id.
+        :returns: without those whose rows cannot be loaded.
         """
         found: dict[int, Any] = {}
         for part in parted(scope, places):
@@ -84,13 +85,18 @@ class KeptObjects(Kept):
         found: dict[int, Any],
     ) -> dict[int, Any]:
         """Put objects in the place of rows."""
-        rows = {i: row for i, row in found.items() if row is not None}
-        if rows:
-            objects = self.instances(
-                scope, next(iter(places.values())), list(rows.values())
-            )
-            found.update(zip(rows, objects, strict=True))
-        return found
+        head = self.head
+        rows = {
+            f"{head}{i}": [row] for i, row in found.items() if row is not None
+        }
+        if not rows:
+            return found
+        loaded = self.loaded(scope, next(iter(places.values())), rows)
+        return {
+            i: row if row is None else loaded[f"{head}{i}"][0]
+            for i, row in found.items()
+            if row is None or f"{head}{i}" in loaded
+        }
 
     def rows(
         self, part: Part[int], ids: Iterable[int]
@@ -145,9 +151,10 @@ class _Objects:
                 absent[key] = _Absent(token)
             else:
                 bodies[key] = body
-        index, ids = self._kept.index, self.ids
+        index, ids, places = self._kept.index, self.ids, self._places
         for key, row in parse_many(bodies).items():
-            if self._kept.fit([row]) and row[index] == ids[key]:
+            cells = self._kept.cells(places[ids[key]])
+            if cells.fit(row) and row[index] == ids[key]:
                 read[key] = row
         if absent:
             read.update(self._confirmed(absent))
@@ -156,7 +163,8 @@ class _Objects:
     def encode(self, key: str, loaded: Any) -> tuple[bytes, int] | None:
         times = self._kept.region.times
         if type(loaded) is not _Absent:
-            body = self._kept.dumped(loaded)
+            place = self._places[self.ids[key]]
+            body = self._kept.dumped(place, [loaded], loaded)
             if body is None:
                 return None
             return self._tags[self.ids[key]] + body, times.expire

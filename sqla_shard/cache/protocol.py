@@ -186,12 +186,25 @@ class _Reading:
             for key, one in found.items()
             if one.state is State.VALUE
         }
-        read: dict[str, Any] = self.source.decode(values)
+        read = self._decoded(values)
         if len(read) < len(values):
             strange = values.keys() - read.keys()
             # It would be there until it expires.
             give_back(self.store, strange)
             self.tally.add(unreadable=len(strange))
+        return read
+
+    def _decoded(self, values: Mapping[str, bytes]) -> dict[str, Any]:
+        try:
+            read: dict[str, Any] = self.source.decode(values)
+        except Exception:
+            # No value breaks a read: that would last until it expires.
+            read = {}
+            for key, value in values.items():
+                try:
+                    read.update(self.source.decode({key: value}))
+                except Exception as error:
+                    self.tally.log(error)
         return read
 
     def load(

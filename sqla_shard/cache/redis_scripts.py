@@ -32,6 +32,18 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
+# An item; one that is no text is of nobody who follows this, and removed.
+_ITEM = """
+local function get(key)
+    local item = redis.pcall('GET', key) or ''
+    if type(item) == 'table' then
+        redis.call('DEL', key)
+        item = ''
+    end
+    return item
+end
+"""
+
 # The tokens of a tombstone but one, and the time when the last of them ends.
 _OTHERS = """
 local function others(item, token)
@@ -53,6 +65,7 @@ end
 FETCH = (
     _RUN
     + _NOW
+    + _ITEM
     + """
 -- KEYS: the guard, and keys.  ARGV: token and milliseconds of a lease, 0 for
 -- none, and
@@ -60,7 +73,7 @@ FETCH = (
 local is_old = nil
 local function old()
     if is_old == nil then
-        local guard = redis.call('GET', KEYS[1]) or ''
+        local guard = get(KEYS[1])
         local since = tonumber(string.match(guard, '^' .. run .. ' (%d+)$'))
         if not since then
             since = now
@@ -72,7 +85,7 @@ local function old()
 end
 local found = {}
 for i = 2, #KEYS do
-    local item = redis.call('GET', KEYS[i]) or ''
+    local item = get(KEYS[i])
     local kind = string.sub(item, 1, 1)
     local is_ours = string.sub(item, 2, 17) == run
     if kind == 'V' and is_ours then
@@ -94,6 +107,7 @@ return found
 
 FILL = (
     _RUN
+    + _ITEM
     + """
 -- ARGV: milliseconds of a value, and for each key the token of the lease,
 -- the value, and whether it is to be kept.
@@ -101,7 +115,7 @@ local filled = {}
 for i = 1, #KEYS do
     local token, value = ARGV[i * 3 - 1], ARGV[i * 3]
     filled[i] = 0
-    if redis.call('GET', KEYS[i]) == 'L' .. run .. token then
+    if get(KEYS[i]) == 'L' .. run .. token then
         local done = {err = 'too large'}
         if ARGV[i * 3 + 1] == '1' then
             done = redis.pcall(
@@ -121,13 +135,14 @@ return filled
 
 BLOCK = (
     _NOW
+    + _ITEM
     + _OTHERS
     + """
 -- ARGV: token and milliseconds.
 local ends = now + tonumber(ARGV[2])
 local blocked = {}
 for i = 1, #KEYS do
-    local item = redis.call('GET', KEYS[i]) or ''
+    local item = get(KEYS[i])
     local tokens, last = '', 0
     if string.sub(item, 1, 1) == 'T' then
         tokens, last = others(item, ARGV[1])
@@ -149,12 +164,13 @@ return blocked
 
 UNBLOCK = (
     _NOW
+    + _ITEM
     + _OTHERS
     + """
 -- ARGV: token.
 local done = {}
 for i = 1, #KEYS do
-    local item = redis.call('GET', KEYS[i]) or ''
+    local item = get(KEYS[i])
     local tokens, last = '', 0
     if string.sub(item, 1, 1) == 'T' then
         tokens, last = others(item, ARGV[1])

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from sqla_shard.cache.awaiting import sleep_of
 from sqla_shard.cache.awaiting import store_of
+from sqla_shard.cache.codec import parse_json
 from sqla_shard.cache.functions import KeptFunction
 from sqla_shard.cache.protocol import read_through
 from sqla_shard.exc import CachedFunctionError
@@ -114,7 +115,7 @@ class _Source:
             if value.startswith(tag):
                 # What cannot be read is asked of the function.
                 with suppress(RecursionError, TypeError, ValueError):
-                    found[key] = self._opened(json.loads(value[len(tag) :]))
+                    found[key] = self._opened(parse_json(value[len(tag) :]))
         return found
 
     def encode(self, key: str, loaded: Any) -> tuple[bytes, int] | None:
@@ -140,6 +141,10 @@ class _Source:
         raise NotImplementedError
 
     def _opened(self, body: Any) -> Any:
+        """Return what a value says.
+
+        :raises ValueError: when it is not as :meth:`_closed` has made it.
+        """
         raise NotImplementedError
 
     def _closed(self, loaded: Any) -> Any:
@@ -169,6 +174,16 @@ class _Source:
 
     def _wrong(self, message: str) -> CachedFunctionError:
         return CachedFunctionError(message, function=self.kept.name)
+
+
+def _pair(body: Any) -> tuple[bool, Any]:
+    """Return a flag and what comes with it."""
+    if type(body) is not list:
+        raise ValueError("not a list")
+    flag, value = body
+    if type(flag) is not int or flag not in (0, 1):
+        raise ValueError("neither 0 nor 1")
+    return bool(flag), value
 
 
 def _odd(value: Any) -> str | None:
@@ -203,9 +218,13 @@ class Values(_Source):
     is_list: bool | None = None
 
     def _opened(self, body: Any) -> Any:
-        is_list, value = body
-        if self.is_list is None:
-            self.is_list = bool(is_list)
+        is_list, value = _pair(body)
+        if value is None:
+            raise ValueError("a value that is never kept")
+        known = self.is_list
+        if known is not None and known is not is_list:
+            raise ValueError("another value says otherwise")
+        self.is_list = is_list
         return value
 
     def _closed(self, loaded: Any) -> Any:
@@ -256,8 +275,10 @@ class Prefixes(_Source):
     rows = 0
 
     def _opened(self, body: Any) -> Any:
-        is_whole, items = body
-        return Prefix(list(items), bool(is_whole))
+        is_whole, items = _pair(body)
+        if type(items) is not list or len(items) > self.rows:
+            raise ValueError("not the items of a list")
+        return Prefix(items, is_whole)
 
     def _closed(self, loaded: Any) -> Any:
         return [int(loaded.is_whole), loaded.items]

@@ -6,6 +6,7 @@ are put for the keys of a transaction together.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -16,8 +17,11 @@ from typing import Any
 
 from sqla_shard.cache.store import Found
 from sqla_shard.cache.store import State
+from sqla_shard.exc.summaries import summary
 
 __all__ = ["ClassStats", "Counts", "RegionStats", "Tally", "stats_of"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class Counts:
     :ivar errors: misses whose node did not answer.
     :ivar unreadable: values that were there and of no use: of other columns,
         another life of the server, of an object that was not there then, or
-        nonsense.
+        damaged.  They are removed.  Hits whose rows could not be loaded after
+        all are among them.
     :ivar waits: misses that somebody else was about to fill.
     :ivar gave_up: those of them that were not filled in time.
     :ivar bytes_read: of values.
@@ -111,6 +116,7 @@ class Tally:
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
+        self._has_failed = False
         self._counts: dict[str, Any] = dict.fromkeys([*_ALL, *_OF_REGIONS], 0)
 
     def add(self, **counts: float) -> None:
@@ -155,6 +161,19 @@ class Tally:
             lease_losses=len(values) - len(done),
             bytes_written=sum(len(values[key][1]) for key in done),
         )
+
+    def log(self, error: Exception) -> None:
+        """Log what a value in the cache has raised, the first time."""
+        with self._lock:
+            is_first, self._has_failed = not self._has_failed, True
+        if is_first:
+            _log.warning(
+                "a value of %s in the cache cannot be loaded, and is removed, "
+                "as others like it will be: %s",
+                self.name,
+                summary(error),
+                extra={"action": "cache", "class": self.name},
+            )
 
     def waited(self, keys: int, left: int) -> None:
         """Count what somebody else was about to fill.

@@ -15,7 +15,7 @@ from time import time
 
 from sqla_shard.cache.store import TOKEN_BYTES
 
-__all__ = ["SLACK", "with_token", "without_token"]
+__all__ = ["SLACK", "is_tombstone", "with_token", "without_token"]
 
 SLACK = 60
 """Seconds by which the clocks of two machines may differ."""
@@ -23,8 +23,13 @@ SLACK = 60
 _TOKEN = struct.Struct(f">{TOKEN_BYTES}sQ")
 
 
+def is_tombstone(data: bytes) -> bool:
+    """Tell whether it is one, and not what somebody else has put there."""
+    return bool(data) and not len(data) % _TOKEN.size
+
+
 def _tokens(data: bytes) -> dict[bytes, int]:
-    if len(data) % _TOKEN.size:
+    if not is_tombstone(data):
         # Of nobody who follows the protocol, nor will take it away.
         return {}
     now = time() - SLACK

@@ -115,9 +115,14 @@ class KeptRows:
             return []
         table = own.statements.table
         try:
-            return caching.instances(own.session, table, own.place, rows)
+            found = caching.rows(
+                own.session, table, own.place, own.source_id, rows
+            )
         except Unlike:
             raise Beyond from None
+        if found is None:
+            raise Beyond
+        return found
 
 
 def kept_rows(lists: Iterable[List]) -> Mapping[int, KeptRows]:

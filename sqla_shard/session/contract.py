@@ -88,9 +88,10 @@ class Caching(Protocol):
         """Return objects, or the first rows of lists, newest first.
 
         :param places: where they are, by the ids of objects or sources.
-        :returns: by id; objects, and None where there is none; of a list
-            what has ``rows``, ``keys`` (sequence and target of each),
-            ``sequences`` (by target) and ``is_whole``.
+        :returns: by id; objects, and None where there is none, but nothing
+            for what cannot be loaded; of a list what has ``rows``, ``keys``
+            (sequence and target of each), ``sequences`` (by target) and
+            ``is_whole``.
         :raises Unlike: when listeners ask for something else.
         """
         ...
@@ -109,11 +110,17 @@ class Caching(Protocol):
         """
         ...
 
-    def instances(
-        self, scope: Scope, table: Any, place: Place, rows: Sequence[Any]
-    ) -> list[Any]:
-        """Return objects of the session for rows of lists.
+    def rows(
+        self,
+        scope: Scope,
+        table: Any,
+        place: Place,
+        source_id: int,
+        rows: Sequence[Any],
+    ) -> list[Any] | None:
+        """Return objects of the session for rows of a list.
 
+        :returns: None when they cannot be loaded.
         :raises Unlike: when listeners ask for something else.
         """
         ...

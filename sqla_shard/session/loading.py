@@ -106,8 +106,10 @@ class Getter:
         if cached is not None and (held is None or held not in scope.deleted):
             with suppress(Unlike):
                 places = {object_id: place}
-                found = cached.read(scope, self._table, places)[object_id]
-                if found is not None or not scope.new:
+                read = cached.read(scope, self._table, places)
+                # Not there: what is kept of it cannot be loaded.
+                found = read.get(object_id)
+                if found is not None or (object_id in read and not scope.new):
                     return found
         return self._read(scope, object_id, place)
 
