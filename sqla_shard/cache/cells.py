@@ -66,12 +66,15 @@ def _has_digits(value: str) -> bool:
 
 
 _INTEGER: Checks = {int: _fits_64_bits}
-_NUMBER: Checks = {int: _fits_64_bits, float: isfinite, Decimal: _is_bounded}
+_FLOAT: Checks = {float: isfinite}
+_DECIMAL: Checks = {Decimal: _is_bounded}
 _TEXT: Checks = {str: None}
 _BYTES: Checks = {bytes: None, bytearray: None}
 #: Of a type that we do not know: whatever a driver may return.
 _ANY: Checks = {
-    **_NUMBER,
+    **_INTEGER,
+    **_FLOAT,
+    **_DECIMAL,
     **_TEXT,
     **_BYTES,
     datetime: _is_naive,
@@ -82,8 +85,9 @@ _ANY: Checks = {
 _KINDS: tuple[tuple[type[Any], Checks, Checks], ...] = (
     (types.Integer, _INTEGER, _INTEGER),
     (types.Boolean, _INTEGER, _INTEGER),
-    (types.Numeric, _NUMBER, _NUMBER),
-    (types.Float, _NUMBER, _NUMBER),
+    # SQLAlchemy 2.0 derives it from Numeric.
+    (types.Float, _FLOAT, _FLOAT),
+    (types.Numeric, _DECIMAL, {**_INTEGER, **_FLOAT}),
     (types.DateTime, {datetime: _is_naive}, _TEXT),
     (types.Date, {date: None}, _TEXT),
     (types.Time, {timedelta: None}, _TEXT),

@@ -32,6 +32,7 @@ from sqla_shard.cache.store import Store
 from sqla_shard.cache.tally import Tally
 from sqla_shard.exc import ConcurrentUseError
 from sqla_shard.rendering import Place
+from sqla_shard.routing import spec_of
 from sqla_shard.session.beside import beside
 from sqla_shard.session.contract import INCLUDE_INACTIVE
 from sqla_shard.session.contract import Scope
@@ -217,7 +218,18 @@ class Kept:
             bind_arguments={"place": answering(place)},
             execution_options={**OPTIONS, ROWS: (self.columns.select, rows)},
         )
-        return list(found)
+        objects = list(found)
+        check = spec_of(self.columns.table).check
+        if check is not None:
+            try:
+                for one in objects:
+                    check(one)
+            except Exception:
+                # Or the session would have it, and not look again.
+                for one in objects:
+                    scope.expire(one)
+                raise
+        return objects
 
 
 @dataclass(frozen=True)

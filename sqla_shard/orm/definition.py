@@ -77,6 +77,20 @@ class Definition:
     max_bytes: int
     fields: dict[str, BlobField] = field(default_factory=dict)
 
+    def check(self, instance: Any) -> None:
+        """Read all fields of an object, which keeps nothing of that.
+
+        :raises BlobValueError: when one is of another type.
+        """
+        # Not instance.data, which may be deferred.
+        data = vars(instance).get("data")
+        if data is None:
+            return
+        for made in self.fields.values():
+            stored = made.stored(data)
+            if stored is not MISSING:
+                made.codec.decode(stored)
+
 
 def define(
     cls: type[Any],
@@ -216,6 +230,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             encode_row=_row_encoder(definition, mapper),
             loaded_as=loaded_as,
             is_shown=lambda instance: bool(instance.active),
+            check=definition.check,
         ),
     )
 

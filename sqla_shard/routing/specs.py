@@ -65,6 +65,8 @@ class TableSpec:
         list, of an object; None where they are the same.
     :ivar is_shown: tells whether reads show an object that they are not
         asked for in particular; None for all.
+    :ivar check: raises an error for an object that was loaded from a cache
+        and cannot be read; None for no check.
     :ivar commits_late: whether the COMMIT of its rows comes after that of
         others, where a transaction writes several servers in order.
     :ivar guard: called with each INSERT, UPDATE and DELETE of a caller;
@@ -81,6 +83,7 @@ class TableSpec:
     encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     loaded_as: Callable[[Any, list[str]], list[str]] | None = None
     is_shown: Callable[[Any], bool] | None = None
+    check: Callable[[Any], None] | None = None
     commits_late: bool = False
     # Each class has one of its own, so that none is equal to another.
     guard: Callable[[Any], None] | None = field(default=None, compare=False)

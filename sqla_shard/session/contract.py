@@ -281,6 +281,12 @@ class Scope(Protocol):
         """Tell whether an object was changed since the last flush."""
         ...
 
+    def expire(
+        self, instance: object, attribute_names: Iterable[str] | None = None
+    ) -> None:
+        """Have an object read anew; see ``Session.expire``."""
+        ...
+
     def invalidate(self) -> None:
         """Close it with its connections; see ``Session.invalidate``."""
         ...
