@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.shared import cache_mutations
 from tests.shared import cached_bypass
 from tests.shared import cached_lists
 from tests.shared import cached_objects
@@ -56,4 +57,12 @@ class TestAlike(cached_lists.Alike):
 
 
 class TestRowsLists(cached_lists.Rows):
+    pass
+
+
+class TestMutated(cache_mutations.Mutated):
+    times = 10 * cache_mutations.MANY
+
+
+class TestWrongCells(cache_mutations.WrongCells):
     pass

@@ -89,6 +89,26 @@ def test_what_others_keep_there_is_theirs(server, mark):
         store.close()
 
 
+def test_an_item_that_is_no_text_is_a_miss(server, mark):
+    """Of somebody else; the server is not taken for one that is down."""
+    with client_of(server) as client:
+        store = RedisStore(client, timeout=5.0)
+        for there in ("fetched", "blocked", "unblocked", "filled"):
+            key = f"{mark}{there}"
+            client.rpush(f"sqla_shard:{key}", b"a", b"list")
+            if there == "blocked":
+                assert store.block([key], b"x" * 16, 10) == set()
+            elif there == "filled":
+                token = b"y" * 16
+                assert store.fill({key: (token, b"value")}, 10) == set()
+            if there != "fetched":
+                assert store.unblock([key], b"x" * 16) == set()
+            cache_store.put(store, key, b"again")
+            assert store.fetch([key], 0)[key].value == b"again"
+        assert store.failures == 0
+        store.close()
+
+
 def test_everything_there_ends(server, mark):
     """Nothing stays for ever of a program that has died at any point."""
     with client_of(server) as client:
