@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 from typing import BinaryIO
 from typing import cast
@@ -122,31 +123,33 @@ def read_upload(file: IO[bytes]) -> Upload:
     :raises InvalidInputError: when it is not a whole bookmark file, holds
         no link, or too many.
     """
+    found: list[tuple[int, BoardInput, list[PinInput]]] = []
+    skipped: list[tuple[int, str]] = []
+    total = 0
     try:
-        folders = sorted(
-            read_folders(cast("BinaryIO", file)), key=lambda one: one.line
-        )
+        for folder in read_folders(cast("BinaryIO", file)):
+            pins, left_out = read_folder(folder)
+            skipped += left_out
+            if pins:
+                found.append((folder.line, _board(folder), pins))
+                total += len(pins)
+            # As soon as it is known: the rest may take long to read.
+            if total > MAX_PINS or len(found) > MAX_BOARDS:
+                raise _bad_file(
+                    f"This file has too many links. At most {MAX_PINS:,} "
+                    f"links in {MAX_BOARDS:,} folders can be imported at "
+                    "once."
+                )
     except BookmarkError as error:
         reason = f"Line {error.line}: {error.reason}"
         raise _bad_file(f"This file cannot be imported. {reason}.") from error
-    boards = []
-    skipped = []
-    for folder in folders:
-        pins, left_out = read_folder(folder)
-        skipped += left_out
-        if pins:
-            boards.append((_board(folder), pins))
-    reasons = [f"line {line}: {reason}" for line, reason in sorted(skipped)]
-    upload = Upload(boards=boards, skipped=reasons)
-    if not boards:
+    if not found:
         raise _bad_file("There is no link to a web page in this file.")
-    if upload.total > MAX_PINS or len(boards) > MAX_BOARDS:
-        raise _bad_file(
-            f"This file has {upload.total:,} links in {len(boards):,} "
-            f"folders. At most {MAX_PINS:,} links in {MAX_BOARDS:,} folders "
-            "can be imported at once."
-        )
-    return upload
+    found.sort(key=itemgetter(0))
+    return Upload(
+        boards=[(board, pins) for _, board, pins in found],
+        skipped=[f"line {line}: {reason}" for line, reason in sorted(skipped)],
+    )
 
 
 def _bad_file(message: str) -> InvalidInputError:

@@ -16,7 +16,7 @@ In the order to read:
     Three classes; all that a model says about sharding.
 ``pinboard.py``
     Writing them and reading them back: the whole use of the library.
-``bookmarks.py``
+``bookmarks.py``, ``links.py``, ``tags.py``
     From an export to folders and links; knows nothing of databases.
 ``showing.py``, ``progress.py``, ``__main__.py``
     What is printed, and the command.

@@ -24,12 +24,12 @@ import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
-from html.parser import HTMLParser
 from typing import BinaryIO
 
 from examples.quickstart.links import Link
 from examples.quickstart.links import read_link
 from examples.quickstart.links import Skipped
+from examples.quickstart.tags import TagParser
 
 __all__ = ["BookmarkError", "Folder", "Link", "Skipped", "read_folders"]
 
@@ -37,10 +37,13 @@ MAX_DEPTH = 100
 """Lists inside each other."""
 MAX_TEXT = 500_000
 """Characters of a title or a description: a pin can hold both."""
+MAX_PATH = 10_000
+"""Characters of the titles of folders inside each other: each of them is
+named by all of these, so that long ones would be written again and again."""
+MAX_ENTRIES = 200_000
+"""Links and folders of a file."""
 
 _CHUNK = 1 << 18
-_MAX_TAG = 1 << 22
-_MAX_REST = 1 << 14
 _DOCTYPE = ["doctype", "netscape-bookmark-file-1"]
 
 
@@ -86,22 +89,10 @@ def read_folders(file: BinaryIO) -> Iterator[Folder]:
     :raises BookmarkError: when the file is not a whole export.
     """
     parser = _Parser()
-    try:
-        for text in _decoded(file):
-            parser.feed(text)
-            # An unfinished tag is looked at again with each chunk: after a
-            # quote that is never closed, a large file would take for ever.
-            if len(parser.rawdata) > _MAX_TAG:
-                raise parser.error("a tag begins here that is far too long")
-            yield from parser.take()
-        # At the end html.parser looks for the end of each tag once more, up
-        # to the end of the file: "<?" a million times would take hours.
-        if "<" in parser.rawdata and len(parser.rawdata) > _MAX_REST:
-            raise parser.error("a tag begins here that is not closed")
-        parser.close()
-    except AssertionError as error:
-        # So html.parser says that "<![" begins nothing it knows.
-        raise parser.error(f"no HTML: {error}") from None
+    for text in _decoded(file):
+        parser.feed(text)
+        yield from parser.take()
+    parser.finish()
     yield from parser.take()
 
 
@@ -124,7 +115,7 @@ def _decoded(file: BinaryIO) -> Iterator[str]:
         yield text
 
 
-class _Parser(HTMLParser):
+class _Parser(TagParser):
     """Follows the lists; a ``<DL>`` is the content of the ``<H3>`` before it.
 
     Only lists have to be closed: ``</DT>`` and ``</DD>`` are rarely there,
@@ -132,7 +123,7 @@ class _Parser(HTMLParser):
     """
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
+        super().__init__()
         self._complete: list[Folder] = []
         self._root = Folder(line=1, path=())
         # Open lists: the line of each, and the folder that it belongs to.
@@ -144,7 +135,12 @@ class _Parser(HTMLParser):
         self._entry: Link | Folder | None = None
         self._text: list[str] | None = None
         self._size = 0
+        self._limit = MAX_TEXT
         self._is_title = False
+        # Of what text belongs to; put together once, when it is complete.
+        self._details: list[str] = []
+        self._details_size = 0
+        self._entries = 0
 
     def take(self) -> list[Folder]:
         """Return, once, the folders that are complete."""
@@ -153,45 +149,48 @@ class _Parser(HTMLParser):
 
     def error(self, reason: str, line: int | None = None) -> BookmarkError:
         """Return an error at the present line."""
-        return BookmarkError(line or self.getpos()[0], reason)
+        return BookmarkError(line or self.line, reason)
 
     @property
     def _folder(self) -> Folder:
         return self._lists[-1][1] if self._lists else self._root
 
-    # -- what HTMLParser calls
+    # -- what TagParser calls
 
-    def handle_decl(self, decl: str) -> None:
-        self._has_doctype |= decl.lower().split() == _DOCTYPE
+    def declaration(self, text: str) -> None:
+        self._has_doctype |= text[:100].lower().split() == _DOCTYPE
         self._require_doctype()
 
-    def handle_data(self, data: str) -> None:
-        if not data.isspace():
+    def text(self, text: str) -> None:
+        if not self._has_doctype and not text.isspace():
             self._require_doctype()
         if self._text is not None:
-            self._text.append(data)
-            self._size += len(data)
-            if self._size > MAX_TEXT:
-                raise self.error(f"more than {MAX_TEXT:,} characters of text")
+            self._text.append(text)
+            self._size += len(text)
+            if self._size > self._limit:
+                raise self.error(
+                    f"more than {self._limit:,} characters of text"
+                )
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def start(self, name: str, tag: str) -> None:
         self._require_doctype()
-        if tag in ("br", "p"):
-            self.handle_data("\n")
-        begin = _TAGS.get(tag)
+        if name in ("br", "p"):
+            self.text("\n")
+        begin = _TAGS.get(name)
         if begin is not None:
             self._end_text()
-            begin(self)
+            begin(self, tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def end(self, name: str) -> None:
         self._require_doctype()
-        if tag in _TAGS:
+        if name in _TAGS:
             self._end_text()
-        if tag == "dl":
+        if name == "dl":
             self._end_list()
 
-    def close(self) -> None:
-        super().close()
+    def finish(self) -> None:
+        """Read what is left, at the end of the file."""
+        self.feed("", is_last=True)
         self._require_doctype()
         if self._lists:
             line, _ = self._lists[-1]
@@ -212,14 +211,14 @@ class _Parser(HTMLParser):
 
     # -- tags
 
-    def _begin_list(self) -> None:
+    def _begin_list(self, tag: str) -> None:
         if len(self._lists) == MAX_DEPTH:
             raise self.error(f"more than {MAX_DEPTH} lists inside each other")
         self._has_list = True
         # A list without a heading is part of the folder around it.
         folder = self._heading or self._folder
-        self._heading = self._entry = None
-        self._lists.append((self.getpos()[0], folder))
+        self._leave()
+        self._lists.append((self.line, folder))
 
     def _end_list(self) -> None:
         self._end_heading()
@@ -229,22 +228,23 @@ class _Parser(HTMLParser):
         if folder is not self._folder:
             self._complete.append(folder)
 
-    def _begin_heading(self) -> None:
+    def _begin_heading(self, tag: str) -> None:
         self._end_heading()
-        line, _ = self.getpos()
-        self._heading = Folder(line=line, path=self._folder.path)
+        self._count()
+        self._heading = Folder(line=self.line, path=self._folder.path)
         self._begin_text(self._heading, is_title=True)
 
-    def _end_heading(self) -> None:
+    def _end_heading(self, tag: str = "") -> None:
         """Complete a folder that was given no list."""
         if self._heading is not None:
             self._complete.append(self._heading)
-        self._heading = self._entry = None
+        self._leave()
 
-    def _begin_link(self) -> None:
+    def _begin_link(self, tag: str) -> None:
         self._end_heading()
+        self._count()
         try:
-            link = read_link(self.get_starttag_text() or "", self.getpos()[0])
+            link = read_link(tag, self.line)
         except ValueError as error:
             raise self.error(str(error)) from None
         if isinstance(link, Skipped):
@@ -253,21 +253,28 @@ class _Parser(HTMLParser):
         self._folder.links.append(link)
         self._begin_text(link, is_title=True)
 
-    def _begin_details(self) -> None:
+    def _begin_details(self, tag: str) -> None:
         if self._entry is not None:
             self._begin_text(self._entry, is_title=False)
-            # Many short ones make a long one, and are added to it in turn.
-            self._size += len(self._entry.details)
+
+    def _count(self) -> None:
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise self.error(f"more than {MAX_ENTRIES:,} links and folders")
 
     # -- text
 
     def _begin_text(self, entry: Link | Folder, *, is_title: bool) -> None:
         self._entry = entry
         self._text = []
-        # A title of a folder is part of the titles of those inside it.
-        outer = entry.path if isinstance(entry, Folder) else ()
-        self._size = sum(map(len, outer))
         self._is_title = is_title
+        self._limit = MAX_TEXT
+        # Many short ones make a long one.
+        self._size = 0 if is_title else self._details_size
+        if is_title and isinstance(entry, Folder):
+            # A title of a folder is part of the titles of those inside it.
+            self._limit = MAX_PATH
+            self._size = sum(map(len, entry.path))
 
     def _end_text(self) -> None:
         entry, text = self._entry, self._text
@@ -276,11 +283,21 @@ class _Parser(HTMLParser):
             return
         lines = [" ".join(s.split()) for s in "".join(text).splitlines()]
         if not self._is_title:
-            entry.details = "\n".join(filter(None, [entry.details, *lines]))
+            self._details += filter(None, lines)
+            # With the ends of lines.
+            self._details_size = self._size + len(lines)
         elif isinstance(entry, Folder):
             entry.path += (" ".join(filter(None, lines)),)
         else:
             entry.title = " ".join(filter(None, lines))
+
+    def _leave(self) -> None:
+        """Complete what text belongs to."""
+        if self._entry is not None and self._details:
+            self._entry.details = "\n".join(self._details)
+        self._details = []
+        self._details_size = 0
+        self._heading = self._entry = None
 
 
 _TAGS = {

@@ -1,19 +1,19 @@
 """From the tag ``<A HREF=... ADD_DATE=...>`` to a link.
 
-Browsers write ``&`` into HREF as it is, and older versions of
-:mod:`html.parser` then take ``?a=1&copy=2`` for a copyright sign; so tags
-are taken apart here.
+Browsers write ``&`` into HREF as it is: ``?a=1&copy=2`` has no copyright
+sign, which references without a semicolon would make of it.
 """
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timezone
 from urllib.parse import urlsplit
+
+from examples.quickstart.tags import unescape
 
 __all__ = ["Link", "Skipped", "read_link"]
 
@@ -23,6 +23,7 @@ MAX_ADDRESS = 500_000
 _ATTRIBUTE = re.compile(
     r"""([^\s"'>/=]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>]*))?"""
 )
+_NAMES = frozenset(["href", "tags", "feedurl", "add_date"])
 _REFERENCE = re.compile(r"&(?:#[0-9]+|#[xX][0-9A-Fa-f]+|[A-Za-z0-9]+);")
 
 
@@ -80,13 +81,15 @@ def read_link(tag: str, line: int) -> Link | Skipped:
 
 
 def _attributes(tag: str) -> Iterator[tuple[str, str]]:
+    """Yield name and value of those that are of use."""
     for match in _ATTRIBUTE.finditer(tag, len("<a")):
-        value = match[2] or ""
+        name, value = match[1].lower(), match[2] or ""
+        if name not in _NAMES:
+            continue
         if value[:1] in ('"', "'"):
             value = value[1:-1]
         # Only what ends in ";": the rest is parameters of a query.
-        decoded = _REFERENCE.sub(lambda m: html.unescape(m[0]), value)
-        yield match[1].lower(), decoded
+        yield name, _REFERENCE.sub(lambda m: unescape(m[0]), value)
 
 
 def _problem(url: str) -> str | None:

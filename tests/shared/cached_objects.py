@@ -25,6 +25,7 @@ from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard import Cluster
 from sqla_shard import pack
+from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.exc import WrongTypeError
@@ -159,9 +160,21 @@ class Equal(Suite):
     def test_a_blob_that_somebody_else_wrote(self, cluster):
         """With keys that no field has, and in another spelling."""
         new = stored(cluster, User(name="x"))
-        written = '{ "name":"\\u00e9", "old": [1], "n":  7.0 }'
+        written = '{ "name":"\\u00e9", "old": [1], "n":  7 }'
         _raw(cluster, new, "data = :value", value=written)
         agree(cluster, User, new)
+
+    def test_a_blob_with_a_field_of_another_type(self, cluster):
+        """It may as well be the cache's fault: the database is asked."""
+        new = stored(cluster, User(name="x"))
+        _raw(cluster, new, "data = :value", value='{"name":"y","n":7.5}')
+        for _ in range(3):
+            with sent() as statements:
+                found = seen(cluster, User, new)
+            assert found.name == "y"
+            with pytest.raises(BlobValueError):
+                found.n  # noqa: B018
+        assert statements
 
     def test_no_blob_at_all(self, cluster):
         new = stored(cluster, User(name="x"))
