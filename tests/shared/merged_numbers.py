@@ -682,4 +682,8 @@ def _same(
     if isinstance(one, Decimal):
         # Servers have a zero with a minus sign, and it is equal to others.
         return one.copy_abs().compare_total(other.copy_abs()) == 0
-    return bool(one == other)
+    if one == other:
+        return True
+    # The text of such a zero.
+    zeros = isinstance(one, str) and not one.strip("-0.") and one.strip("-")
+    return bool(zeros and one.strip("-") == other.strip("-"))
