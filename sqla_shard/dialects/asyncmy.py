@@ -6,6 +6,8 @@ import asyncio
 import os
 from typing import Any
 
+from sqla_shard.dialects.authenticating import refuse_clear_passwords
+
 __all__ = ["adapt_connecting", "close_socket", "transport_of"]
 
 _CANNOT_CONNECT = 2003
@@ -45,6 +47,7 @@ def adapt_connecting(
     """
     if cparams.pop("ssl_disabled", None):
         cparams.pop("ssl", None)
+    refuse_clear_passwords(cparams, dialect.loaded_dbapi)
     if "async_creator_fn" in cparams:
         return
     dbapi = dialect.loaded_dbapi

@@ -30,6 +30,7 @@ from sqlalchemy.engine import URL
 from sqla_shard.dialects.asyncmy import adapt_connecting
 from sqla_shard.dialects.asyncmy import close_socket
 from sqla_shard.dialects.asyncmy import transport_of
+from sqla_shard.dialects.authenticating import refuse_clear_passwords
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.catalogue import Catalogue
@@ -304,11 +305,12 @@ def _forget_database(dbapi_connection: Any, record: Any) -> None:
 
 
 class _Connecting:
-    """Connects as PyMySQL would, but for two things.
+    """Connects as PyMySQL would, but for three things.
 
-    One TLS context serves all connects of a process, and ``connect_timeout``
-    is for all of connecting: a server that hangs takes connections all the
-    same, and would be waited for without end.
+    Passwords are sent in the clear to verified servers alone.  One TLS context
+    serves all connects of a process.  And ``connect_timeout`` is for all of
+    connecting: a server that hangs takes connections all the same, and would
+    be waited for without end.
 
     :param shares: whether the URL leaves TLS to PyMySQL.
     """
@@ -319,6 +321,7 @@ class _Connecting:
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
+        refuse_clear_passwords(cparams, dialect.loaded_dbapi)
         made = _class_of(dialect.loaded_dbapi.connections, self._shares)
         return made(*cargs, **cparams)
 
