@@ -132,13 +132,24 @@ class Scene:
         )
 
     def freeze(self) -> None:
+        """Let nothing come from the second server any more."""
         self.proxies[1].hang()
+
+    def pause(self) -> None:
+        """Stop its process, as SIGSTOP does; :meth:`thaw` ends both."""
+        self._fleet.servers[1].pause()
+
+    def thaw(self) -> None:
+        self._fleet.servers[1].resume()
+        self.proxies[1].restore()
 
 
 @pytest.fixture
 def scene(fleet: MariaDBFleet, boards: dict[int, int]) -> Iterator[Scene]:
     with ExitStack() as stack:
-        yield Scene(fleet, boards, stack)
+        scene = Scene(fleet, boards, stack)
+        stack.callback(scene.thaw)
+        yield scene
 
 
 def get(session: ShardSession, scene: Scene) -> Any:
@@ -190,17 +201,18 @@ def attempt_in_a_loop(
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("how", [attempt, attempt_in_a_loop])
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("fault", [Scene.freeze, Scene.pause])
 def test_an_operation_ends(
     scene: Scene,
     operation: Callable[..., Any],
     how: Callable[..., None],
-    connected: bool,
+    fault: Callable[[Scene], None],
 ) -> None:
     cluster = scene.cluster
-    if connected and how is attempt:
+    if fault is Scene.pause:
+        # Else it hangs when it is connected to.
         cluster.warm()
-    scene.freeze()
+    fault(scene)
     began = monotonic()
     with pytest.raises(ServerUnreachableError, match="server2") as caught:
         how(cluster, operation, scene)
@@ -210,7 +222,7 @@ def test_an_operation_ends(
     # The other server is not touched by it.
     with cluster.session() as session:
         assert session.get(Board, scene.boards[GOOD]) is not None
-    scene.proxies[1].restore()
+    scene.thaw()
     with cluster.session() as session:
         assert session.get(Board, scene.boards[BAD]) is not None
     assert count_sockets_to(scene.proxies[1].port) <= 1
@@ -376,6 +388,38 @@ def test_closing_the_cluster(scene: Scene) -> None:
         scene.proxies[1].cut()
         reader.join(30)
         assert ended.is_set()
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_closing_in_an_event_loop(scene: Scene, idle: bool) -> None:
+    """With a connection in use, or in the pool; and the loop ends as well."""
+
+    async def main() -> bool:
+        session = scene.cluster.async_session()
+        await session.run_sync(get, scene)
+        if idle:
+            await session.close()
+        scene.freeze()
+        ended = await scene.cluster.aclose(timeout=1)
+        with suppress(ServerUnreachableError):
+            await session.close()
+        return ended
+
+    began = monotonic()
+    assert asyncio.run(main()) is idle
+    assert monotonic() - began < PATIENCE
+
+
+def test_an_event_loop_ends(scene: Scene) -> None:
+    async def main() -> None:
+        async with scene.cluster.async_session() as session:
+            await session.run_sync(get, scene)
+        scene.freeze()
+
+    began = monotonic()
+    asyncio.run(main())
+    assert monotonic() - began < PATIENCE
+    assert not count_sockets_to(scene.proxies[1].port)
 
 
 @pytest.mark.usefixtures("memcached_installed")
