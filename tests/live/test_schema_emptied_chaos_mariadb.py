@@ -1,0 +1,95 @@
+"""No id is given twice, whatever becomes of databases during upgrades."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard import schema
+from tests.shared.emptied_chaos import Databases
+from tests.shared.emptied_chaos import PINS
+from tests.shared.emptied_chaos import rounds
+from tests.shared.emptied_chaos import twice
+from tests.shared.emptied_chaos import writing
+from tests.shared.schema import on_mariadb
+from tests.shared.schema import Project
+from tests.shared.schema import runner_fixture
+
+pytestmark = pytest.mark.live
+runner = runner_fixture()
+project = on_mariadb("schchaos")
+
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+TIMES = 15 if SOAK else 1
+
+# What keeps an upgrade from making tables where others were.
+GUARD = "run_env(context, MetaData())"
+WITHOUT_GUARD = f"""
+from sqla_shard.schema import environment
+from sqla_shard.schema.running.applying import Applier
+
+environment.marked = lambda versions, *more: list(versions)
+stepping = Applier._stepping
+
+
+def unguarded(self, heads, context):
+    self._expected = tuple(sorted(heads))
+    return stepping(self, heads, context)
+
+
+Applier._stepping = unguarded
+{GUARD}
+"""
+
+
+def chaos(project: Project, rng: random.Random) -> list[int]:
+    """Return the ids that were given twice."""
+    project.add("r0", PINS)
+    schema.upgrade(project.config())
+    databases = Databases(project)
+    old = project.document
+    with writing(
+        Cluster.from_topology(old), Cluster.from_topology(old)
+    ) as writers:
+        current = writers[1].cluster
+        rounds(writers)
+        # In an order by chance, and each as often as the others.
+        events = TIMES * [
+            databases.drop,
+            databases.drop_and_create,
+            databases.set_aside,
+            databases.move,
+        ]
+        rng.shuffle(events)
+        for number, event in enumerate(events, 1):
+            # Alembic's topology is the old one, or the newest.
+            project.write_topology(rng.choice([old, databases.document]))
+            if rng.random() < 0.5:
+                project.add(f"r{number}")
+            upgrade = ("-x", "continue_on_error=yes", "upgrade", "head")
+            begun = rng.random() < 0.5 and project.start(*upgrade)
+            event(rng.choice(project.shards))
+            if databases.topology != current.topology:
+                current.update_topology(databases.topology)
+            if begun:
+                begun.wait()
+            project.alembic(*upgrade, status=None)
+            rounds(writers)
+    return twice(writers)
+
+
+def test_no_id_is_given_twice(project: Project, rng: random.Random) -> None:
+    assert chaos(project, rng) == []
+
+
+def test_without_the_guard_they_are(
+    project: Project, rng: random.Random
+) -> None:
+    env = project.directory / "migrations" / "env.py"
+    text = env.read_text()
+    assert GUARD in text
+    env.write_text(text.replace(GUARD, WITHOUT_GUARD))
+    assert chaos(project, rng) != []
