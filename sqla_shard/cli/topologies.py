@@ -159,7 +159,8 @@ def diff_command(
 
 def _print_tables(topology: Topology) -> None:
     console = Console(highlight=False)
-    console.print(Text(f"epoch {topology.epoch}"))
+    # The line of the epoch.
+    console.print(Text(describe(topology).partition("\n")[0]))
     for keyspace in topology.keyspaces.values():
         console.print(_table(keyspace))
 

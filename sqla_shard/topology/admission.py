@@ -25,6 +25,7 @@ from sqla_shard.topology.changes import TopologyDiff
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
+from sqla_shard.topology.ranges import common
 from sqla_shard.topology.urls import address_of
 
 __all__ = ["MAX_STEP", "exchanges", "leaps", "refusals"]
@@ -188,8 +189,4 @@ def _exchanged(old: Keyspace, new: Keyspace) -> Iterator[Problem]:
 
 def _share(one: Server, other: Server) -> bool:
     """Whether a shard is on both."""
-    return any(
-        a.first <= b.last and b.first <= a.last
-        for a in one.shards
-        for b in other.shards
-    )
+    return any(common(one.shards, other.shards))

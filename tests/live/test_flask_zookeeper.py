@@ -14,6 +14,7 @@ from sqla_shard.following import Publisher
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import ZooKeeperServer
 from tests.shared.flask_app import flask_fixtures
+from tests.shared.sqlite_files import with_files
 
 pytestmark = pytest.mark.live
 
@@ -25,7 +26,7 @@ PATH = "/health/shards"
 def test_it_serves_while_zookeeper_is_down(app, tmp_path, zookeeper_installed):
     app.config["SQLA_SHARD_HEALTH"] = PATH
     app.config["SQLA_SHARD_OPTIONS"] = {"snapshot": tmp_path / "last.json"}
-    files = sqlite_topology(tmp_path, servers=2, shards=4)
+    files = with_files(sqlite_topology(tmp_path, servers=2, shards=4))
     with ZooKeeperServer() as server:
         location = f"zookeeper://{server.hosts}/prod"
         app.config["SQLA_SHARD_TOPOLOGY"] = location
