@@ -65,7 +65,6 @@ from sqla_shard.session.transactions import leave_to_parent
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_of
-from sqla_shard.session.usage import Usage
 from sqla_shard.session.usage import UsedByOne
 from sqla_shard.session.views import bind_to
 from sqla_shard.session.views import ShardView
@@ -106,12 +105,11 @@ class ShardSession(UsedByOne, Refreshing, Answered):
         **kwargs: Any,
     ) -> None:
         Session.__init__(self, bind, **kwargs)
-        self.usage = Usage()
         self.uses_cache = cache  #: whether reads may look there
         self.cluster = cluster
         self.root_shard_id = shard_id
         self._cross_shard: CrossShard = checked(cross_shard)
-        self._process = os.getpid()
+        self._begin_usage()
         self._reset_transaction()
         #: Set while SQLAlchemy's bulk INSERT and UPDATE run on one shard.
         self.bulk: Place | None = None
@@ -176,21 +174,6 @@ class ShardSession(UsedByOne, Refreshing, Answered):
             self._commits = self._commits or Commits(self)
             self._commits.take(transaction, connection)
 
-    def close(self) -> None:
-        """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
-
-        All servers are told at once.  When one cannot be told, the
-        connections to the others are closed.
-
-        :raises sqlalchemy.exc.SQLAlchemyError: what that one has raised.
-        :raises ConcurrentUseError: while another thread uses it.
-        """
-        if self._process != os.getpid():
-            # A thread that the parent has, and we have not, may be at it.
-            self.usage = Usage()
-        with self.usage:
-            self._close()
-
     def _close(self) -> None:
         failed: BaseException | None = None
         try:
@@ -201,7 +184,7 @@ class ShardSession(UsedByOne, Refreshing, Answered):
         except BaseException as error:
             failed = error
         try:
-            super().close()
+            Session.close(self)
         except BaseException:
             # It stops at the first server that fails; the others would keep
             # their connections out of the pool, and their locks.

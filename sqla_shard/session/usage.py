@@ -7,6 +7,7 @@ read returns the rows of another.  SQLAlchemy refuses some of that
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,11 @@ class UsedByOne(ShardedSession):
     """A session whose statements do not overlap."""
 
     usage: Usage  #: who uses it at the moment
+    _process: int
+
+    def _begin_usage(self) -> None:
+        self._process = os.getpid()
+        self.usage = Usage()
 
     def _execute_internal(self, *args: Any, **kwargs: Any) -> Any:
         with self.usage:
@@ -95,3 +101,21 @@ class UsedByOne(ShardedSession):
         """Roll back; see :meth:`sqlalchemy.orm.Session.rollback`."""
         with self.usage:
             super().rollback()
+
+    def close(self) -> None:
+        """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
+
+        All servers are told at once.  When one cannot be told, the
+        connections to the others are closed.
+
+        :raises sqlalchemy.exc.SQLAlchemyError: what that one has raised.
+        :raises ConcurrentUseError: while another thread or task uses it.
+        """
+        if self._process != os.getpid():
+            # A thread that the parent has, and we have not, may use it.
+            self.usage = Usage()
+        with self.usage:
+            self._close()
+
+    def _close(self) -> None:
+        raise NotImplementedError
