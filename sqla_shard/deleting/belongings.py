@@ -139,18 +139,17 @@ class Finder:
 
     def _lists(self, cls: Any, ids: Sequence[int]) -> Iterator[Belonging]:
         definition = link_mapping(cls)
-        entity = self._kind.entity
         source = getattr(cls, definition.source.column)
         target = getattr(cls, definition.target.column)
         pairs = select(source, target)
-        if definition.source.entity is entity:
+        if self._is_kind(definition.source.entity):
             found = self._pairs(pairs.where(source.in_(ids)))
             if found and definition.kept_by is not None:
                 yield from self._reverse(cls, definition.kept_by, found)
             elif found:
                 yield self._clearing(cls, found)
         if (
-            definition.target.entity is entity
+            self._is_kind(definition.target.entity)
             # Others are found by their inverse, which is here.
             and definition.inverse is None
             and definition.kept_by is None
@@ -160,6 +159,10 @@ class Finder:
                 yield from self._removing(cls, self._pairs(there))
             else:
                 self.unseen.append(cls.__name__)
+
+    def _is_kind(self, entity: Any) -> bool:
+        """Tell whether objects of a class are in the table of these."""
+        return issubclass(entity, self._kind.entity)
 
     def _pairs(self, statement: Any) -> list[tuple[int, int]]:
         return [(one, two) for one, two in self._session.execute(statement)]
@@ -210,11 +213,11 @@ class Finder:
 
     def _keys(self, cls: Any, ids: Sequence[int]) -> Iterator[Belonging]:
         definition = link_lookup(cls)
-        if definition.target is not self._kind.entity:
+        if not self._is_kind(definition.target):
             return
         held: Iterable[tuple[str, int]] = ()
         if definition.field is not None:
-            held = self._of_objects(definition.field, ids)
+            held = self._of_objects(definition, ids)
         elif self._scatter:
             owner = getattr(cls, definition.column)
             there = select(cls.key, owner).where(owner.in_(ids))
@@ -234,15 +237,15 @@ class Finder:
                     yield self._calling("release", cls, one, (text,))
 
     def _of_objects(
-        self, field: str, ids: Sequence[int]
+        self, definition: Any, ids: Sequence[int]
     ) -> Iterator[tuple[str, int]]:
         """Yield the keys that objects say they have."""
         objects = self._session.scalars(
-            select(self._kind.entity).where(self._kind.id.in_(ids)),
+            select(definition.target).where(self._kind.id.in_(ids)),
             execution_options=READS,
         )
         for instance in objects.unique().all():
-            value = getattr(instance, field)
+            value = getattr(instance, definition.field)
             for key in [value] if isinstance(value, str) else value or ():
                 yield key, instance.id
 

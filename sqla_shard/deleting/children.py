@@ -60,6 +60,8 @@ def kind_of(entity: Any) -> Kind:
     of_objects = set()
     for other in mapper.registry.mappers:
         table = other.local_table
+        if other.inherits is not None:
+            continue  # the class whose table it shares has its rows
         if not has_objects(table) or spec_of(table).kind != "objects":
             continue
         of_objects.add(table)

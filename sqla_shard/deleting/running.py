@@ -181,5 +181,12 @@ def _begun(
             "rows are and what belongs to them; delete them in a session",
             construct="delete_object()",
         )
+    if mapper.inherits is not None:
+        first = mapper.base_mapper.class_.__name__
+        raise UnsupportedStatementError(
+            f"{entity.__name__} shares the table and the ids of {first}, so "
+            f"an id does not tell whether it is one; give {first} instead",
+            construct="delete_object()",
+        )
     shard_id = check_type(object_id, spec.type_id, entity.__name__).shard_id
     return kind_of(entity), session.place_for(mapper=entity, shard_id=shard_id)

@@ -6,6 +6,7 @@
 ``fields``       :func:`blob_field`
 ``creation``     what the creation of all classes has in common
 ``definition``   what happens when an object class is created
+``hierarchies``  classes that share the table of an object class
 ``hiding``       soft delete
 ``saving``       writing a blob without overwriting other writers
 ``objects``      :class:`ObjectMixin`

@@ -54,13 +54,17 @@ def is_abstract(cls: type[Any]) -> bool:
     }.isdisjoint(cls.__bases__)
 
 
-def check_first_mapped(cls: type[Any]) -> None:
+def check_first_mapped(cls: type[Any], first: Any = None) -> None:
     """Refuse a base that has a table.
 
+    :param first: a class whose table it may share.
     :raises ClassDefinitionError: for a mapped class.
     """
     for base in cls.__mro__[1:]:
-        if "__mapper__" in base.__dict__:
+        shares = first is not None and (
+            issubclass(base, first) or issubclass(first, base)
+        )
+        if "__mapper__" in base.__dict__ and not shares:
             raise ClassDefinitionError(
                 f"its base {base.__name__} is mapped to a table of its own, "
                 "and the classes of a hierarchy would share its ids; share "
@@ -70,13 +74,14 @@ def check_first_mapped(cls: type[Any]) -> None:
             )
 
 
-def check_bases(cls: type[Any]) -> None:
+def check_bases(cls: type[Any], first: Any = None) -> None:
     """Refuse bases that a class cannot have.
 
+    :param first: a class whose table it may share.
     :raises ClassDefinitionError: for a mapped class, or a dataclass that
         SQLAlchemy does not know of.
     """
-    check_first_mapped(cls)
+    check_first_mapped(cls, first)
     bases = cls.__mro__
     if issubclass(cls, MappedAsDataclass):
         if bases.index(MappedAsDataclass) > _index_of_mapping(bases):
@@ -296,7 +301,8 @@ def whole_or_not_at_all(finish: Handler) -> Handler:
 
 def _forget(mapper: Mapper[Any]) -> None:
     table: Any = mapper.local_table
-    table.metadata.remove(table)
+    if mapper.inherits is None:
+        table.metadata.remove(table)
     manager = mapper.class_manager
     # What registry.dispose() does, which has no form for a single class.
     mapper.registry._managers.pop(manager, None)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.orm import Mapped
@@ -38,6 +39,9 @@ from sqla_shard.orm.fields import declared_in
 from sqla_shard.orm.fields import FieldSettings
 from sqla_shard.orm.fields import MISSING
 from sqla_shard.orm.hiding import write_active
+from sqla_shard.orm.hierarchies import check_root
+from sqla_shard.orm.hierarchies import check_subclass
+from sqla_shard.orm.hierarchies import first_class
 from sqla_shard.orm.kinds import Kind
 from sqla_shard.orm.references import any_type
 from sqla_shard.orm.references import colocation_of
@@ -114,21 +118,14 @@ def define(
     :raises InvalidIdError: when it is none.
     """
     name = cls.__name__
-    check_bases(cls)
+    first = first_class(cls)
+    check_bases(cls, first)
     _check_no_table(cls, mixin)
-    _check_no_hierarchy(cls)
     if is_abstract(cls):
         _check_abstract(cls, type_id, colocate_with, keyspace, max_bytes)
         if not issubclass(cls, MappedAsDataclass):
             hide(cls)
         return
-    if type_id is None:
-        raise ClassDefinitionError(
-            f"say its type: class {name}({mixin.__name__}, Base, type_id=n) "
-            "with n from 1 to 1023, different for each class and never "
-            "changed; or __abstract__ = True",
-            class_name=name,
-        )
     declared = _declared(cls)
     metadata = getattr(cls, "metadata", None)
     if metadata is None:
@@ -137,19 +134,38 @@ def define(
             f"{name}({mixin.__name__}, Base, type_id={type_id})",
             class_name=name,
         )
-    definition = Definition(
-        type_id=types_of(metadata).check(type_id, name),
-        colocate_with=colocate_with,
-        keyspace=keyspace,
-        max_bytes=_checked_size(cls, max_bytes),
-    )
+    if first is not None:
+        given = {
+            "type_id": type_id,
+            "colocate_with": colocate_with,
+            "keyspace": keyspace,
+            "max_bytes": max_bytes,
+        }
+        check_subclass(cls, first, declared, given)
+        base = cls.__sqla_shard__
+        definition = replace(base, fields=dict(base.fields))
+    elif type_id is None:
+        raise ClassDefinitionError(
+            f"say its type: class {name}({mixin.__name__}, Base, type_id=n) "
+            "with n from 1 to 1023, different for each class and never "
+            "changed; or __abstract__ = True",
+            class_name=name,
+        )
+    else:
+        check_root(cls, declared)
+        definition = Definition(
+            type_id=types_of(metadata).check(type_id, name),
+            colocate_with=colocate_with,
+            keyspace=keyspace,
+            max_bytes=_checked_size(cls, max_bytes),
+        )
     for key, settings in declared.items():
         definition.fields[key] = _field(cls, key, settings, definition)
     _check_keys(cls, definition)
     _check_own(cls, mixin)
     cls.__sqla_shard__ = definition
     if issubclass(cls, MappedAsDataclass):
-        _make_dataclass(cls, declared)
+        _make_dataclass(cls, first, declared)
         return
     for key, settings in declared.items():
         # Also where the class itself has no more than another annotation.
@@ -175,7 +191,9 @@ def id_column(type_id: int, **options: Any) -> Any:
     )
 
 
-def _make_dataclass(cls: Any, declared: Mapping[str, FieldSettings]) -> None:
+def _make_dataclass(
+    cls: Any, first: Any, declared: Mapping[str, FieldSettings]
+) -> None:
     """Give a class what SQLAlchemy is to make a dataclass of.
 
     All of it is put into the class itself, because SQLAlchemy takes fields
@@ -188,13 +206,15 @@ def _make_dataclass(cls: Any, declared: Mapping[str, FieldSettings]) -> None:
         key: mapped[_type_of(cls, key, settings)]
         for key, settings in declared.items()
     }
-    first_of_dataclass(cls, {"id": Mapped[int], **annotations})
+    own = {} if first is not None else {"id": Mapped[int]}
+    first_of_dataclass(cls, {**own, **annotations})
     cls.__annotations__.update(annotations)
     values = {k: v for k, v in vars(cls).items() if k in cls.__annotations__}
     for key in values:
         delattr(cls, key)
-    # SQLAlchemy goes by the order of both.
-    cls.id = id_column(cls.__sqla_shard__.type_id, init=False)
+    if first is None:
+        # SQLAlchemy goes by the order of both.
+        cls.id = id_column(cls.__sqla_shard__.type_id, init=False)
     values.update({k: s.dataclass_field() for k, s in declared.items()})
     for key in cls.__annotations__:
         if key in values:
@@ -209,6 +229,9 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     """
     definition: Definition = cls.__dict__["__sqla_shard__"]
     table: Any = mapper.local_table
+    if mapper.inherits is not None:
+        _add_fields(mapper, definition.fields)
+        return
     check_table(cls, table, ["local_id"])
     colocation = colocation_of(
         mapper, definition.colocate_with, definition.fields
@@ -216,11 +239,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     # Not before the column that colocates is known to tell the shard.
     check_unique(table)
     types_of(cls.metadata).register(definition.type_id, cls)
-    for key, made in definition.fields.items():
-        if key in cls.__dict__:
-            # What dataclass() has put there for a field with a default.
-            delattr(cls, key)
-        mapper.add_property(key, FieldProperty(made))
+    _add_fields(mapper, definition.fields)
     keep_updated(table, "ts")
     # Without it SQLite gives the id of a deleted row to the next one, and
     # whoever kept the old id would find another object.
@@ -233,12 +252,23 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             id_index=0,
             type_id=definition.type_id,
             colocation=colocation,
-            encode_row=_row_encoder(definition, mapper),
+            encode_row=_encoded_row,
             loaded_as=loaded_as,
             is_shown=lambda instance: bool(instance.active),
             check=definition.check,
         ),
     )
+
+
+def _add_fields(mapper: Mapper[Any], fields: Mapping[str, BlobField]) -> None:
+    cls = mapper.class_
+    for key, made in fields.items():
+        if mapper.inherits is not None and mapper.inherits.has_property(key):
+            continue
+        if key in cls.__dict__:
+            # What dataclass() has put there for a field with a default.
+            delattr(cls, key)
+        mapper.add_property(key, FieldProperty(made))
 
 
 # -- bases
@@ -253,19 +283,6 @@ def _check_no_table(cls: type[Any], mixin: type[Any]) -> None:
             f"declarative base: class {name}({mixin.__name__}, Base, "
             "type_id=...) with a __tablename__",
             class_name=name,
-        )
-
-
-def _check_no_hierarchy(cls: type[Any]) -> None:
-    arguments = getattr(cls, "__mapper_args__", None)
-    if isinstance(arguments, Mapping) and "polymorphic_on" in arguments:
-        raise ClassDefinitionError(
-            f"polymorphic_on={arguments['polymorphic_on']!r} begins a "
-            "hierarchy of classes in one table. An id tells its class by its "
-            "type, so give each class a table and a type_id, and what they "
-            "share to a base with __abstract__ = True; or keep one class, "
-            "with a field that tells the kinds apart",
-            class_name=cls.__name__,
         )
 
 
@@ -290,7 +307,7 @@ def _checked_size(cls: type[Any], max_bytes: int | None) -> int:
 
 def _check_own(cls: type[Any], mixin: type[Any]) -> None:
     for base in cls.__mro__:
-        if base in mixin.__mro__:
+        if base in mixin.__mro__ or "__mapper__" in base.__dict__:
             continue
         names = {*base.__dict__, *inspect.get_annotations(base)}
         for name in sorted(_OWN & names):
@@ -410,25 +427,21 @@ def _check_keys(cls: type[Any], definition: Definition) -> None:
 # -- rows of INSERT
 
 
-def _row_encoder(definition: Definition, mapper: Mapper[Any]) -> Any:
-    fields = definition.fields
-
-    def encode_row(row: dict[str, Any]) -> dict[str, Any]:
-        row = dict(row)
-        active = row.pop("active", True)
-        check_names(mapper, fields, row)
-        given = row.pop("data", None)
-        # A copy: it may be the blob of an object, or given for many rows.
-        data = Blob.coerce("data", {} if given is None else plain(given))
-        for key in [key for key in row if key in fields]:
-            fields[key].write(data, row.pop(key))
-        for made in fields.values():
-            made.fill(data)
-        write_active(data, active)
-        row["data"] = data
-        return row
-
-    return encode_row
+def _encoded_row(mapper: Mapper[Any], row: dict[str, Any]) -> dict[str, Any]:
+    fields = mapper.class_.__sqla_shard__.fields
+    row = dict(row)
+    active = row.pop("active", True)
+    check_names(mapper, fields, row)
+    given = row.pop("data", None)
+    # A copy: it may be the blob of an object, or given for many rows.
+    data = Blob.coerce("data", {} if given is None else plain(given))
+    for key in [key for key in row if key in fields]:
+        fields[key].write(data, row.pop(key))
+    for made in fields.values():
+        made.fill(data)
+    write_active(data, active)
+    row["data"] = data
+    return row
 
 
 def check_names(

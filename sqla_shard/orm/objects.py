@@ -94,12 +94,12 @@ class ObjectMixin(Activity):
         """
         __sqla_shard__: Definition
     else:
+        # Without annotations, which SQLAlchemy would take for fields of a
+        # dataclass.
 
         @declared_attr
-        def id(cls) -> Mapped[int]:  # noqa: N805, D102  # declared above
+        def id(cls):  # noqa: N805, D102  # declared above
             return id_column(_definition(cls).type_id)
-
-        # Without annotations: of a dataclass, they are no fields.
 
         @declared_attr
         def data(cls):  # noqa: N805, D102  # declared above

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+from sqlalchemy import inspect
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
@@ -75,9 +77,10 @@ def _named(cls: type[Any], key: str, name: str) -> Types:
     def types() -> tuple[int, ...]:
         known = []
         for type_id, found in types_of(cls.metadata):
-            if found.__name__ == name:
+            names = [m.class_.__name__ for m in _mappers_of(found)]
+            if name in names:
                 return (type_id,)
-            known.append(found.__name__)
+            known += names
         raise ClassDefinitionError(
             f"{key} refers to {name!r}, which is not an object class of the "
             f"same declarative base; there are {', '.join(known)}",
@@ -85,6 +88,12 @@ def _named(cls: type[Any], key: str, name: str) -> Types:
         )
 
     return types
+
+
+def _mappers_of(first: Any) -> Iterable[Mapper[Any]]:
+    """Return the mapper of a class and those of classes in its table."""
+    mapper: Mapper[Any] = inspect(first)
+    return mapper.self_and_descendants
 
 
 def colocation_of(

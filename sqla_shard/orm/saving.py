@@ -283,6 +283,8 @@ def _is_followed(mapper: Mapper[Any], state: Any) -> bool:
     columns = {
         mapper.get_property_by_column(column).key
         for column in mapper.local_table.c
+        # Others are of classes that share the table.
+        if mapper.columns.contains_column(column)
     } - {"data"}
     return any(
         state.get_history(key, PASSIVE_NO_INITIALIZE).has_changes()

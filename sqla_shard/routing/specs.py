@@ -59,8 +59,8 @@ class TableSpec:
         shard; None in a global keyspace, and where no key column does so.
     :ivar type_id: type of its objects; None for other tables.
     :ivar colocation: None for roots.
-    :ivar encode_row: turns a dictionary of attributes, given to a bulk
-        INSERT, into one of mapped columns.
+    :ivar encode_row: turns a dictionary of attributes of a mapper, given to
+        a bulk INSERT, into one of mapped columns.
     :ivar loaded_as: returns the attributes that are read for those of a
         list, of an object; None where they are the same.
     :ivar is_shown: tells whether reads show an object that they are not
@@ -80,7 +80,7 @@ class TableSpec:
     id_index: int | None = None
     type_id: int | None = None
     colocation: Colocation | None = None
-    encode_row: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    encode_row: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
     loaded_as: Callable[[Any, list[str]], list[str]] | None = None
     is_shown: Callable[[Any], bool] | None = None
     check: Callable[[Any], None] | None = None

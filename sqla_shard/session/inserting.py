@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy.sql.elements import BindParameter
@@ -49,10 +50,11 @@ def encoded(statement: Any, parameters: Any) -> tuple[Any, Any]:
 
     :raises UnsupportedStatementError: for INSERT .. FROM SELECT without it.
     """
-    encode = spec_of(statement.table).encode_row
+    of_table = spec_of(statement.table).encode_row
     mapper = _mapper_of(statement)
-    if encode is None or mapper is None:
+    if of_table is None or mapper is None:
         return statement, parameters
+    encode = partial(of_table, mapper)
     if statement.select is not None:
         if "data" not in statement._select_names:
             raise UnsupportedStatementError(

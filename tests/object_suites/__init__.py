@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
             "histories",
             "lifecycle",
             "merging",
+            "one_table",
             "plain_models",
             "racing",
             "random_values",

@@ -281,35 +281,6 @@ def test_inheritance_from_a_mapped_class(base):
     assert set(base.metadata.tables) == {"pins", "plain"}
 
 
-@pytest.mark.parametrize("where", ["column", "blob"])
-def test_a_hierarchy_in_one_table(base, where):
-    field = blob_field() if where == "blob" else mapped_column(String(10))
-    with pytest.raises(ClassDefinitionError, match="polymorphic_on='kind'"):
-
-        class Item(ObjectMixin, base, type_id=1):
-            __tablename__ = "items"
-            kind: Mapped[str] = field
-            __mapper_args__ = {  # noqa: RUF012  # as SQLAlchemy's manual has it
-                "polymorphic_on": "kind",
-                "polymorphic_identity": "item",
-            }
-
-    assert not base.metadata.tables
-
-    # What the message says.
-    class Shared(ObjectMixin, base):
-        __abstract__ = True
-        name: Mapped[str] = blob_field()
-
-    class Book(Shared, type_id=1):
-        __tablename__ = "books"
-
-    class Film(Shared, type_id=2):
-        __tablename__ = "films"
-
-    assert (Book(name="a").name, Film(name="b").name) == ("a", "b")
-
-
 # -- dataclasses
 
 

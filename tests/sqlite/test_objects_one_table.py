@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+from typing import ClassVar
+
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import LookupMixin
+from sqla_shard import ObjectMixin
+from sqla_shard.deleting import delete_object
+from sqla_shard.lookup import normalization
+from sqla_shard.testing import sqlite_topology
+from sqla_shard.verifying import verify_lookups
+from tests.object_suites.harness import OnSQLite
+from tests.object_suites.one_table import OneTableSuite
+
+
+class TestOneTable(OnSQLite, OneTableSuite):
+    metadata = OneTableSuite.metadata
+
+
+class KeyedBase(DeclarativeBase):
+    pass
+
+
+class Part(ObjectMixin, KeyedBase, type_id=1):
+    __tablename__ = "parts"
+
+    kind: Mapped[str] = mapped_column()
+    __mapper_args__: ClassVar[dict[str, Any]] = {
+        "polymorphic_on": "kind",
+        "polymorphic_identity": "part",
+    }
+
+
+class Wheel(Part):
+    serial: Mapped[str] = blob_field()
+    __mapper_args__: ClassVar[dict[str, Any]] = {
+        "polymorphic_identity": "wheel"
+    }
+
+
+class WheelBySerial(
+    LookupMixin,
+    KeyedBase,
+    target=Wheel,
+    normalize=normalization.exact,
+    field="serial",
+):
+    pass
+
+
+def test_keys_of_some_of_the_classes(tmp_path):
+    document = sqlite_topology(tmp_path, 2, 4, lookup=2)
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(KeyedBase.metadata)
+        with cluster.begin(shard_id=1) as session:
+            session.add_all([wheel := Wheel(serial="a"), part := Part()])
+            session.flush()
+            wheel_id, part_id = wheel.id, part.id
+        for key, object_id in (("a", wheel_id), ("b", part_id)):
+            with cluster.begin() as session:
+                WheelBySerial.claim(session, key, object_id)
+        # The row of what is no wheel leads to none.
+        report = verify_lookups(cluster, [WheelBySerial], grace=0)
+        (found,) = report.findings
+        assert (found.kind, found.row["key"]) == ("dangling", "b")
+        assert delete_object(cluster, Part, wheel_id).parts
+        with cluster.session() as session:
+            assert WheelBySerial.resolve(session, "a") is None
+            assert session.get(Part, wheel_id) is None

@@ -1,0 +1,236 @@
+"""Object classes that share a table: which can be defined, and which not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from inspect import signature
+from typing import Any
+from typing import ClassVar
+
+import pytest
+from sqlalchemy import case
+from sqlalchemy import column
+from sqlalchemy import inspect
+from sqlalchemy import select
+from sqlalchemy import String
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import declared_attr
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import MappedAsDataclass
+
+from sqla_shard import blob_field
+from sqla_shard import LookupMixin
+from sqla_shard import ObjectMixin
+from sqla_shard import ObjectRef
+from sqla_shard import pack
+from sqla_shard import ShardedId
+from sqla_shard.cache.classes import Columns
+from sqla_shard.exc import BlobValueError
+from sqla_shard.exc import CacheClassError
+from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.lookup import normalization
+from sqla_shard.lookup.definition import link
+from sqla_shard.routing import spec_of
+
+ON = {"polymorphic_on": "kind", "polymorphic_identity": "item"}
+BOOK = {"polymorphic_identity": "book"}
+
+
+@pytest.fixture
+def base() -> Any:
+    return type("Base", (DeclarativeBase,), {})
+
+
+@pytest.fixture
+def item(base: Any) -> Any:
+    class Item(ObjectMixin, base, type_id=1, max_bytes=500):
+        __tablename__ = "items"
+        kind: Mapped[str] = mapped_column(String(10))
+        name: Mapped[str] = blob_field()
+        __mapper_args__ = ON
+
+    return Item
+
+
+def test_a_class_in_the_table_of_another(base, item):
+    class Book(item):
+        pages: Mapped[int] = blob_field(default=0)
+        isbn: Mapped[str | None] = mapped_column(String(20))
+        __mapper_args__ = BOOK
+
+    assert list(base.metadata.tables) == ["items"]
+    assert list(item.__sqla_shard__.fields) == ["name"]
+    assert list(Book.__sqla_shard__.fields) == ["name", "pages"]
+    assert spec_of(Book.__table__).type_id == 1
+    book = Book(name="a", pages=2, isbn="x")
+    assert (book.kind, book.data) == ("book", {"name": "a", "pages": 2})
+    assert not hasattr(item(name="b"), "pages")
+    assert "items.kind IN" in str(select(Book))
+    assert "items.kind IN" not in str(select(item))
+
+
+def test_references_to_it(base, item):
+    class Book(item):
+        __mapper_args__ = BOOK
+
+    class Shelf(ObjectMixin, base, type_id=2):
+        __tablename__ = "shelves"
+        first: Mapped[int] = blob_field(ref=Book)
+        last: Mapped[int] = blob_field(ref="Book")
+
+    shelf = Shelf(first=pack(1, 1, 5), last=pack(1, 1, 6))
+    assert unpacked(shelf.data) == {"first": 5, "last": 6}
+    for name in ("first", "last"):
+        with pytest.raises(BlobValueError, match="of type 2"):
+            setattr(shelf, name, pack(1, 2, 5))
+
+    class BookByName(
+        LookupMixin, base, target="Book", normalize=normalization.exact
+    ):
+        pass
+
+    assert link(BookByName).type_id == 1
+    assert link(BookByName).target is Book
+
+
+def unpacked(data: dict[str, int]) -> dict[str, int]:
+    return {key: value - pack(1, 1, 0) for key, value in data.items()}
+
+
+def test_dataclasses():
+    base = type("Base", (MappedAsDataclass, DeclarativeBase), {})
+
+    class Item(ObjectMixin, base, type_id=1):
+        __tablename__ = "items"
+        kind: Mapped[str] = mapped_column(String(10), init=False)
+        name: Mapped[str] = blob_field()
+        __mapper_args__ = ON
+
+    class Book(Item):
+        pages: Mapped[int] = blob_field(default=0)
+        isbn: Mapped[str | None] = mapped_column(String(20), default=None)
+        __mapper_args__ = BOOK
+
+    assert list(signature(Book).parameters) == ["name", "pages", "isbn"]
+    assert [f.name for f in fields(Book)] == [
+        *["id", "kind", "name", "pages", "isbn"]
+    ]
+    book = Book("a", isbn="x")
+    assert repr(book).endswith(
+        "Book(id=None, kind='book', name='a', pages=0, isbn='x')"
+    )
+    assert book.data == {"name": "a"}
+
+
+def test_it_is_not_cached(item):
+    class Book(item):
+        __mapper_args__ = BOOK
+
+    for cls in (item, Book):
+        with pytest.raises(CacheClassError, match="has subclasses"):
+            Columns(inspect(cls), 1)
+
+
+def test_nothing_tells_the_classes_apart(base):
+    class Item(ObjectMixin, base, type_id=1):
+        __tablename__ = "items"
+
+    with pytest.raises(ClassDefinitionError, match="give Item a column"):
+
+        class Book(Item):
+            pages: Mapped[int] = blob_field(default=0)
+
+    # The other way that the message names.
+    class Shared(ObjectMixin, base):
+        __abstract__ = True
+        pages: Mapped[int] = blob_field(default=0)
+
+    class Film(Shared, type_id=2):
+        __tablename__ = "films"
+
+    assert Film(pages=1).pages == 1
+
+
+@pytest.mark.parametrize(
+    "on", ["kind", case((column("code") == "b", "book"), else_="item")]
+)
+def test_what_is_no_column(base, on):
+    match = r"polymorphic_on=.* is no column.*add one"
+    with pytest.raises(ClassDefinitionError, match=match):
+
+        class Item(ObjectMixin, base, type_id=1):
+            __tablename__ = "items"
+            kind: Mapped[str] = blob_field()
+            code: Mapped[str] = mapped_column(String(10))
+            __mapper_args__: ClassVar[Any] = {**ON, "polymorphic_on": on}
+
+    assert not base.metadata.tables
+
+
+@pytest.mark.parametrize("where", ["class", "mixin"])
+def test_a_table_of_its_own(base, item, where):
+    """Joined-table inheritance."""
+
+    class Mixin:
+        @declared_attr.directive
+        def __tablename__(cls) -> str:  # noqa: N805  # as SQLAlchemy has it
+            return "books"
+
+    bases = (Mixin, item) if where == "mixin" else (item,)
+    named = {"__tablename__": "books"} if where == "class" else {}
+    with pytest.raises(ClassDefinitionError, match="has a table beside"):
+        type(item)("Book", bases, {**named, "__mapper_args__": BOOK})
+    assert list(base.metadata.tables) == ["items"]
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [{"type_id": 2}, {"colocate_with": "name"}, {"keyspace": "a"}],
+    ids=lambda keyword: next(iter(keyword)),
+)
+def test_what_is_said_by_the_first_class(item, keyword):
+    with pytest.raises(ClassDefinitionError, match="said by Item"):
+
+        class Book(item, **keyword):
+            __mapper_args__ = BOOK
+
+
+def test_what_tells_the_shard(base, item):
+    for kind in (ShardedId(3), ObjectRef(3, colocated=True)):
+        with pytest.raises(ClassDefinitionError, match="define it in Item"):
+
+            class Book(item):
+                owner_id: Mapped[int | None] = mapped_column(kind)
+                __mapper_args__ = BOOK
+
+    assert "owner_id" not in item.__table__.c
+
+    # What tells no shard may be in any class.
+    class Film(item):
+        seen_by: Mapped[int | None] = mapped_column(ObjectRef(3))
+        __mapper_args__ = BOOK
+
+    assert "seen_by" in item.__table__.c
+
+
+def test_names_that_are_taken(item):
+    class Book(item):
+        pages: Mapped[int] = blob_field(default=0)
+        __mapper_args__ = BOOK
+
+    for name in ("name", "kind"):
+        with pytest.raises(ClassDefinitionError, match=f"{name} is an attr"):
+            type(item)(
+                "Film",
+                (item,),
+                {
+                    name: blob_field(),
+                    "__annotations__": {name: Mapped[str]},
+                    "__module__": __name__,
+                },
+            )
+    with pytest.raises(ClassDefinitionError, match="pages is an attr"):
+
+        class Novel(Book):
+            pages: Mapped[str] = blob_field()
