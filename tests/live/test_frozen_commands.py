@@ -15,6 +15,7 @@ pytest.importorskip("kazoo")
 
 from examples.pinboard.models import Base
 from sqla_shard import Cluster
+from sqla_shard.cli.printing import NOT_READ
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
@@ -40,31 +41,35 @@ USER = str(5 << 46 | 3 << 36 | 1)
 #: What each command is given, and what it says.  The second of two servers
 #: hangs, and the node of the cache.
 DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "repair": (("repair", "--once", *MODELS), 1, "server2"),
-    "key": (("key", "order-17"), 1, "server2"),
-    "halves": (("halves",), 1, "server2"),
-    "cache stats": (("cache", "stats", "--cache", "cache.toml"), 1, "server2"),
+    "repair": (("repair", "--once", *MODELS), NOT_READ, "server2"),
+    "key": (("key", "order-17"), NOT_READ, "server2"),
+    "halves": (("halves",), NOT_READ, "server2"),
+    "cache stats": (
+        ("cache", "stats", "--cache", "cache.toml"),
+        NOT_READ,
+        "server2",
+    ),
     "cache repair": (
         ("cache", "repair", "--cache", "cache.toml", "--once"),
-        1,
+        NOT_READ,
         "server2",
     ),
     "verify relations": (
         ("verify", "relations", *MODELS, "--grace", "0"),
-        1,
+        NOT_READ,
         "server2",
     ),
     "verify lookups": (
         ("verify", "lookups", *MODELS, "--grace", "0"),
-        1,
+        NOT_READ,
         "server2",
     ),
     "verify references": (
         ("verify", "references", "--models", "tests.shared.reference_models"),
-        1,
+        NOT_READ,
         "server2",
     ),
-    "verify claims": (("verify", "claims", *MODELS), 1, "server2"),
+    "verify claims": (("verify", "claims", *MODELS), NOT_READ, "server2"),
     "shell": (
         (
             "shell",
@@ -74,21 +79,25 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
             "-c",
             f"session.get(User, {USER})",
         ),
-        1,
+        NOT_READ,
         "server2",
     ),
-    "schema status": ((*SCHEMA, "status", "--exit-code"), 1, "server2"),
+    "schema status": ((*SCHEMA, "status", "--exit-code"), NOT_READ, "server2"),
     "schema verify": (
         (*SCHEMA, "verify", "--keyspace", "objects"),
-        1,
+        NOT_READ,
         "server2",
     ),
-    "schema upgrade": ((*SCHEMA, "upgrade"), 1, "server2"),
-    "schema downgrade": ((*SCHEMA, "downgrade", "base"), 1, "server2"),
-    "schema provision": ((*SCHEMA, "provision", "--initial"), 1, "server2"),
+    "schema upgrade": ((*SCHEMA, "upgrade"), NOT_READ, "server2"),
+    "schema downgrade": ((*SCHEMA, "downgrade", "base"), NOT_READ, "server2"),
+    "schema provision": (
+        (*SCHEMA, "provision", "--initial"),
+        NOT_READ,
+        "server2",
+    ),
     "schema resolve": (
         (*SCHEMA, "resolve", "5", "statement-done"),
-        1,
+        NOT_READ,
         "server2",
     ),
     # These connect to nothing.
@@ -115,6 +124,8 @@ ZOOKEEPERS: dict[str, tuple[tuple[str, ...], int, str]] = {
     for name, arguments in {
         "topology push": ("push", "topology.json", "--yes"),
         "topology history": ("history",),
+        "topology protect": ("protect", "--dry-run"),
+        "topology reset": ("reset", "topology.json", "--yes"),
         "topology rollback": ("rollback", "--to", "1", "--yes"),
         "topology watch": ("watch",),
         UNTIL_ENDED: ("agent", "--out", "agent.json"),
