@@ -94,9 +94,12 @@ def _unfit(context: ExceptionContext) -> ParameterValueError | None:
     given: Any = context.parameters
     rows = given if isinstance(given, list) else [given]
     for row in rows:
-        values = row.values() if isinstance(row, dict) else row or ()
+        values = list(row.values() if isinstance(row, dict) else row or ())
         for value in values:
-            if isinstance(value, str):
+            if isinstance(value, (list, tuple)):
+                # PyMySQL takes a list as one parameter.
+                values.extend(value)
+            elif isinstance(value, str):
                 try:
                     value.encode()
                 except UnicodeEncodeError as error:

@@ -9,8 +9,10 @@ stays small, and its log and its errors show the SQL that was sent.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +25,7 @@ from sqla_shard.dialects.numbers import is_storable
 from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.rendering import Place
@@ -38,6 +41,9 @@ __all__ = ["render_event"]
 
 #: What stands for a schema in the statements of SQLAlchemy.
 _MARK = "__[SCHEMA_"
+
+#: Of a Decimal; servers have 65 digits, and doubles up to 1e308.
+_MOST_ZEROS = 400
 
 # SQLAlchemy has a cache of compiled statements, and forgets them in time.
 _changing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -74,11 +80,13 @@ def render_event(
     if not isinstance(parameters, (tuple, list)):
         return statement.replace(SCHEMA, place.schema), parameters
     placeholder = "%s" if context.dialect.paramstyle == "format" else "?"
-    if parameters and isinstance(parameters[0], (tuple, list)):
+    if _are_rows(parameters):
+        _check_decimals(value for row in parameters for value in row)
         rows = [render("", row, place, placeholder)[1] for row in parameters]
         # Without a comment: PyMySQL sends the rows of an INSERT as one
         # statement only if nothing stands around it.
         return statement.replace(SCHEMA, place.schema), rows
+    _check_decimals(parameters)
     if not plan.connections:
         sent = render(statement, parameters, place, placeholder)
         if watch is not None and watch.comments:
@@ -86,6 +94,27 @@ def render_event(
         return sent
     plan.jobs = _jobs(plan, statement, parameters, context, placeholder)
     return plan.jobs[0].statements[0]
+
+
+def _are_rows(parameters: Any) -> bool:
+    """Tell whether these are the parameters of several rows.
+
+    Those of one row are a tuple, whose first value may be a list or a tuple.
+    """
+    return (
+        isinstance(parameters, list)
+        and bool(parameters)
+        and isinstance(parameters[0], (tuple, list))
+    )
+
+
+def _check_decimals(values: Iterable[Any]) -> None:
+    """Refuse numbers of which a driver would write gigabytes of zeros."""
+    for value in values:
+        if type(value) is Decimal and abs(value.adjusted()) > _MOST_ZEROS:
+            raise ParameterValueError(
+                value, f"an exponent of {value.adjusted()}"
+            )
 
 
 def _check_literals(compiled: Any, context: Any, statement: str) -> None:
@@ -261,11 +290,7 @@ def _locks(context: Any) -> bool:
 def _check_addresses(parameters: Any, place: Place) -> None:
     # Address.at() saturates, which is right in a comparison; stored, it
     # would be a reference to a row that does not exist.
-    rows = (
-        parameters
-        if parameters and isinstance(parameters[0], (tuple, list))
-        else (parameters,)
-    )
+    rows = parameters if _are_rows(parameters) else (parameters,)
     for row in rows:
         for value in row:
             if isinstance(value, Address) and not value.is_at(place.shard_id):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import text
 from sqlalchemy import update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
@@ -224,6 +226,25 @@ class HostileValues:
             with cluster.session() as session:
                 assert session.get(Item, item).name == "a"
 
+    def test_decimals_that_a_driver_would_write_with_all_zeros(
+        self, cluster, item
+    ):
+        """PyMySQL took gigabytes; for SQLite they are doubles."""
+        place = cluster.places.place(cluster.topology.sole("objects"), 1)
+        is_sqlite = place.engine.dialect.name == "sqlite"
+        for condition in (
+            Item.n == Decimal("1e999999999"),
+            Item.n == Decimal("-1e-999999999"),
+            Item.n.in_([Decimal(1), Decimal("0e999999999")]),
+        ):
+            made = select(Item.id).where(Item.id == item, condition)
+            with cluster.session() as session:
+                if is_sqlite:
+                    assert not session.execute(made).all()
+                    continue
+                with pytest.raises(ParameterValueError, match="exponent"):
+                    session.execute(made)
+
     def test_columns_that_are_written(self, cluster, item):
         for values in ({"n": HUGE}, {"name": HALF}):
             with cluster.session() as session:
@@ -234,6 +255,14 @@ class HostileValues:
                 change = update(Item).where(Item.id == item).values(**values)
                 with pytest.raises(ParameterValueError):
                     session.execute(change)
+
+    def test_a_list_is_one_value(self, cluster, item):
+        """As the first one it was taken for a row of several."""
+        for value in (["a"], ("a",)):
+            change = update(Item).where(Item.id == item).values(name=value)
+            # PyMySQL writes it between parentheses, others refuse it.
+            with cluster.session() as session, suppress(DBAPIError):
+                assert session.execute(change).rowcount < 2
 
     @pytest.mark.parametrize("shard_id", NO_SHARDS, ids=_kind)
     def test_numbers_of_shards(self, cluster, item, shard_id):

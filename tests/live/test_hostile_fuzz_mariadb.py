@@ -1,0 +1,23 @@
+"""Random bookmarks and values, with limits on memory and time, on MariaDB."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sqla_shard.testing import MariaDBFleet
+from tests.shared.hostile_fuzz import check_fuzzed
+from tests.shared.hostile_fuzz import KINDS
+
+COUNT = 20_000 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 400
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fuzzed(kind, mariadb_fleet: MariaDBFleet, request, record_property):
+    topology = mariadb_fleet.topology_mapping(
+        shards=8, database=f"db_fuzz_{kind}_{{shard:05d}}"
+    )
+    mariadb_fleet.drop_databases(topology)
+    check_fuzzed(kind, topology, COUNT, request, record_property)
+    mariadb_fleet.drop_databases(topology)
