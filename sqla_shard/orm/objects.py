@@ -39,6 +39,7 @@ from sqlalchemy import event
 from sqlalchemy import FetchedValue
 from sqlalchemy import inspect
 from sqlalchemy.orm import declared_attr
+from sqlalchemy.orm import FromStatement
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import ORMExecuteState
@@ -233,6 +234,8 @@ def _check_update(context: ORMExecuteState) -> None:
     mapper = context.bind_mapper
     if (
         not context.is_update
+        # Refused, as a whole, by the session.
+        or isinstance(context.statement, FromStatement)
         or mapper is None
         or not issubclass(mapper.class_, ObjectMixin)
     ):

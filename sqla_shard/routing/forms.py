@@ -38,10 +38,15 @@ _ID_FUNCTIONS = frozenset({"count", "max", "min"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A construct whose answer would be wrong, and what to write instead."""
+    """A construct whose answer would be wrong, and what to write instead.
+
+    :ivar unread: whether it hides no more than the shard, so that it may
+        stand in a statement that is told one.
+    """
 
     construct: str
     message: str
+    unread: bool = False
 
 
 def form_of(element: Any) -> str | None:

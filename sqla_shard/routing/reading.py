@@ -144,11 +144,20 @@ class Reader:
             ]
         if isinstance(select, Select):
             return [self._select(select, outer, in_from=in_from)]
-        self._refuse(
-            "text()",
-            "SQL as text inside a statement cannot be routed; write it with "
-            'select(), or say bind_arguments={"shard_id": n}',
-        )
+        if getattr(select, "is_dml", False):
+            self._refuse(
+                "INSERT, UPDATE or DELETE in a CTE",
+                "an INSERT, UPDATE or DELETE inside another statement is not "
+                "supported, as on MySQL; execute it by itself",
+            )
+        else:
+            self._refuse(
+                "text()",
+                "SQL as text inside a statement cannot be routed; write it "
+                'with select(), or say bind_arguments={"shard_id": n}, and '
+                "SCHEMA before the names of tables in the text",
+                unread=True,
+            )
         return []
 
     def _select(
@@ -295,6 +304,7 @@ class Reader:
                 type(base).__name__,
                 f"{type(base).__name__} in FROM cannot be routed; say "
                 'bind_arguments={"shard_id": n}',
+                unread=True,
             )
 
     def _derived(
@@ -362,7 +372,10 @@ class Reader:
         if is_textual(element) and _SUBQUERY.search(text_of(element)):
             self._refuse(
                 "text()",
-                "a subquery as text cannot be routed; write it with select()",
+                "a subquery as text cannot be routed; write it with "
+                'select(), or say bind_arguments={"shard_id": n}, and '
+                "SCHEMA before the names of tables in the text",
+                unread=True,
             )
         if aggregates(element):
             self._check_aggregate(element, block)
@@ -446,8 +459,10 @@ class Reader:
                 "select it in the statement around the subquery",
             )
 
-    def _refuse(self, construct: str, message: str) -> None:
-        self.problems.append(Problem(construct, message))
+    def _refuse(
+        self, construct: str, message: str, *, unread: bool = False
+    ) -> None:
+        self.problems.append(Problem(construct, message, unread))
 
 
 def _under(source: Any) -> Any:

@@ -179,10 +179,15 @@ def check(statement: Any) -> None:
         select = getattr(statement, "select", None)
         if select is not None:
             _, shape = shape_of(select)
-            _raise((*shape.problems, *_inserted(statement, select)))
+            _raise((*_wrong(shape), *_inserted(statement, select)))
         return
     _, shape = shape_of(statement)
-    _raise(shape.problems)
+    _raise(_wrong(shape))
+
+
+def _wrong(shape: Shape) -> Iterator[Problem]:
+    """Yield the problems that a statement has on every shard."""
+    return (problem for problem in shape.problems if not problem.unread)
 
 
 def _inserted(statement: Any, select: Any) -> Iterator[Problem]:

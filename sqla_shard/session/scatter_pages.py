@@ -346,7 +346,9 @@ def _tables(source: Any) -> Iterator[Any]:
         isinstance(source, Alias) and isinstance(source.element, TableClause)
     ):
         if not list(source.primary_key):
-            raise _refused(f"{source}, a table without primary key", "join it")
+            raise _refused(
+                f"{source}, a table without primary key", "give it one"
+            )
         yield source
     else:
         raise _refused(

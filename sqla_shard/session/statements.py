@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Result
+from sqlalchemy.orm import FromStatement
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.sql.dml import Delete
 from sqlalchemy.sql.dml import Insert
@@ -84,6 +85,13 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         statement = context.statement = statement._resolved
     if isinstance(statement, (Insert, Update, Delete)):
         _check_guards(context, statement)
+    elif isinstance(statement, FromStatement) and statement.element.is_dml:
+        raise UnsupportedStatementError(
+            "from_statement() of an INSERT, UPDATE or DELETE would send it "
+            "as if it read; execute the statement itself, which returns "
+            "objects by returning(Class)",
+            construct="from_statement()",
+        )
     place = named_place(context, scope)
     if isinstance(statement, Insert):
         return _insert(context, scope, place)

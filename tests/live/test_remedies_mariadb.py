@@ -8,10 +8,10 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.remedies import Base
-from tests.shared.remedies import filled
 from tests.shared.remedies import Remedies
-from tests.shared.remedies import SHARDS
+from tests.shared.remedy_models import Base
+from tests.shared.remedy_models import filled
+from tests.shared.remedy_models import SHARDS
 
 pytestmark = pytest.mark.live
 
@@ -19,7 +19,11 @@ pytestmark = pytest.mark.live
 @pytest.fixture(scope="module")
 def cluster(mariadb_fleet: MariaDBFleet) -> Iterator[Cluster]:
     document = mariadb_fleet.topology_mapping(
-        shards=SHARDS, database="db_remedies_{shard:05d}"
+        shards=SHARDS,
+        database="db_remedies_{shard:05d}",
+        main="db_remedies_main",
+        lookup=2,
+        lookup_database="db_remedies_mod_{shard:05d}",
     )
     mariadb_fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Site", "sites"]
+__all__ = ["ELSEWHERE", "Site", "sites"]
 
 PACKAGE = Path(__file__).parents[2] / "sqla_shard"
 
@@ -164,3 +164,66 @@ def _shown(node: ast.expr) -> Iterator[str]:
         for left in _shown(node.left):
             for right in [*_shown(node.right)] or ["{}"]:
                 yield left + right
+
+
+#: Messages that have no case with a remedy, and why; each is named by its
+#: module and what it begins with.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "collations are those of MariaDB: tests/shared/texts.py": (
+        "dialects/sorting.py: ORDER BY {} over several shards: MariaDB",
+        "dialects/weights.py: {} has a collation of its own",
+        "engines/connections.py: a text that is made of two collations",
+        "scattering/merge.py: {}... and another text agree",
+        "scattering/texts.py: ",
+        "session/scatter_pages.py: scatter_page() by {}: a text",
+    ),
+    "the values in the rows decide: tests/shared/merged_numbers.py": (
+        "scattering/computing.py: a computation with aggregates",
+        "scattering/decimals.py: ",
+        "scattering/filtering.py: HAVING over several shards compares",
+        "scattering/merge.py: ORDER BY, GROUP BY, min() or max()",
+        "scattering/merge.py: the values of an ORDER BY cannot be compared",
+    ),
+    "SQLite alone has such integers": (
+        "orm/expressions.py: SQLite shows an integer",
+        "orm/expressions.py: {} has more than 64 bits",
+    ),
+    "what works is another topology, or another cluster": (
+        "routing/router.py: the statement names no table",
+        "session/placement.py: no server of keyspace",
+        "session/placement.py: server {} has no shard",
+    ),
+    "a cache is needed: tests/shared/cached_writes.py": (
+        "exc/caching.py: rows of {} are cached",
+    ),
+    "the bookmark of a page decides: tests/shared/scatter_pages.py": (
+        "session/fingerprints.py: scatter_page(): a bookmark",
+        "session/scatter_pages.py: ORDER BY {}, whose value",
+        "session/scatter_pages.py: order by func.left() of the texts",
+    ),
+    "another refusal comes first, but for a caller of the function": (
+        "merging/computing.py: a subquery or window function",
+        "merging/planning.py: DISTINCT or GROUP BY over several shards can",
+        "routing/rendered.py: one and the same subquery",
+        "routing/shapes.py: an INSERT inside another statement",
+        "scattering/merge.py: a count or group over several shards shows",
+        "scattering/preparing.py: joinedload() of a collection",
+        "scattering/preparing.py: this connection was given no shard",
+        "scattering/preparing.py: {} is not an object of type {} on shard",
+        "session/secondary.py: a row of {} would link objects",
+        "session/unit_of_work.py: {} is an id of type {}; this column",
+    ),
+    "what is in the table is wrong, and not the statement": (
+        "types/blob.py: the stored JSON is not an object",
+        "types/blob.py: the stored text is not JSON",
+    ),
+    "when an object is forgotten is up to the garbage collector": (
+        "types/blob.py: the change would never be written: nobody refers",
+    ),
+    "a table without primary key has no class": (
+        "session/scatter_pages.py: {}, a table without primary key",
+    ),
+    "the reason is that of Python": (
+        "orm/records.py: {} cannot be tracked: {}",
+    ),
+}

@@ -11,93 +11,37 @@ A test module has a fixture ``cluster`` with the tables, and takes the suite::
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import ForeignKey
 from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy import union
 from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
 from sqlalchemy.orm import selectinload
 from sqlalchemy.orm import subqueryload
 
-from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import exc
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
 from sqla_shard import scatter
-from sqla_shard import ShardedId
 from sqla_shard import ShardSession
+from tests.shared.remedy_classes import in_order
+from tests.shared.remedy_models import Case
+from tests.shared.remedy_models import Data
+from tests.shared.remedy_models import Post
+from tests.shared.remedy_models import User
+from tests.shared.remedy_models import UserLikesPosts
+from tests.shared.remedy_reads import READS
+from tests.shared.remedy_writes import WRITES
 
-__all__ = ["SHARDS", "Base", "Remedies", "filled"]
-
-SHARDS = 4
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class User(ObjectMixin, Base, type_id=3):
-    __tablename__ = "users"
-    name: Mapped[str] = blob_field()
-    age: Mapped[int] = mapped_column(default=0)
-
-
-class Post(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
-    __tablename__ = "posts"
-    user_id: Mapped[int] = mapped_column(
-        ShardedId(3), ForeignKey("users.local_id")
-    )
-    title: Mapped[str] = blob_field()
-    user: Mapped[User] = relationship(backref="posts")
-
-
-class UserLikesPosts(MappingMixin, Base, source=User, target=Post):
-    pass
-
-
-@dataclass(frozen=True)
-class Data:
-    """A user on each shard, of age 0 to 3, with as many posts."""
-
-    users: list[int]
-    posts: list[int]
-
-
-Ask = Callable[[ShardSession, Data], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is refused, what the message says, and what works instead.
-
-    :ivar refused: raises.
-    :ivar names: what is in the message, in this order: what is the matter,
-        and the way that works.
-    :ivar remedy: that way.
-    :ivar answer: what it returns.
-    """
-
-    refused: Ask
-    names: tuple[str, ...]
-    remedy: Ask
-    answer: Ask
+__all__ = ["ALL", "Remedies", "refusal"]
 
 
 def _everyone() -> Any:
     return select(User).options(scatter())
 
 
-CASES = {
+CASES: dict[str, Case] = {
     "no shard": Case(
         refused=lambda s, d: s.scalars(select(User)).all(),
         names=("cannot be told", "scatter()"),
@@ -126,7 +70,7 @@ CASES = {
             _everyone()
             .order_by(User.age)
             .limit(2)
-            .options(subqueryload(User.posts))  # type: ignore[attr-defined]  # a backref
+            .options(subqueryload(User.posts))
         ).all(),
         names=("subqueryload()", "selectinload()"),
         remedy=lambda s, d: [
@@ -135,7 +79,7 @@ CASES = {
                 _everyone()
                 .order_by(User.age.desc())
                 .limit(2)
-                .options(selectinload(User.posts))  # type: ignore[attr-defined]  # a backref
+                .options(selectinload(User.posts))
             )
         ],
         answer=lambda s, d: [3, 2],
@@ -213,47 +157,24 @@ def _titles(session: ShardSession, *ids: int) -> list[str]:
     return [post.title for post in found]
 
 
-def filled() -> Any:
-    """Return a fixture for a test module: the rows of its cluster."""
-
-    @pytest.fixture(scope="module")
-    def data(cluster: Cluster) -> Data:
-        made = [cluster.run(_fill, shard_id) for shard_id in range(SHARDS)]
-        users = [user_id for user_id, _ in made]
-        posts = [post_id for _, ids in made for post_id in ids]
-        cluster.run(UserLikesPosts.append_many, users[0], posts[-2:])
-        return Data(users, posts)
-
-    return data
+ALL = {**CASES, **READS, **WRITES}
 
 
-def _fill(session: ShardSession, shard_id: int) -> tuple[int, list[int]]:
-    user = User(name=f"u{shard_id}", age=shard_id, shard_id=shard_id)
-    session.add(user)
-    session.flush()
-    posts = [
-        Post(user_id=user.id, title=str(number)) for number in range(shard_id)
-    ]
-    session.add_all(posts)
-    session.flush()
-    return user.id, [post.id for post in posts]
+def refusal(session: ShardSession, data: Data, case: Case) -> str:
+    """Return the message of a refusal."""
+    with pytest.raises(exc.ShardError) as caught:
+        case.refused(session, data)
+    session.rollback()
+    return str(caught.value)
 
 
 class Remedies:
-    @pytest.mark.parametrize("name", CASES)
+    @pytest.mark.parametrize("name", ALL)
     def test_what_the_message_names_works(
         self, cluster: Cluster, data: Data, name: str
     ) -> None:
-        case = CASES[name]
+        case = ALL[name]
         with cluster.session() as session:
-            with pytest.raises(exc.ShardError) as caught:
-                case.refused(session, data)
-            session.rollback()
-            message = str(caught.value)
-            # What is the matter comes first.
-            at = 0
-            for part in case.names:
-                found = message.find(part, at)
-                assert found >= 0, f"{part!r} is not in order in: {message}"
-                at = found + len(part)
+            in_order(refusal(session, data, case), case.names)
             assert case.remedy(session, data) == case.answer(session, data)
+            session.rollback()

@@ -173,12 +173,22 @@ class Admin(Person, type_id=4):
         "__abstract__ = True",
         "give each class a table",
     ),
-    "a dataclass": changed(
-        USER.replace("User(", "User(MappedAsDataclass, "),
-        "MappedAsDataclass, ",
+    "a dataclass as base": changed(
+        "@dataclasses.dataclass\nclass Named:\n    nick = ''\n"
+        + USER.replace("(ObjectMixin", "(Named, ObjectMixin"),
+        "@dataclasses.dataclass\n",
         "",
-        "is a dataclass",
+        "its base Named is a dataclass",
         "make it an ordinary class",
+    ),
+    "a dataclass after the base": changed(
+        USER.replace(
+            "ObjectMixin, Base", "ObjectMixin, Base, MappedAsDataclass"
+        ),
+        "ObjectMixin, Base, MappedAsDataclass",
+        "MappedAsDataclass, ObjectMixin, Base",
+        "MappedAsDataclass stands before the declarative base",
+        "class User(MappedAsDataclass, ..., Base)",
     ),
     "polymorphic_on": changed(
         USER + "    kind: Mapped[str] = mapped_column(String(9))\n"
@@ -205,6 +215,13 @@ class Admin(Person, type_id=4):
         "    about: Mapped[str] =",
         "about has no annotation",
         "write about: Mapped[str] = blob_field()",
+    ),
+    "an argument for dataclasses": changed(
+        USER + "    about: Mapped[str] = blob_field(default='', init=False)",
+        ", init=False",
+        "",
+        "which are for dataclasses",
+        "leave them out",
     ),
     "an annotation that is not found": changed(
         USER + '    about: Mapped["About"] = blob_field()',
