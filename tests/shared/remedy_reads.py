@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
 from sqlalchemy import case
 from sqlalchemy import cast
 from sqlalchemy import column
@@ -201,6 +202,21 @@ READS: dict[str, Case] = {
         names=("scatter() is turned off", "cluster.scatters = True"),
         remedy=lambda s, d: set(rows(s, select(User.id))),
         answer=lambda s, d: set(d.users),
+    ),
+    "a value that stands for a database": Case(
+        refused=lambda s, d: s.execute(
+            select(User.age).where(
+                User.id == d.users[1],
+                User.nick != bindparam("n", SCHEMA, literal_execute=True),
+            )
+        ),
+        names=("cannot be part of the text", "leave out literal_execute"),
+        remedy=lambda s, d: s.scalars(
+            select(User.age).where(
+                User.id == d.users[1], User.nick != bindparam("n", SCHEMA)
+            )
+        ).all(),
+        answer=lambda s, d: [1],
     ),
     # -- limits
     "too many rows": Case(
