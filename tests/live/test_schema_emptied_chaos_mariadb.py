@@ -49,11 +49,13 @@ def chaos(project: Project, rng: random.Random) -> list[int]:
     """Return the ids that were given twice."""
     project.add("r0", PINS)
     schema.upgrade(project.config())
-    databases = Databases(project)
     old = project.document
-    with writing(
-        Cluster.from_topology(old), Cluster.from_topology(old)
-    ) as writers:
+    with (
+        Databases.of(project) as databases,
+        writing(
+            Cluster.from_topology(old), Cluster.from_topology(old)
+        ) as writers,
+    ):
         current = writers[1].cluster
         rounds(writers)
         # In an order by chance, and each as often as the others.

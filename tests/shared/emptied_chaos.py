@@ -7,18 +7,23 @@ databases are dropped, made anew, and moved.
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
+import pymysql
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
+from sqla_shard.files import replace_file
 from tests.shared.following import Pin
 from tests.shared.schema import Project
 from tests.shared.schema import until
@@ -121,6 +126,7 @@ class Databases:
         self.document: dict[str, Any] = copy.deepcopy(project.document)
         self._names = list(project.servers)[:2]
         self._home = {i: project.place(i)[0] for i in project.shards}
+        self._first = dict(self._home)
 
     def _run(self, server: str, *statements: str) -> list[tuple[Any, ...]]:
         connection = self._project.servers[server].root_connect(
@@ -147,6 +153,22 @@ class Databases:
     def name(self, shard_id: int) -> str:
         return self._project.place(shard_id)[1]
 
+    @classmethod
+    @contextmanager
+    def of(cls, project: Project) -> Iterator[Databases]:
+        """Yield them, and drop them in the end, wherever they are."""
+        found = cls(project)
+        try:
+            yield found
+        finally:
+            project.close()
+            for server in found._names:
+                for shard_id in found._home:
+                    name = found.name(shard_id)
+                    found._run(server, f"DROP DATABASE IF EXISTS {name}")
+            for shard_id, server in found._first.items():
+                found._run(server, f"CREATE DATABASE {found.name(shard_id)}")
+
     # -- what can happen; each leaves its server without the tables
 
     def drop(self, shard_id: int) -> None:
@@ -171,6 +193,7 @@ class Databases:
 
     def move(self, shard_id: int) -> None:
         """Set its tables aside, copy them to the other server, publish."""
+        shard_id = self._movable(shard_id)
         name, old = self.name(shard_id), self._home[shard_id]
         tables = self._tables(old, name)
         if "pins" not in tables:
@@ -191,6 +214,13 @@ class Databases:
         self._home[shard_id] = new
         self._publish()
 
+    def _movable(self, shard_id: int) -> int:
+        """Return a shard, or another where it is the last of its server."""
+        homes = list(self._home.values())
+        if homes.count(self._home[shard_id]) > 1:
+            return shard_id
+        return next(i for i in self._home if homes.count(self._home[i]) > 1)
+
     def _copy(
         self, server: str, name: str, made: str, rows: list[tuple[Any, ...]]
     ) -> None:
@@ -210,6 +240,47 @@ class Databases:
             connection.commit()
         finally:
             connection.close()
+
+    def copy_and_publish(self, shard_id: int) -> None:
+        """Copy it to the other server as it is, and leave the old one."""
+        shard_id = self._movable(shard_id)
+        name, old = self.name(shard_id), self._home[shard_id]
+        (new,) = {*self._names} - {old}
+        self._run(
+            new,
+            f"DROP DATABASE IF EXISTS {name}",
+            f"CREATE DATABASE {name}",
+        )
+        connection = self._project.servers[old].root_connect(ssl_disabled=True)
+        with closing(connection), connection.cursor() as cursor:
+            # Nobody makes or writes a table meanwhile.
+            cursor.execute("FLUSH TABLES WITH READ LOCK")
+            cursor.execute(f"USE {name}")
+            cursor.execute("SHOW TABLES")
+            for (table,) in cursor.fetchall():
+                cursor.execute(f"SHOW CREATE TABLE `{table}`")
+                ((_, made),) = cursor.fetchall()
+                cursor.execute(f"SELECT * FROM `{table}`")
+                self._copy(new, name, made, list(cursor.fetchall()))
+        self._home[shard_id] = new
+        self._publish()
+        # As a whole, for a run reads it at any time.
+        path = self._project.directory / "topology.json"
+        replace_file(path, json.dumps(self.document).encode(), 0o644)
+        self._project.document = copy.deepcopy(self.document)
+
+    def end_connections(self) -> None:
+        """End all connections to databases of the project."""
+        for server in self._names:
+            rows = self._run(
+                server,
+                "SELECT id FROM information_schema.processlist WHERE db IN "
+                f"({', '.join(repr(self.name(i)) for i in self._home)})",
+            )
+            for (number,) in rows:
+                with suppress(pymysql.err.OperationalError):
+                    # One that has ended by itself is not known any more.
+                    self._run(server, f"KILL {number}")
 
     def _publish(self) -> None:
         self.document["epoch"] += 1
