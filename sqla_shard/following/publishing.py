@@ -48,6 +48,7 @@ from sqla_shard.following.published import Published
 from sqla_shard.following.published import TOPOLOGY
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import diff
+from sqla_shard.topology import generations
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.admission import exchanges
@@ -444,7 +445,7 @@ class Publisher:
         # Also for its placeholders, of which a Topology knows only the form.
         self._published.parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
         old = found.newest
-        problems = [*faults(new, data)]
+        problems = [*faults(new, data), *generations.leaps(old, new)]
         if not problems and old is None:
             problems += leaps(replace(new, epoch=0, resets=0), new)
         if not problems and old is not None:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from sqla_shard.exc import Problem
+from sqla_shard.topology.admission import MAX_STEP
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
@@ -29,6 +30,7 @@ __all__ = [
     "Numbers",
     "cautions",
     "kept",
+    "leaps",
     "lowered",
     "numbers",
     "raised",
@@ -141,6 +143,26 @@ def lowered(old: Topology, new: Topology) -> Iterator[Problem]:
                     "now: caches may have rows of that time, which would be "
                     f"served again; write {had}, which is raised by itself "
                     "when the primary changes",
+                )
+
+
+def leaps(old: Topology | None, new: Topology) -> Iterator[Problem]:
+    """Yield where a number would leave none for the lives that follow.
+
+    :param old: the topology before; None where there is none.
+    """
+    current = {} if old is None else _servers(old)
+    for keyspace in new.keyspaces.values():
+        for index, server in enumerate(keyspace.servers):
+            was = current.get((keyspace.name, server.name))
+            had = 0 if was is None else was.generation or 0
+            given = server.generation
+            if given is not None and given - had > MAX_STEP:
+                yield Problem(
+                    f"keyspaces.{keyspace.name}.servers[{index}].generation",
+                    f"{had} -> {given} is too far: a generation can be at "
+                    f"most {MAX_STEP} higher, so that there are always some "
+                    "above it; write the next one",
                 )
 
 

@@ -765,6 +765,16 @@ def test_numbers_of_a_history_that_cannot_be_read(publisher, client):
     assert number_of(done.new) == 21
 
 
+def test_a_number_that_leaves_none_is_refused(publisher):
+    for old in (None, topology(1, generation=3)):
+        if old is not None:
+            publisher.publish(old)
+        with pytest.raises(exc.TopologyRefusedError) as caught:
+            publisher.publish(topology(2, generation=HIGHEST))
+        assert f"-> {HIGHEST} is too far" in str(caught.value)
+    publisher.publish(topology(2, generation=4))
+
+
 def test_a_server_that_comes_back_has_another_number(publisher):
     publisher.publish(topology(1, generation=1))
     gone = document(2)
