@@ -56,6 +56,7 @@ from sqla_shard.dialects.sql import BlobValue
 __all__ = [
     "Form",
     "form_of",
+    "is_grouped_whole",
     "is_rounded",
     "is_single",
     "is_storable",
@@ -120,9 +121,7 @@ def form_of(element: Any, *, any_value: bool = False) -> Form:
 
 
 def is_storable(element: Any) -> bool:
-    """Tell whether a temporary table stores the values of a column as is.
-
-    UNION writes to one, and so does GROUP BY in most cases.
+    """Tell whether UNION returns the values of a column as they are.
 
     :param element: an expression among the columns of a SELECT.
     """
@@ -138,7 +137,7 @@ def is_storable(element: Any) -> bool:
         return True
     if form_of(element, any_value=True) is Form.ROUNDED:
         return False
-    if _computes_with_quotient(element):
+    if _divides_by_quotient(element):
         return False
     # A text may have been made of a part.
     for part in iterate(element):
@@ -148,20 +147,33 @@ def is_storable(element: Any) -> bool:
     return True
 
 
-def _computes_with_quotient(element: Any) -> bool:
-    """Tell whether an expression is made of what was divided before.
+def is_grouped_whole(element: Any) -> bool:
+    """Tell whether GROUP BY in a temporary table changes nothing of a column.
 
-    A quotient has other digits inside of the server than its type says, and
-    what is made of it may have more than its own type has room for.
+    What the least or greatest quotient has beyond its type is lost there.
+
+    :param element: an expression among the columns of a SELECT.
     """
-    if isinstance(element, (Label, Grouping)):
-        return _computes_with_quotient(element.element)
-    inside: Iterable[Any] = element.get_children()
-    if isinstance(element, BinaryExpression) and (
-        element.operator in (operators.add, operators.sub)
-    ):
-        return any(map(_computes_with_quotient, inside))
-    return any(_is_division(p) for part in inside for p in iterate(part))
+    return is_storable(element) and not any(
+        isinstance(part, FunctionElement)
+        and name_of(part) in ("max", "min")
+        and any(map(_is_division, iterate(part)))
+        for part in iterate(element)
+    )
+
+
+def _divides_by_quotient(element: Any) -> bool:
+    """Tell whether an expression divides by what was divided before.
+
+    A quotient is smaller inside of the server than its type says, so what is
+    divided by it is larger than the type of the result.
+    """
+    return any(
+        isinstance(part, BinaryExpression)
+        and part.operator in DIVISIONS
+        and any(map(_is_division, iterate(part.right)))
+        for part in iterate(element)
+    )
 
 
 def _is_division(element: Any) -> bool:

@@ -22,7 +22,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.selectable import Select
 
-from sqla_shard.dialects.numbers import is_storable
+from sqla_shard.dialects.numbers import is_grouped_whole
 from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
@@ -355,7 +355,7 @@ def _changes_in_groups(statement: Any, added: Added) -> bool:
     if not statement._group_by_clauses or statement._order_by_clauses:
         return False
     shown = [*added.elements, *statement.selected_columns]
-    return not all(map(is_storable, shown))
+    return not all(map(is_grouped_whole, shown))
 
 
 def _steps(
