@@ -159,7 +159,13 @@ class PositionFile:
             data = json.loads(text)
             found = dict(data["run"])
             state = State.from_dict(data["state"])
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise self._refusal("it has no position of a run") from error
         for name, wanted in self._run.items():
             if found.get(name) != wanted:

@@ -688,7 +688,9 @@ class Resuming:
         assert file.read_bytes() == before
 
     @pytest.mark.parametrize(
-        "text", ["", "[]", "{}", '{"run": 7, "state": {}}', "\x80"]
+        "text",
+        ["", "[]", "{}", '{"run": 7, "state": {}}', "\x80", "[" * 50_000],
+        ids=lambda text: text[:10],
     )
     def test_no_position(self, cluster, tmp_path, text):
         file = tmp_path / "position.json"

@@ -17,6 +17,7 @@ from flask import stream_with_context
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 from sqla_shard import Topology
+from sqla_shard.exc import BookmarkKeyError
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.exc import TopologyError
@@ -318,6 +319,21 @@ def test_from_a_topology_in_the_configuration(app, tmp_path):
     db = FlaskCluster(app)
     with app.app_context():
         assert db.cluster.topology.epoch == 1
+
+
+def test_keys_of_bookmarks_in_the_configuration(app, tmp_path):
+    options = {"bookmark_keys": ["${KEY}"], "environ": {"KEY": "short"}}
+    app.config.from_mapping(
+        SQLA_SHARD_TOPOLOGY=sqlite_topology(tmp_path),
+        SQLA_SHARD_OPTIONS=options,
+    )
+    with pytest.raises(BookmarkKeyError, match="5 bytes") as caught:
+        FlaskCluster(app)
+    assert "short" not in str(caught.value)
+    options["environ"] = {"KEY": "a key of 32 bytes, or of more"}
+    db = FlaskCluster(app)
+    with app.app_context():
+        assert repr(db.cluster.seal) == "<Seal with 1 keys>"
 
 
 def test_a_cluster_comes_before_the_configuration(app, cluster):
