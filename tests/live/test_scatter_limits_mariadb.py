@@ -331,7 +331,8 @@ def test_all_servers_fail(cluster: Cluster, fleet: MariaDBFleet) -> None:
         with pytest.raises(ScatterFailedError) as caught:
             session.scalars(broken)
         assert set(caught.value.errors) == set(range(SHARDS))
-        assert "no_such_function" in str(caught.value)
+        # Its number alone: the text of an error may have values.
+        assert "OperationalError: 1305" in str(caught.value)
     all_work(cluster)
     one, two, three = fleet.servers
     with stopped(one), stopped(two), stopped(three):
