@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
+from typing import NoReturn
 
 from sqlalchemy import Column
 from sqlalchemy import inspect
@@ -76,54 +77,58 @@ def check_subclass(
     :raises ClassDefinitionError: for another table, or what is said by the
         first class.
     """
-    problem = _problem(cls, first, fields, given)
-    if problem is not None:
-        raise ClassDefinitionError(problem, class_name=cls.__name__)
-
-
-def _problem(
-    cls: Any, first: Any, fields: Collection[str], given: Mapping[str, Any]
-) -> str | None:
     name = first.__name__
-    mapper: Any = inspect(first)
-    if mapper.polymorphic_on is None:
-        return (
+    if inspect(first).polymorphic_on is None:
+        _refuse(
+            cls,
             f"its base {name} is mapped to a table of its own, and nothing "
-            "would tell the classes of its rows apart: give "
-            f"{name} a column, such as kind: Mapped[str], and "
-            '__mapper_args__ = {"polymorphic_on": "kind", '
-            '"polymorphic_identity": ...}; or share columns, fields and '
-            "methods through a base with __abstract__ = True, and give each "
-            "class a table"
-        )
-    own = [base for base in cls.__mro__ if base not in first.__mro__]
-    own = [base for base in own if "__mapper__" not in base.__dict__]
-    if any({"__tablename__", "__table__"} & vars(b).keys() for b in own):
-        return (
-            f"it has a table beside that of its base {name}: an object is one "
-            "row. Leave __tablename__ out, and its fields are in the blob of "
-            f"{name}, or give it a base with __abstract__ = True and a "
-            "type_id"
+            f"would tell the classes of its rows apart: give {name} a column, "
+            "such as kind: Mapped[str], and __mapper_args__ = "
+            '{"polymorphic_on": "kind", "polymorphic_identity": ...}; or '
+            "share columns, fields and methods through a base with "
+            "__abstract__ = True, and give each class a table",
         )
     said = [key for key, value in given.items() if value is not None]
     if said:
-        return (
+        _refuse(
+            cls,
             f"{', '.join(said)} is for the whole table, and said by {name}; "
-            "leave it out"
+            "leave it out",
+        )
+    _check_attributes(cls, first)
+    nearest = next(b for b in cls.__mro__[1:] if "__mapper__" in vars(b))
+    for key in fields:
+        if inspect(nearest).has_property(key):
+            _refuse(
+                cls,
+                f"{key} is an attribute of {nearest.__name__}; call it "
+                "something else",
+            )
+
+
+def _check_attributes(cls: Any, first: Any) -> None:
+    """Refuse a table of the class's own, and columns that tell its shard."""
+    name = first.__name__
+    own = [base for base in cls.__mro__ if base not in first.__mro__]
+    own = [base for base in own if "__mapper__" not in base.__dict__]
+    if any({"__tablename__", "__table__"} & vars(b).keys() for b in own):
+        _refuse(
+            cls,
+            f"it has a table beside that of its base {name}, and an object is "
+            "one row: leave __tablename__ out, and its fields are in the blob "
+            f"of {name}; or give it a base with __abstract__ = True, and a "
+            "type_id",
         )
     for base in own:
         for key, value in vars(base).items():
             column = getattr(value, "column", value)
             if isinstance(column, Column) and routes(column):
-                return (
+                _refuse(
+                    cls,
                     f"{key} refers to objects of its own shard, which is told "
-                    f"for all classes of the table: define it in {name}"
+                    f"for all classes of the table: define it in {name}",
                 )
-    nearest = next(b for b in cls.__mro__[1:] if "__mapper__" in vars(b))
-    for key in fields:
-        if inspect(nearest).has_property(key):
-            return (
-                f"{key} is an attribute of {nearest.__name__}; call it "
-                "something else"
-            )
-    return None
+
+
+def _refuse(cls: Any, problem: str) -> NoReturn:
+    raise ClassDefinitionError(problem, class_name=cls.__name__)

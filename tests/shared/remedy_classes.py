@@ -64,6 +64,27 @@ class Size:
 """
 
 
+ITEM = """
+class Item(ObjectMixin, Base, type_id=4):
+    __tablename__ = "items"
+    __mapper_args__ = {
+        "polymorphic_on": "kind", "polymorphic_identity": "item"
+    }
+    kind: Mapped[str] = blob_field()
+"""
+
+ITEMS = ITEM.replace("blob_field()", "mapped_column(String(20))")
+
+BOOK = """
+class Book(Item):
+    __mapper_args__ = {"polymorphic_identity": "book"}
+"""
+
+PARENT = """
+    book_id: Mapped[int | None] = mapped_column(ShardedId(4))
+"""
+
+
 @dataclass(frozen=True)
 class Definition:
     """What is refused, what the message says, and what works instead.
@@ -173,6 +194,18 @@ class Admin(Person, type_id=4):
         "__abstract__ = True",
         "give each class a table",
     ),
+    "a plain base that is mapped": changed(
+        "class Named(Base):\n    __tablename__ = 'named'\n"
+        "    nick: Mapped[str] = mapped_column(String(9), primary_key=True)\n"
+        + USER.replace("ObjectMixin, Base", "ObjectMixin, Named"),
+        "    __tablename__ = 'named'\n"
+        "    nick: Mapped[str] = mapped_column(String(9), primary_key=True)",
+        "    __abstract__ = True\n"
+        "    nick: Mapped[str] = mapped_column(String(9))",
+        "its base Named is mapped to a table of its own",
+        "__abstract__ = True",
+        "give each class a table",
+    ),
     "a dataclass as base": changed(
         "@dataclasses.dataclass\nclass Named:\n    nick = ''\n"
         + USER.replace("(ObjectMixin", "(Named, ObjectMixin"),
@@ -190,14 +223,48 @@ class Admin(Person, type_id=4):
         "MappedAsDataclass stands before the declarative base",
         "class User(MappedAsDataclass, ..., Base)",
     ),
-    "polymorphic_on": changed(
-        USER + "    kind: Mapped[str] = mapped_column(String(9))\n"
-        '    __mapper_args__ = {"polymorphic_on": "kind"}',
-        "    kind: Mapped[str] = mapped_column(String(9))\n"
-        '    __mapper_args__ = {"polymorphic_on": "kind"}',
-        '    kind: Mapped[str] = blob_field(default="user")',
-        "polymorphic_on='kind' begins a hierarchy",
-        "keep one class, with a field that tells the kinds apart",
+    # -- classes that share a table
+    "polymorphic_on a field": changed(
+        ITEM,
+        "kind: Mapped[str] = blob_field()",
+        "kind: Mapped[str] = mapped_column(String(20))",
+        "polymorphic_on='kind' is no column",
+        "kind: Mapped[str] = mapped_column(String(20))",
+    ),
+    "no polymorphic_on": Definition(
+        USER + "class Admin(User):\n    pass",
+        (
+            "nothing would tell the classes of its rows apart",
+            "kind: Mapped[str]",
+            '{"polymorphic_on": "kind", "polymorphic_identity": ...}',
+        ),
+        ITEMS + BOOK,
+    ),
+    "a table beside that of the base": changed(
+        ITEMS + BOOK + '    __tablename__ = "books"',
+        '    __tablename__ = "books"',
+        "",
+        "it has a table beside that of its base Item",
+        "leave __tablename__ out",
+    ),
+    "a keyword of the whole table": changed(
+        ITEMS + BOOK.replace("(Item)", "(Item, type_id=5)"),
+        "(Item, type_id=5)",
+        "(Item)",
+        "type_id is for the whole table",
+        "leave it out",
+    ),
+    "a parent of some classes": Definition(
+        ITEMS + BOOK + PARENT,
+        ("book_id refers to objects of its own shard", "define it in Item"),
+        ITEMS + PARENT + BOOK,
+    ),
+    "a field of the base again": changed(
+        ITEMS + BOOK + "    kind: Mapped[str] = blob_field()",
+        "    kind: Mapped[str] = blob_field()",
+        "    sort: Mapped[str] = blob_field()",
+        "kind is an attribute of Item",
+        "call it something else",
     ),
     "an abstract class with a type": changed(
         "class Person(ObjectMixin, Base, type_id=3):\n"
