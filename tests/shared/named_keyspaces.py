@@ -25,8 +25,10 @@ from sqlalchemy import text
 from sqlalchemy import update
 from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import foreign
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import relationship
 
 from sqla_shard import blob_field
 from sqla_shard import Cluster
@@ -47,6 +49,11 @@ class User(ObjectMixin, Base, type_id=3):
     __tablename__ = "users"
     name: Mapped[str] = blob_field(default="")
     age: Mapped[int] = mapped_column(default=0)
+    country_id: Mapped[int | None] = mapped_column()
+    country: Mapped[Country | None] = relationship(
+        primaryjoin=lambda: foreign(User.country_id) == Country.id,
+        viewonly=True,
+    )
 
 
 class Country(KeyspaceMixin, Base, keyspace="main"):
@@ -331,6 +338,24 @@ class NamedKeyspaces:
                 delete(User).where(User.id == ids[2]), bind_arguments=named
             )
             assert told_wrong.rowcount == 1  # type: ignore[attr-defined]  # of a DELETE
+
+    def test_what_is_loaded_from_a_global_keyspace_has_no_shard(
+        self, cluster: Cluster
+    ) -> None:
+        with cluster.begin() as session:
+            session.add(Country(id=7))
+        with cluster.begin() as session:
+            session.add(User(country_id=7, shard_id=3))
+        with cluster.session() as session:
+            # The option goes on to what is loaded for the user.
+            users = select(User).where(User.country_id == 7)
+            user = session.scalars(users.options(set_shard_id(3))).one()
+            user_id, country = user.id, user.country
+            assert country is not None
+            session.delete(country)
+            session.commit()
+        with cluster.begin() as session:
+            session.delete(session.get_one(User, user_id))
 
     def test_rows_of_a_bulk_update_are_on_the_shard_that_is_named(
         self, session: ShardSession
