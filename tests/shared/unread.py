@@ -151,6 +151,13 @@ CASES: dict[str, list[Case]] = {
             FAILED,
         )
     ],
+    "sqla-shard topology protect": [
+        _quiet(
+            f"-t {_ZOOKEEPER} topology protect --dry-run",
+            "127.0.0.1:1",
+            FAILED,
+        )
+    ],
     "sqla-shard topology watch": [
         _quiet(f"-t {_ZOOKEEPER} topology watch", "127.0.0.1:1", FAILED)
     ],
