@@ -28,6 +28,7 @@ from sqla_shard.cli.passes import lines_option
 from sqla_shard.cli.passes import make_passes
 from sqla_shard.cli.passes import once_option
 from sqla_shard.cli.passes import Passes
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
@@ -213,17 +214,17 @@ def _show(
     wrong: list[str],
 ) -> None:
     for name, its in nodes.items():
-        click.echo(f"{name}: {_waits(waiting.get(name))}")
+        echo(f"{name}: {_waits(waiting.get(name))}")
         if its is None:
-            click.echo("  its backend tells nothing of nodes")
+            echo("  its backend tells nothing of nodes")
         for node in its or ():
             for line in _told(node):
-                click.echo(line)
+                echo(line)
     for name, one in waiting.items():
         if name not in nodes:
-            click.echo(f"{name}, which is not configured: {_waits(one)}")
+            echo(f"{name}, which is not configured: {_waits(one)}")
     for line in wrong:
-        click.echo(line)
+        echo(line)
 
 
 def _waits(waiting: Waiting | None) -> str:

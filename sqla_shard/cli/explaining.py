@@ -10,6 +10,7 @@ import click
 from sqla_shard.cli.expressions import evaluate
 from sqla_shard.cli.expressions import models_option
 from sqla_shard.cli.expressions import names
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
@@ -58,4 +59,4 @@ def explain_command(
     if as_json:
         print_json(found.to_mapping())
     else:
-        click.echo(str(found))
+        echo(str(found))

@@ -21,6 +21,7 @@ import click
 
 from sqla_shard.cli.ending import End
 from sqla_shard.cli.ending import log_to_stderr
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import one_line
 from sqla_shard.cli.settings import FiniteRange
@@ -136,14 +137,14 @@ def _say(
             "error": error,
             "diff": None if change is None else diff(*change).to_mapping(),
         }
-        click.echo(json.dumps(document))
+        echo(json.dumps(document))
     else:
         line = f"{now} {event}: epoch {epoch} of {report.source}"
         if error is not None:
             line = f"{line}: {' '.join(error.split())}"
         if change is not None:
             line = f"{line}\n{diff(*change)}".replace("\n", "\n  ")
-        click.echo(line)
+        echo(line)
     sys.stdout.flush()
 
 
@@ -223,7 +224,7 @@ def agent_command(
                     follower.report().last_error or f"{out} is not there"
                 )
             follower.start()
-            click.echo(f"READY epoch {follower.epoch} in {out}")
+            echo(f"READY epoch {follower.epoch} in {out}")
             sys.stdout.flush()
             end.wait()
         finally:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
@@ -60,7 +61,7 @@ def id_command(
         print_json([_document(one) for one in decoded])
         return
     for one in decoded:
-        click.echo(_line(one) if ids else str(int(one)))
+        echo(_line(one) if ids else str(int(one)))
 
 
 def _document(parts: ObjectId) -> dict[str, Any]:
@@ -111,4 +112,4 @@ def where_command(
         print_json([one.to_mapping() for one in found])
         return
     for object_id, one in zip(ids, found, strict=True):
-        click.echo(f"{object_id}: {one}")
+        echo(f"{object_id}: {one}")

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import click
 
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
@@ -51,9 +52,9 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
     else:
         which = "no shard that was read" if wrong else "no shard"
         for line in map(str, found) if found else [f"{which} has {key}"]:
-            click.echo(line)
+            echo(line)
         for line in wrong:
-            click.echo(line)
+            echo(line)
     end(is_good=bool(found), is_read=not wrong)
 
 
@@ -94,8 +95,8 @@ def halves_command(
         print_json({"halves": halves, "troubles": wrong})
     else:
         for line in (*map(str, found), *wrong):
-            click.echo(line)
+            echo(line)
         # What is missing may be on a shard that was not read.
         count = "it is not known what is" if wrong else f"{len(found):,}"
-        click.echo(f"{count} half committed")
+        echo(f"{count} half committed")
     end(is_good=not found, is_read=not wrong)

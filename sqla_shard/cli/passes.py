@@ -17,6 +17,7 @@ from typing import TypeVar
 import click
 
 from sqla_shard.cli.ending import End
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import end
 from sqla_shard.cli.settings import FiniteRange
 
@@ -97,11 +98,11 @@ def _say(report: _Report, wrong: Sequence[str], as_json: bool) -> None:
     """Print what a pass has done; at once, for it may go into a pipe."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     if as_json:
-        click.echo(json.dumps({"time": now, **report.as_dict()}))
+        echo(json.dumps({"time": now, **report.as_dict()}))
     else:
-        click.echo(f"{now} {report}")
+        echo(f"{now} {report}")
         for line in wrong:
-            click.echo(f"  {' '.join(line.split())}")
+            echo(f"  {' '.join(line.split())}")
     sys.stdout.flush()
 
 

@@ -15,15 +15,12 @@ from sqla_shard.engines.troubles import reason
 from sqla_shard.exc import TopologyError
 
 __all__ = [
-    "FAILED",
-    "NOT_READ",
-    "end",
+    "echo",
     "examples",
     "json_option",
     "one_line",
     "print_json",
     "printable",
-    "status_of",
 ]
 
 FAILED = 1
@@ -57,6 +54,14 @@ def json_option(command: F) -> F:
 def print_json(document: Any) -> None:
     """Print a document; ASCII, so that any terminal and pipe takes it."""
     click.echo(json.dumps(document, indent=2))
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a text in which nothing controls the terminal.
+
+    :param err: to the standard error.
+    """
+    click.echo(printable(str(text)), err=err)
 
 
 def examples(*lines: str) -> str:

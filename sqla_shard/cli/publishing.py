@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import click
 
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
@@ -268,9 +269,9 @@ def protect_command(
     else:
         for one in done:
             new = "would be protected" if one.new is None else one.new
-            click.echo(f"{one.path}: {one.old} -> {new}")
+            echo(f"{one.path}: {one.old} -> {new}")
         if not done:
-            click.echo("all nodes are protected already")
+            echo("all nodes are protected already")
     if left:
         raise click.ClickException(
             f"everybody may still change {_listed(left)}: publish at a path "
@@ -307,7 +308,7 @@ def history_command(settings: Settings, as_json: bool) -> None:
         return
     for one in found:
         when = one.published.isoformat(" ", "seconds")
-        click.echo(f"epoch {one.epoch}: {when}, {one.size} bytes")
+        echo(f"epoch {one.epoch}: {when}, {one.size} bytes")
 
 
 def _with_next_epoch(publisher: Publisher, topology: Topology) -> Topology:
@@ -332,9 +333,9 @@ def _published(
     """Show what would be published, ask, publish, and tell."""
     planned = publish(expected_epoch=expected, dry_run=True)
     if not as_json:
-        click.echo(_shown(publisher, planned))
+        echo(_shown(publisher, planned))
         for one in planned.generations:
-            click.echo(one)
+            echo(one)
     _warn(planned)
     if dry_run or planned.new == planned.old:
         done = planned
@@ -348,11 +349,11 @@ def _published(
     if as_json:
         print_json(_document(publisher, done, dry_run))
     elif done.is_published:
-        click.echo(f"published epoch {done.new.epoch} at {publisher.name}")
+        echo(f"published epoch {done.new.epoch} at {publisher.name}")
     elif dry_run:
-        click.echo("dry run: nothing was published")
+        echo("dry run: nothing was published")
     else:
-        click.echo(f"epoch {done.new.epoch} is there already")
+        echo(f"epoch {done.new.epoch} is there already")
 
 
 def _shown(publisher: Publisher, planned: Publication) -> str:
@@ -377,20 +378,20 @@ def _warn(planned: Publication) -> None:
             )
             if is_so
         )
-        click.echo(
+        echo(
             f"warning: {what}, and publishing moves no data: it has to be "
             "there, and nobody may write to where it was",
             err=True,
         )
     if planned.old is not None:
         for caution in cautions(planned.old, planned.new):
-            click.echo(f"warning: {caution}", err=True)
+            echo(f"warning: {caution}", err=True)
 
 
 def _warn_of_open_nodes(publisher: Publisher) -> None:
     found = publisher.open_nodes()
     if found:
-        click.echo(
+        echo(
             f"warning: everybody may change {_listed(found)}, and so have "
             "the passwords of the databases sent to another server; "
             "sqla-shard topology protect closes them",
@@ -410,9 +411,9 @@ def _ask(publisher: Publisher, planned: Publication, as_json: bool) -> None:
             "--dry-run to look"
         )
     if as_json:
-        click.echo(_shown(publisher, planned), err=True)
+        echo(_shown(publisher, planned), err=True)
         for one in planned.generations:
-            click.echo(one, err=True)
+            echo(one, err=True)
     click.confirm(
         f"publish epoch {planned.new.epoch} at {publisher.name}?",
         abort=True,

@@ -22,6 +22,7 @@ from sqla_shard.cli.passes import lines_option
 from sqla_shard.cli.passes import make_passes
 from sqla_shard.cli.passes import once_option
 from sqla_shard.cli.passes import Passes
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import print_json
@@ -173,8 +174,8 @@ def _count(cluster: Cluster, as_json: bool) -> None:
         )
     else:
         for line in (*map(str, found), *wrong):
-            click.echo(line)
-        click.echo(f"{total:,} left to be done{_of(wrong)}")
+            echo(line)
+        echo(f"{total:,} left to be done{_of(wrong)}")
     failed = any(one.failed for one in found)
     end(is_good=not failed, is_read=not wrong)
 
@@ -202,12 +203,12 @@ def _list(cluster: Cluster, as_json: bool) -> None:
         now = datetime.now(timezone.utc)
         for one in found:
             age = int((now - one.created_at).total_seconds())
-            click.echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
+            echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
         for line in wrong:
-            click.echo(line)
+            echo(line)
         some = f", {len(found):,} of them listed"
         more = some if total > len(found) else ""
-        click.echo(f"{total:,} left to be done{_of(wrong)}{more}")
+        echo(f"{total:,} left to be done{_of(wrong)}{more}")
     failed = any(one.error or not one.is_known for one in found)
     end(is_good=not failed, is_read=not wrong)
 
@@ -224,14 +225,14 @@ def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> None:
         print_json({"discarded": _documents(found)})
     else:
         for one in found:
-            click.echo(f"discarded {' '.join(str(one).split())}")
+            echo(f"discarded {' '.join(str(one).split())}")
             # Nobody can read them later, and somebody has to mend the rest.
-            click.echo(f"  arguments: {json.dumps(one.arguments)}")
+            echo(f"  arguments: {json.dumps(one.arguments)}")
     # As they are told, whatever way they were spelled.
     wanted = {bytes.fromhex(token).hex() for token in tokens}
     missing = wanted - {one.token for one in found}
     for token in sorted(missing):
-        click.echo(f"there is no {token}", err=True)
+        echo(f"there is no {token}", err=True)
     end(is_good=not missing, is_read=True)
 
 

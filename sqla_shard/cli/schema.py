@@ -13,6 +13,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 
 from sqla_shard import schema
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
@@ -158,14 +159,14 @@ def _run(
         if as_json:
             print_json(error.report)
         else:
-            click.echo(str(error))
+            echo(str(error))
         states = error.report["counts"]
         unread = any(states[one.value] for one in NOT_READ)
         end(is_good=False, is_read=not unread)
     if as_json:
         print_json(report.to_mapping())
     else:
-        click.echo(str(report))
+        echo(str(report))
 
 
 @schema_group.command(
@@ -176,7 +177,7 @@ def _run(
 )
 def template_command() -> None:
     """Print the path of the template for `alembic init -t`."""
-    click.echo(schema.template_path())
+    echo(schema.template_path())
 
 
 @schema_group.command(
@@ -209,7 +210,7 @@ def init_command(
         placeholders=settings.placeholders,
     )
     for path in made:
-        click.echo(f"made {path}")
+        echo(f"made {path}")
 
 
 @schema_group.command(
@@ -322,7 +323,7 @@ def provision_command(
             initial=initial,
         )
     except ProvisionError as error:
-        click.echo(f"sqla-shard: error: {error}", err=True)
+        echo(f"sqla-shard: error: {error}", err=True)
         end(is_good=False, is_read=not error.unread)
 
 
@@ -357,7 +358,7 @@ def status_command(
     if as_json:
         print_json(found.to_mapping())
     else:
-        click.echo(str(found))
+        echo(str(found))
     end(is_good=found.ok or not exit_code, is_read=not found.unread)
 
 
@@ -384,7 +385,7 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
         schema.Answer(answer),
         cluster=_cluster(settings),
     )
-    click.echo(
+    echo(
         f"shard {done.shard_id} ({done.database}): {done.step}: "
         f"{done.answer.value}"
     )
@@ -439,6 +440,6 @@ def verify_command(
     if as_json:
         print_json(found.to_mapping())
     else:
-        click.echo(str(found))
+        echo(str(found))
     unread = any(one.unread for one in found.keyspaces)
     end(is_good=found.ok, is_read=not unread)

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
 from sqla_shard.cli.printing import print_json
-from sqla_shard.cli.printing import printable
 from sqla_shard.cli.settings import LOCATION
 from sqla_shard.cli.settings import pass_settings
 from sqla_shard.cli.settings import Settings
@@ -67,7 +67,7 @@ def show_command(settings: Settings, as_json: bool) -> None:
     elif sys.stdout.isatty():
         _print_tables(topology.redacted())
     else:
-        click.echo(describe(topology))
+        echo(describe(topology))
 
 
 @topology_group.command(
@@ -105,7 +105,7 @@ def validate_command(
         if as_json:
             print_json({"source": path, "problems": []})
         else:
-            click.echo(f"{path}: no problems in {topology!r}")
+            echo(f"{path}: no problems in {topology!r}")
         return
     problems = [
         {"place": one.place, "message": " ".join(one.message.splitlines())}
@@ -115,9 +115,7 @@ def validate_command(
         print_json({"source": found.source, "problems": problems})
     else:
         for one in problems:
-            click.echo(
-                printable(f"{found.source}: {one['place']}: {one['message']}")
-            )
+            echo(f"{found.source}: {one['place']}: {one['message']}")
     sys.exit(1)
 
 
@@ -149,9 +147,9 @@ def diff_command(
     if as_json:
         print_json(found.to_mapping())
     else:
-        click.echo(str(found))
+        echo(str(found))
     for caution in cautions(before, after):
-        click.echo(f"warning: {caution}", err=True)
+        echo(f"warning: {caution}", err=True)
     changed = not found.is_empty or found.old_epoch != found.new_epoch
     if exit_code and changed:
         sys.exit(1)

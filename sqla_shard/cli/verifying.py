@@ -14,6 +14,7 @@ import click
 
 from sqla_shard.cli.expressions import models_option
 from sqla_shard.cli.expressions import names
+from sqla_shard.cli.printing import echo
 from sqla_shard.cli.printing import end
 from sqla_shard.cli.printing import examples
 from sqla_shard.cli.printing import json_option
@@ -165,10 +166,10 @@ def claims_command(
         print_json({"claims": claims, "troubles": wrong})
     else:
         for line in (*map(str, found), *wrong):
-            click.echo(line)
+            echo(line)
         ended = sum(one.has_ended for one in found)
         which = " on the shards that were read" if wrong else ""
-        click.echo(f"{len(found):,} open{which}, {ended:,} of them have ended")
+        echo(f"{len(found):,} open{which}, {ended:,} of them have ended")
     end(is_good=True, is_read=not wrong)
 
 
@@ -248,7 +249,7 @@ def _run(
     if as_json:
         print_json(report.as_dict())
     else:
-        click.echo(str(report))
+        echo(str(report))
     end(is_good=report.ok, is_read=not report.unread)
 
 
@@ -293,7 +294,7 @@ class _Lines:
         if now - self._shown < _EVERY:
             return
         self._shown = now
-        click.echo(
+        echo(
             f"{progress.subject}: shard {progress.shard_id} of "
             f"{progress.shards}, {progress.looked} {progress.unit}; "
             f"{progress.found} found, {progress.waiting} to look at again",

@@ -38,7 +38,7 @@ ENDING = {
     ("repair",): ["--once"],
     ("cache", "repair"): ["--once"],
 }
-STATUSES = {0, 1, 2}
+STATUSES = {0, 1, 2, 3}
 
 #: Control characters, but for what a report has by itself.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")

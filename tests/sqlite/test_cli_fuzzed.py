@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
+from sqla_shard.cli.printing import echo
 from sqla_shard.testing import sqlite_topology
 from tests.shared.command_line import environment
 from tests.shared.command_line import run
@@ -77,3 +78,11 @@ def test_what_was_found_at_random(
     assert done.returncode in {1, 2}
     assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_values_of_users_do_not_control_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    echo("key \x1b[2J\u202e\x9b é\tof a user\nnext line")
+    shown = r"key \x1b[2J\u202e\x9b é" + "\tof a user\nnext line\n"
+    assert capsys.readouterr().out == shown
