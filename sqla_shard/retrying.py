@@ -53,6 +53,11 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+# With a state of its own: that of the module is for programs, and a thread
+# that changed it would be seen in whatever they do at that moment.
+# SystemRandom has none that a forked process would repeat.
+_any = random.SystemRandom()
+
 _REPEATABLE = (
     Failure.CONFLICT,
     Failure.BUSY,
@@ -203,7 +208,7 @@ class Policy:
     def _next_pause(self, left: float) -> float:
         # Of two transactions that met, the pause must differ, or they
         # would meet again.
-        pause = self._pause * random.uniform(0.5, 1.5)  # noqa: S311  # jitter is no secret
+        pause = self._pause * _any.uniform(0.5, 1.5)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
         return min(pause, left)
 

@@ -26,6 +26,11 @@ __all__ = ["Follower", "SourceReport", "State", "check_newer"]
 
 _log = logging.getLogger(__name__)
 
+# With a state of its own: that of the module is for programs, and a thread
+# that changed it would be seen in whatever they do at that moment.
+# SystemRandom has none that a forked process would repeat.
+_any = random.SystemRandom()
+
 State = Literal["fixed", "current", "stale", "closed"]
 
 #: Seconds between two questions at least, however many ask for one.
@@ -329,7 +334,7 @@ class Follower:
                 else:
                     wait = min(pause, self._reread)
                     pause = min(pause * 2, _LONGEST_PAUSE)
-                jitter = random.uniform(0.8, 1.2)  # noqa: S311  # no secret
+                jitter = _any.uniform(0.8, 1.2)
                 due = monotonic() + wait * jitter
                 self._rest()
             self._sleep(max(due - monotonic(), 0.0))

@@ -25,6 +25,7 @@ from tests.shared.command_line import environment
 from tests.shared.command_line import invoke
 from tests.shared.command_line import run
 from tests.shared.command_line import write
+from tests.shared.sqlite_files import with_files
 from tests.shared.zookeeper import document
 from tests.shared.zookeeper import place
 from tests.shared.zookeeper import SECRET
@@ -346,7 +347,7 @@ def test_a_file_is_no_zookeeper(tmp_path, command):
 @pytest.fixture
 def shop(location, publisher, tmp_path):
     """Publish a topology of SQLite files; return its location."""
-    files = sqlite_topology(tmp_path, servers=2, shards=4)
+    files = with_files(sqlite_topology(tmp_path, servers=2, shards=4))
     publisher.publish(Topology.from_mapping(files))
     return location
 

@@ -9,6 +9,8 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard import schema
+from sqla_shard.schema import environment
+from sqla_shard.schema.running.applying import Applier
 from tests.shared.emptied_chaos import Databases
 from tests.shared.emptied_chaos import PINS
 from tests.shared.emptied_chaos import rounds
@@ -88,8 +90,11 @@ def test_no_id_is_given_twice(project: Project, rng: random.Random) -> None:
 
 
 def test_without_the_guard_they_are(
-    project: Project, rng: random.Random
+    project: Project, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # env.py replaces them in this process, too; they are put back at the end.
+    monkeypatch.setattr(environment, "marked", environment.marked)
+    monkeypatch.setattr(Applier, "_stepping", Applier._stepping)
     env = project.directory / "migrations" / "env.py"
     text = env.read_text()
     assert GUARD in text

@@ -65,5 +65,8 @@ def topology(epoch: int = 1, **more: Any) -> Topology:
 
 
 def place(hosts: str) -> str:
-    """Return a place of its own in a ZooKeeper that many tests use."""
-    return f"zookeeper://{hosts}/tests/{next(_numbers)}"
+    """Return a place of its own in a ZooKeeper that many tests use.
+
+    With a folder of its own: some close it to everybody else.
+    """
+    return f"zookeeper://{hosts}/tests{next(_numbers)}/topologies"
