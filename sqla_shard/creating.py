@@ -55,6 +55,15 @@ def create_all(
         for place in places.all_places(space):
             work.setdefault(place.engine, []).append((place, wanted))
     jobs = [partial(_on_server, *on_one) for on_one in work.items()]
+    if not keyspace:
+        # Of SQLite, for a keyspace that has no table yet: it is not down.
+        empty = {
+            place.engine: place.backend
+            for space in places.topology.keyspaces.values()
+            for place in places.all_places(space)
+            if place.engine not in work
+        }
+        jobs += [partial(b.create_file, engine) for engine, b in empty.items()]
     places.engines.at_once(jobs, "create", _PARALLEL)
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import Numeric
 from sqlalchemy import Time
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
+from sqlalchemy.sql.elements import FunctionFilter
 from sqlalchemy.sql.elements import Over
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import replacement_traverse
@@ -87,6 +88,12 @@ class Computations:
 
         :raises ScatterUnsupportedError: when it needs more than numbers.
         """
+        if any(isinstance(part, FunctionFilter) for part in walk(element)):
+            raise self._refused(
+                element,
+                "FILTER, for which func.sum(case((condition, value))) can "
+                "stand,",
+            )
         made = replacement_traverse(element, {}, self._replaced)
         for part in walk(made):
             if is_select(part) or isinstance(part, Over):

@@ -96,14 +96,16 @@ def check_subclass(
             "leave it out",
         )
     _check_attributes(cls, first)
-    nearest = next(b for b in cls.__mro__[1:] if "__mapper__" in vars(b))
-    for key in fields:
-        if inspect(nearest).has_property(key):
-            _refuse(
-                cls,
-                f"{key} is an attribute of {nearest.__name__}; call it "
-                "something else",
-            )
+    # Of siblings, too: their rows have one document, and in SQL the field of
+    # one would be read of the other's rows.
+    for mapper in inspect(first).self_and_descendants:
+        for key in fields:
+            if mapper.class_ is not cls and mapper.has_property(key):
+                _refuse(
+                    cls,
+                    f"{key} is an attribute of {mapper.class_.__name__}; "
+                    "call it something else",
+                )
 
 
 def _check_attributes(cls: Any, first: Any) -> None:

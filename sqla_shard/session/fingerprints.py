@@ -71,7 +71,13 @@ def fingerprint(
     ):
         type_ = bind.type.dialect_impl(compiled.dialect)
         process = type_.bind_processor(compiled.dialect)
-        told.append(f"{name}={_text(values[name], process)}")
+        value = values[name]
+        if bind.expanding and isinstance(value, (list, tuple)):
+            # That of a set has another order in each process.
+            texts = sorted(_text(one, process) for one in value)
+            told.append(f"{name}={texts}")
+        else:
+            told.append(f"{name}={_text(value, process)}")
     return str(compiled), *told
 
 

@@ -21,6 +21,10 @@ from sqla_shard.exc import ConcurrentUseError
 __all__ = ["Usage", "UsedByOne"]
 
 
+#: The only key of ``_users``.
+_USER = "user"
+
+
 class Usage:
     """Refuses a second user while there is one; a context manager.
 
@@ -29,12 +33,14 @@ class Usage:
     :raises ConcurrentUseError: by ``with``.
     """
 
-    __slots__ = ("_depth", "_lock", "_thread", "_user")
+    __slots__ = ("_depth", "_process", "_thread", "_users")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._user: Any = None
+        # Taken in one step: Ctrl-C between two, such as those of a lock and
+        # of its owner, would leave a session that refuses its own user.
+        self._users: dict[str, Any] = {}
         self._depth = 0
+        self._process = os.getpid()
         #: Whose greenlets take part, where the session overlaps its own.
         self._thread: int | None = None
 
@@ -42,22 +48,27 @@ class Usage:
         # Each thread has one, and each task that awaits a statement.
         user = getcurrent()
         # Nobody else makes it us, nor takes it away from us.
-        if self._user is user or self._is_part():
+        if self._users.get(_USER) is user or self._is_part():
             self._depth += 1
             return
-        if not self._lock.acquire(blocking=False):
+        if self._process != os.getpid():
+            # A thread that the parent has, and we have not, may use it.
+            self.__init__()  # type: ignore[misc]  # all anew
+        if self._users.setdefault(_USER, user) is not user:
             raise ConcurrentUseError(
                 "another thread or task uses this session at this moment; a "
                 "session is for one at a time: open one for each"
             )
-        self._user = user
 
     def __exit__(self, *error: object) -> None:
         if self._depth:
             self._depth -= 1
-            return
-        self._user = None
-        self._lock.release()
+        elif self._users.get(_USER) is getcurrent():
+            del self._users[_USER]
+
+    def end(self) -> None:
+        """Forget what was interrupted before it could leave; for the user."""
+        self._depth = 0
 
     @contextmanager
     def overlapping(self) -> Iterator[None]:
@@ -111,11 +122,11 @@ class UsedByOne(ShardedSession):
         :raises sqlalchemy.exc.SQLAlchemyError: what that one has raised.
         :raises ConcurrentUseError: while another thread or task uses it.
         """
-        if self._process != os.getpid():
-            # A thread that the parent has, and we have not, may use it.
-            self.usage = Usage()
         with self.usage:
-            self._close()
+            try:
+                self._close()
+            finally:
+                self.usage.end()
 
     def _close(self) -> None:
         raise NotImplementedError

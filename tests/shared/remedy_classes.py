@@ -266,6 +266,17 @@ class Admin(Person, type_id=4):
         "kind is an attribute of Item",
         "call it something else",
     ),
+    "a field of a sibling": changed(
+        ITEMS
+        + BOOK
+        + "    size: Mapped[int] = blob_field(default=7)\n"
+        + BOOK.replace("Book", "Film").replace("book", "film")
+        + "    size: Mapped[str | None] = blob_field(default=None)",
+        "    size: Mapped[str",
+        "    format: Mapped[str",
+        "size is an attribute of Book",
+        "call it something else",
+    ),
     "an abstract class with a type": changed(
         "class Person(ObjectMixin, Base, type_id=3):\n"
         "    __abstract__ = True\n"

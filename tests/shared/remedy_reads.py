@@ -257,6 +257,16 @@ READS: dict[str, Case] = {
         ),
         answer=lambda s, d: [1, 1, 1, 2, 2, 3],
     ),
+    "FILTER": Case(
+        refused=lambda s, d: rows(
+            s, select(func.count().filter(User.age >= 0))
+        ),
+        names=("FILTER, for which func.sum(case(", "can stand"),
+        remedy=lambda s, d: rows(
+            s, select(func.sum(case((User.age >= 0, 1), else_=0)))
+        ),
+        answer=lambda s, d: [len(d.users)],
+    ),
     "FETCH": Case(
         refused=lambda s, d: rows(s, _BY_AGE.fetch(1)),
         names=("FETCH over several shards", "use limit()"),

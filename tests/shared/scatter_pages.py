@@ -431,8 +431,14 @@ class ScatterPages:
                 made.where(Thing.id >= ids[1]),
             ]
             pages = [session.scatter_page(one, 1) for one in alike]
-        # Another session, as of another process: nothing of the first one
-        # is part of a bookmark, nor of what else is selected.
+            # Another session, as of another process: nothing of the first one
+            # is part of a bookmark, nor of what else is selected.
+            # As a set of texts is, in another process.
+            texts = [str(number) for number in range(20)]
+            first = made.where(Thing.name.in_(texts) | (Thing.n >= 0))
+            again = made.where(Thing.name.in_(texts[::-1]) | (Thing.n >= 0))
+            bookmark = session.scatter_page(first, 1).next
+            assert session.scatter_page(again, 1, after=bookmark).items
         with filled.session() as session:
             for index, one in enumerate(alike):
                 for other, page in enumerate(pages):
