@@ -87,11 +87,16 @@ def begun(project: Project, run: Run, number: int, done: int) -> None:
 
 
 def wrong_claims(
-    project: Project, rng: random.Random, whats: list[str]
+    project: Project,
+    rng: random.Random,
+    whats: list[str],
+    *,
+    one_is_enough: bool = False,
 ) -> tuple[list[list[int]], Counter[str]]:
     """Upgrade again and again, while something happens.
 
     :param whats: what happens to each.
+    :param one_is_enough: end when shards were behind.
     :returns: the shards that were behind where all were said to be done; and
         how the runs have ended.
     """
@@ -106,6 +111,8 @@ def wrong_claims(
             ends[f"{what}: {done.returncode}"] += 1
             if done.returncode == 0 and left:
                 wrong.append(left)
+                if one_is_enough:
+                    break
             # The rest is for a run that nothing happens to.
             if left:
                 project.alembic("upgrade", "head")
@@ -158,5 +165,6 @@ def test_without_looking_at_the_topology_it_is_not(
     text = env.read_text()
     assert CALL in text
     env.write_text(text.replace(CALL, WITHOUT_LOOKING))
-    wrong, _ = wrong_claims(project, rng, 3 * ["publish"])
+    # A machine may be so fast that the run has passed the shard each time.
+    wrong, _ = wrong_claims(project, rng, 30 * ["publish"], one_is_enough=True)
     assert wrong != []
