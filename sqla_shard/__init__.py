@@ -14,6 +14,7 @@ every object lives on a virtual shard that its 64-bit id names.
 #   paging       pages of rows, and bookmarks
 #   files        files that are replaced as a whole
 #   forking      what is done in a child process, right after a fork
+#   jitter       pauses that differ
 #   topology/    which server holds which virtual shard; files
 #   following/   how a change of the topology reaches a process
 #   types/       column types: ids, references, JSON blobs, times

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 from collections import Counter
 from collections import deque
@@ -46,17 +45,13 @@ from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
 from sqla_shard.exc import StaleDataError
 from sqla_shard.exc.summaries import summary
+from sqla_shard.jitter import jittered
 
 __all__ = ["Feed", "Policy", "repeat", "repeat_awaited"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-# With a state of its own: that of the module is for programs, and a thread
-# that changed it would be seen in whatever they do at that moment.
-# SystemRandom has none that a forked process would repeat.
-_any = random.SystemRandom()
 
 _REPEATABLE = (
     Failure.CONFLICT,
@@ -208,7 +203,7 @@ class Policy:
     def _next_pause(self, left: float) -> float:
         # Of two transactions that met, the pause must differ, or they
         # would meet again.
-        pause = self._pause * _any.uniform(0.5, 1.5)
+        pause = jittered(self._pause, 0.5)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
         return min(pause, left)
 

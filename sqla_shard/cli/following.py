@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import queue
-import random
 import sys
 from datetime import datetime
 from datetime import timezone
@@ -32,6 +31,7 @@ from sqla_shard.following import Follower
 from sqla_shard.following import Snapshot
 from sqla_shard.following import source_at
 from sqla_shard.following import SourceReport
+from sqla_shard.jitter import jittered
 from sqla_shard.topology import diff
 from sqla_shard.topology import Topology
 
@@ -254,7 +254,7 @@ def _begun(
         else:
             return follower
         # Many machines that start at once must not ask at once.
-        end.wait(min(pause, reread) * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
+        end.wait(jittered(min(pause, reread), 0.2))
         pause = min(pause * 2, _LONGEST_PAUSE)
     follower.close()
     return None

@@ -15,7 +15,10 @@ from sqla_shard.engines.troubles import reason
 from sqla_shard.exc import TopologyError
 
 __all__ = [
+    "FAILED",
+    "NOT_READ",
     "echo",
+    "end",
     "examples",
     "json_option",
     "one_line",

@@ -13,7 +13,15 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.summaries import summary
 
-__all__ = ["NOT_READ", "Trouble", "lines", "listed", "reason", "short", "told"]
+__all__ = [
+    "NOT_READ",
+    "Trouble",
+    "lines",
+    "listed",
+    "message_of",
+    "reason",
+    "short",
+]
 
 #: What is raised for a server that does not answer, or lacks a shard.
 NOT_READ = (ServerUnreachableError, ShardMissingError)
@@ -37,7 +45,8 @@ class Trouble(NamedTuple):
 def listed(troubles: Iterable[Trouble]) -> list[str]:
     """Return a line for each server, with how many shards were not read."""
     return lines(
-        (server, told(error), shards) for server, error, shards in troubles
+        (server, message_of(error), shards)
+        for server, error, shards in troubles
     )
 
 
@@ -73,7 +82,7 @@ def reason(
     return found
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return what an error says, with the remedy where it is one of ours."""
     return str(error) if isinstance(error, NOT_READ) else short(error)
 

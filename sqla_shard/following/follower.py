@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.following.contract import FollowedSource
 from sqla_shard.following.snapshots import Snapshot
 from sqla_shard.forking import in_children
+from sqla_shard.jitter import jittered
 from sqla_shard.topology import diff
 from sqla_shard.topology import refusals
 from sqla_shard.topology import Topology
@@ -25,11 +25,6 @@ from sqla_shard.topology.admission import leaps
 __all__ = ["Follower", "SourceReport", "State", "check_newer"]
 
 _log = logging.getLogger(__name__)
-
-# With a state of its own: that of the module is for programs, and a thread
-# that changed it would be seen in whatever they do at that moment.
-# SystemRandom has none that a forked process would repeat.
-_any = random.SystemRandom()
 
 State = Literal["fixed", "current", "stale", "closed"]
 
@@ -334,8 +329,7 @@ class Follower:
                 else:
                     wait = min(pause, self._reread)
                     pause = min(pause * 2, _LONGEST_PAUSE)
-                jitter = _any.uniform(0.8, 1.2)
-                due = monotonic() + wait * jitter
+                due = monotonic() + jittered(wait, 0.2)
                 self._rest()
             self._sleep(max(due - monotonic(), 0.0))
         self._attempt(self._source.stop)

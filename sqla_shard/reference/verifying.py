@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster import Cluster
 from sqla_shard.engines import by_server
-from sqla_shard.engines.troubles import told
+from sqla_shard.engines.troubles import message_of
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.reference.copies import Copies
 from sqla_shard.reference.copies import Difference
@@ -157,7 +157,7 @@ def _note(
                 reference=copies.name,
                 shard_id=place.shard_id,
                 server=place.server,
-                reason=told(outcome),
+                reason=message_of(outcome),
             )
         )
     elif outcome:

@@ -65,6 +65,7 @@ from sqla_shard.session.transactions import leave_to_parent
 from sqla_shard.session.transactions import roll_back_together
 from sqla_shard.session.transactions import TransactionLog
 from sqla_shard.session.unit_of_work import place_of
+from sqla_shard.session.usage import Usage
 from sqla_shard.session.usage import UsedByOne
 from sqla_shard.session.views import bind_to
 from sqla_shard.session.views import ShardView
@@ -109,7 +110,8 @@ class ShardSession(UsedByOne, Refreshing, Answered):
         self.cluster = cluster
         self.root_shard_id = shard_id
         self._cross_shard: CrossShard = checked(cross_shard)
-        self._begin_usage()
+        self.usage = Usage()
+        self._process = os.getpid()
         self._reset_transaction()
         #: Set while SQLAlchemy's bulk INSERT and UPDATE run on one shard.
         self.bulk: Place | None = None

@@ -88,11 +88,6 @@ class UsedByOne(ShardedSession):
     """A session whose statements do not overlap."""
 
     usage: Usage  #: who uses it at the moment
-    _process: int
-
-    def _begin_usage(self) -> None:
-        self._process = os.getpid()
-        self.usage = Usage()
 
     def _execute_internal(self, *args: Any, **kwargs: Any) -> Any:
         with self.usage:

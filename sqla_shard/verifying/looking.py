@@ -26,8 +26,8 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster import Cluster
+from sqla_shard.engines.troubles import message_of
 from sqla_shard.engines.troubles import reason
-from sqla_shard.engines.troubles import told
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.rendering import Place
@@ -279,13 +279,13 @@ class Run:
         if isinstance(found, ServerUnreachableError):
             # One that has several names is one server.
             for name in found.server.split(", "):
-                self._down[name] = told(found)
+                self._down[name] = message_of(found)
         return Unread(
             check=self._checks.index(check),
             shard_id=place.shard_id,
             after=after,
             server=found.server,
-            reason=told(found),
+            reason=message_of(found),
         )
 
     def _read_the_rest(self) -> None:
