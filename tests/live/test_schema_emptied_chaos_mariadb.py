@@ -95,8 +95,5 @@ def test_without_the_guard_they_are(
     # env.py replaces them in this process, too; they are put back at the end.
     monkeypatch.setattr(environment, "marked", environment.marked)
     monkeypatch.setattr(Applier, "_stepping", Applier._stepping)
-    env = project.directory / "migrations" / "env.py"
-    text = env.read_text()
-    assert GUARD in text
-    env.write_text(text.replace(GUARD, WITHOUT_GUARD))
+    project.replace_in_env(GUARD, WITHOUT_GUARD)
     assert chaos(project, rng) != []

@@ -161,10 +161,7 @@ def test_without_looking_at_the_topology_it_is_not(
     # env.py replaces them in this process, too; they are put back at the end.
     monkeypatch.setattr(Newer, "moves", Newer.moves)
     monkeypatch.setattr(Newer, "judged", Newer.judged)
-    env = project.directory / "migrations" / "env.py"
-    text = env.read_text()
-    assert CALL in text
-    env.write_text(text.replace(CALL, WITHOUT_LOOKING))
+    project.replace_in_env(CALL, WITHOUT_LOOKING)
     # A machine may be so fast that the run has passed the shard each time.
     wrong, _ = wrong_claims(project, rng, 30 * ["publish"], one_is_enough=True)
     assert wrong != []

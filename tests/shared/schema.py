@@ -140,6 +140,13 @@ class Project:
         text = json.dumps(document)
         (self.directory / "topology.json").write_text(text)
 
+    def replace_in_env(self, old: str, new: str) -> None:
+        """Change the text of ``env.py``, in which the old one stands."""
+        path = self.directory / "migrations" / "env.py"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
     # -- revisions
 
     def add(

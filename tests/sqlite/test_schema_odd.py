@@ -41,10 +41,8 @@ def test_a_revision_that_another_one_depends_on_is_no_lag(project):
 @pytest.mark.parametrize("name", ["my versions", "order", "a-b"])
 def test_a_version_table_of_any_name(project, name):
     project.add("0001", PINS)
-    path = project.directory / "migrations" / "env.py"
-    text = path.read_text()
-    path.write_text(
-        text.replace("MetaData())", f"MetaData(), version_table={name!r})")
+    project.replace_in_env(
+        "MetaData())", f"MetaData(), version_table={name!r})"
     )
     schema.upgrade(project.config())
     report = schema.status(project.config())
