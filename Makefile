@@ -9,6 +9,7 @@
 #   ARGS     arguments for pytest, such as ARGS="-k topology -x" or, in one
 #            process, ARGS="-n 0 --pdb"; or for the demo, such as
 #            ARGS="--port 8080"
+#   AREA     for `make check`: the package that was changed, such as cache
 
 PYTHON ?= python3
 DB := sqlite
@@ -21,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest
 # One after the other, whatever -j says: the checks read better in order, and
 # pytest's closing line must come last.
 .NOTPARALLEL:
-.PHONY: help demo quickstart test lint type audit docs servers mariadb \
+.PHONY: help demo quickstart check test all pythons lint type audit docs servers mariadb \
     zookeeper memcached redis chromium spider soak bench lock release clean
 
 help: ## show this list
@@ -48,15 +49,27 @@ quickstart: $(VENV)/.examples ## import bookmarks and show where each lives
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Compiled before, since each program that the tests start would do it again
-# where PYTHONDONTWRITEBYTECODE is set.  One of the tests builds the
-# documentation, more strictly than `make docs`.
-test: $(VENV)/.dev servers ## check everything, on real MariaDB
-	@failed=; for check in lint type audit; do \
-	    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
-	done; \
-	$(BIN)/python -m compileall -q sqla_shard examples; \
-	$(PYTEST) $(SIDE_BY_SIDE) $(ARGS) || failed="$$failed pytest"; \
-	[ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
+# where PYTHONDONTWRITEBYTECODE is set.  $(1) is the tier, see tests/tiers.py;
+# $(2) is checked before the tests.
+define RUN_TIER
+@failed=; for check in $(2); do \
+    $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
+done; \
+$(BIN)/python -m compileall -q sqla_shard examples; \
+$(PYTEST) $(SIDE_BY_SIDE) --tier $(1) $(ARGS) || failed="$$failed pytest"; \
+[ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
+endef
+
+check: $(VENV)/.dev ## check without servers; AREA=cache for a part
+	$(call RUN_TIER,check $(if $(AREA),--area $(AREA)),lint type)
+
+test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
+	$(call RUN_TIER,test,lint type audit)
+
+# One of the tests builds the documentation, more strictly than `make docs`.
+# pytest comes last, for its closing line.
+all: $(VENV)/.dev servers ## check everything
+	$(call RUN_TIER,all,lint type audit pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -75,6 +88,13 @@ docs: $(VENV)/.dev ## build the documentation in docs/_build/html
 	@if [ -f docs/conf.py ]; then \
 	    $(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html; \
 	fi
+
+# Python 3.13, and the lower bounds of pyproject.toml on the lowest Python.
+# tox has all of the others.  Of a Python that is not there it says so: no
+# package manager has all of them.
+pythons: $(VENV)/.dev ## check on Python 3.13, and with the lower bounds
+	@$(call TEST_WITH,3.13,requirements/test.txt)
+	@$(call TEST_WITH,3.10,requirements/lowest.txt)
 
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
 	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
@@ -107,6 +127,27 @@ clean: ## remove what the other commands made, .venv included
 # The package is built with what was installed before it.
 INSTALL = $(PIP) install --require-hashes --requirement $(1) && \
     $(PIP) install --no-deps --no-build-isolation --editable .
+
+# Run the tier `check` with another Python, from PATH or of pyenv, in a virtual
+# environment of its own: the version, and the requirements.
+define TEST_WITH
+venv=$(VENV)/python$(1); python=; \
+for found in python$(1) $$HOME/.pyenv/versions/$(1).*/bin/python; do \
+    $$found -c "" 2>/dev/null && python=$$found && break; \
+done; \
+if [ -z "$$python" ]; then \
+    echo "make: NO PYTHON $(1): it was not tested" >&2; \
+    exit 0; \
+fi; \
+echo "make: Python $(1) with $(2)"; \
+pip="$$venv/bin/python -m pip --quiet --disable-pip-version-check"; \
+cmp -s $(2) $$venv/installed.txt || { \
+    rm -rf $$venv && $$python -m venv $$venv && \
+    $$pip install --require-hashes --requirement $(2) && \
+    $$pip install --no-deps --no-build-isolation --editable . && \
+    cp $(2) $$venv/installed.txt; } && \
+$$venv/bin/python -m pytest -q $(SIDE_BY_SIDE) --tier check
+endef
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
     --generate-hashes --no-config --no-header --no-annotate \

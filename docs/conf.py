@@ -36,6 +36,8 @@ extensions = ["sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 highlight_language = "none"
 nitpicky = True
+# An alias for annotations only, which does not exist at run time.
+nitpick_ignore = [("py:class", "AnyCluster")]
 # The module docstring of dialects.mysql names a function that is gone.
 
 html_theme = "furo"

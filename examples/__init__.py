@@ -9,12 +9,12 @@ In the order to read them:
     What is one transaction, what is refused across shards, and what to do
     there instead.
 ``ordering``
-    A list that people put in order, its pages, and how much room is in it.
+    A list that users put in order, its pages, and the gaps in it.
 ``adopting``
-    The database that there is, and object classes beside it.
+    An existing database, and object classes in addition to it.
 ``pinboard``
     All of it as a web application: ``python -m examples.pinboard``.
 
-The topologies beside them, ``topology.sqlite.toml`` and
+The topologies in this folder, ``topology.sqlite.toml`` and
 ``topology.mariadb.toml``, are starting points for one of your own.
 """

@@ -1,4 +1,4 @@
-"""Begin with the database that you have: old models beside new objects.
+"""Start with an existing database: old models and new objects together.
 
 ::
 
@@ -7,8 +7,8 @@
 There is an application with plain SQLAlchemy models and one database.  Its
 database becomes the global keyspace, and nothing else changes.  Then one
 table that grows becomes an object class: its rows are copied to ids that are
-computed from the old ones, so that there is nothing to look up, and the copy
-can be repeated.  ``docs/howto/adopt.rst`` says it in words.
+computed from the old ones, so no lookup is needed, and the copy can
+be repeated.  ``docs/howto/adopt.rst`` explains the steps.
 
 Limits: one statement reads one keyspace, so there are no joins between old
 and new.  One transaction writes one virtual shard, and the global keyspace
@@ -52,10 +52,10 @@ from sqla_shard.testing import sqlite_topology
 CUSTOMERS = 40
 BATCH = 10
 SHARDS = 16
-"""As many as are open on the day of the copy, for ever: it is in the ids."""
+"""The number of open shards at the copy.  Never change it: ids contain it."""
 
 
-# -- what there is ----------------------------------------------------------
+# -- the existing application -----------------------------------------------
 
 
 class Base(DeclarativeBase):
@@ -101,7 +101,7 @@ def fill_old_database(directory: Path) -> None:
     engine.dispose()
 
 
-# -- what comes beside it ---------------------------------------------------
+# -- the new classes --------------------------------------------------------
 
 
 class Objects(DeclarativeBase):
@@ -109,7 +109,7 @@ class Objects(DeclarativeBase):
 
 
 class Profile(ObjectMixin, Objects, type_id=1):
-    """What becomes of a customer.
+    """The object that replaces a customer.
 
     ``tier`` and ``visits`` are ordinary columns: one can be filtered by and
     has an index, the other is counted up in SQL.  The rest is in the JSON
@@ -127,7 +127,7 @@ class Profile(ObjectMixin, Objects, type_id=1):
 
 
 class Visit(ObjectMixin, Objects, type_id=2, colocate_with="profile_id"):
-    """Lives beside its profile, and has a foreign key to it."""
+    """Lives on the shard of its profile, with a foreign key to it."""
 
     __tablename__ = "visits"
 
@@ -220,7 +220,7 @@ def show_copy(cluster: Cluster) -> None:
     with cluster.begin() as session:
         customer = session.get(Customer, 9)
         assert customer is not None
-        customer.name = "Nine"  # by an old process, which knows no profiles
+        customer.name = "Nine"  # by an old process, without profiles
     different = differences(cluster)
     assert (copied, different) == (CUSTOMERS, [9])
     print(f"\n{copied} customers copied; changed meanwhile: {different}.")
@@ -243,7 +243,7 @@ def show_columns(cluster: Cluster) -> None:
             .values(visits=Profile.visits + 1, tier="paid")
         )
     with cluster.session() as session:
-        # An index serves this within a shard; the id tells which one.
+        # An index serves this within a shard; the id names the shard.
         visit = session.scalars(
             select(Visit).where(Visit.profile_id == nine)
         ).one()

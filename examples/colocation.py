@@ -1,13 +1,13 @@
-"""What belongs together lives together, and is one transaction.
+"""Objects that belong together are on one shard, in one transaction.
 
 ::
 
     python -m examples.colocation
 
-A transaction is atomic on one virtual shard.  So what has to change together
-is given a common parent: ``colocate_with`` names the field that holds the
-parent's id, and the object lives where its parent does.  This shows what
-that gives, what is refused across shards, and what to do there instead.
+A transaction is atomic on one virtual shard.  So give objects that change
+together a common parent: ``colocate_with`` names the field that holds the
+parent's id, and the object is stored on the shard of its parent.  This shows
+the result, what is refused across shards, and what to do instead.
 
 SQLite in a temporary directory; nothing has to be installed, and nothing
 stays.
@@ -101,7 +101,7 @@ def show_one_transaction(cluster: Cluster, user_id: int) -> int:
     assert log.count("commit") == 1
 
     with cluster.session() as session:
-        # By the parent's id, which says the shard: one server is asked.
+        # By the parent's id, which names the shard: one server is queried.
         mine = select(Pin).where(Pin.board_id == board_id)
         pins = session.scalars(mine).all()
     assert len(pins) == 3
@@ -203,8 +203,8 @@ def show_instead(cluster: Cluster, ada_id: int, grace_id: int) -> None:
     assert log.count("commit") == 2
 
     # The second: both are written, or neither, as long as no server dies
-    # between the first COMMIT and the last.  One that does is told as
-    # PartialCommitError, with what became of each shard.
+    # between the first COMMIT and the last.  That raises
+    # PartialCommitError, with the outcome on each shard.
     with (
         StatementLog() as log,
         cluster.begin(cross_shard="unordered") as session,

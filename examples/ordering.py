@@ -1,4 +1,4 @@
-"""Lists that people put in order, and how much room there is in them.
+"""Lists that users put in order, and the gaps in them.
 
 ::
 
@@ -7,7 +7,7 @@
 ``BoardHasPins`` is a mapping table: it holds ids of boards, ids of pins, and
 a ``sequence``.  A pin that is moved gets the sequence in the middle between
 its new neighbours, so that a move writes one row, whatever the length of the
-list.  This shows the list in use, and what happens when there is no middle.
+list.  This shows the list in use, and what happens if there is no gap.
 
 Limits: a list is on the shard of its board, and its changes wait for one
 another.  Counting a long list takes longer than reading a page of it.
@@ -31,7 +31,7 @@ from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard.exc import StaleNeighbourError
-from sqla_shard.mappings import NarrowGap
+from sqla_shard.models import NarrowGap
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import StatementLog
 
@@ -70,7 +70,7 @@ warnings: list[NarrowGap] = []
 
 @BoardHasPins.on_narrow_gap
 def note(session: ShardSession, gap: NarrowGap) -> None:
-    """Keep what a move tells that has left a narrow gap.
+    """Record the narrow gap that a move has left.
 
     An application could have the neighbourhood re-spaced later, in a job.
     """
@@ -152,8 +152,8 @@ def show_pages(cluster: Cluster, board_id: int, pins: dict[str, int]) -> None:
 def show_moves(cluster: Cluster, board_id: int, pins: dict[str, int]) -> None:
     """Move pins: by both neighbours, by one, and by one that is gone."""
 
-    def move(session: ShardSession, name: str, **beside: str) -> str:
-        ids = {side: pins[other] for side, other in beside.items()}
+    def move(session: ShardSession, name: str, **separate_session: str) -> str:
+        ids = {side: pins[other] for side, other in separate_session.items()}
         BoardHasPins.move(session, board_id, pins[name], **ids)
         return order(session, board_id)
 
@@ -181,7 +181,7 @@ def show_moves(cluster: Cluster, board_id: int, pins: dict[str, int]) -> None:
     print("f between c and l:      refused, since l is gone")
 
 
-# -- room -------------------------------------------------------------------
+# -- gaps -------------------------------------------------------------------
 
 
 def sequences(cluster: Cluster, board_id: int) -> dict[int, int]:
@@ -215,7 +215,7 @@ def show_room(cluster: Cluster) -> None:
         ahead = mover
         changed = [p for p in at if p != mover and at[p] != before[p]]
         if changed:
-            break  # they were moved by nobody
+            break  # nothing else moved them
         if not warnings:
             narrow = done + 2
     print(f"{done} moves into this gap write one row each.  The callback is")

@@ -1,4 +1,4 @@
-"""A JSON service for asyncio: boards, and pins that live on any shard.
+"""A JSON service for asyncio: boards, and pins on any shard.
 
 ::
 
@@ -57,7 +57,7 @@ class Board(ObjectMixin, Base, type_id=2):
 
 
 class Pin(ObjectMixin, Base, type_id=1):
-    """A root too: it may be on many boards, wherever those live."""
+    """A root too: it may be on many boards, on any shards."""
 
     __tablename__ = "pins"
 
@@ -65,7 +65,7 @@ class Pin(ObjectMixin, Base, type_id=1):
 
 
 class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
-    """The list of a board lives with the board."""
+    """The list of a board, on the shard of the board."""
 
 
 # -- what is done in a transaction, repeated when that is safe

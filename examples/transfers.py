@@ -1,4 +1,4 @@
-"""Points that go from one user to another, on another shard.
+"""Transfer points between users on different shards.
 
 ::
 
@@ -46,24 +46,24 @@ class User(ObjectMixin, Base, type_id=3):
 
 
 class NotEnoughError(Exception):
-    """Raised for more points than somebody has."""
+    """Raised for more points than the user has."""
 
 
 @operation("examples.give_points")
 def give_points(session: ShardSession, user_id: int, points: int) -> None:
-    """Give points: an operation, for it is done on another shard, later."""
+    """Give points: an operation, executed later on another shard."""
     user = session.get(User, user_id, with_for_update=True)
-    if user is not None:  # else nobody is there any more to get them
+    if user is not None:  # the user may have been deleted
         user.points += points
 
 
 def transfer(
     session: ShardSession, giver_id: int, taker_id: int, points: int
 ) -> None:
-    """Take points from one user, and have them given to another.
+    """Take points from one user, and schedule giving them to another.
 
-    What may be refused is looked at here, on the shard of the giver: an
-    operation is done when nobody is there any more to be told.
+    Conditions are checked here, on the shard of the giver: an operation runs
+    later, when it cannot be refused any more.
     """
     giver = session.get_one(User, giver_id, with_for_update=True)
     if giver.points < points:

@@ -1,18 +1,17 @@
-"""Object ids: 64 bits that say where an object lives.
+"""Object ids: 64 bits that locate an object.
 
 ======== ===== ================= =======================================
 part     bits  values            meaning
 ======== ===== ================= =======================================
-reserved 2     0                 keeps ids positive in a signed BIGINT
+reserved 2     0                 a signed BIGINT stays positive
 shard    16    0 .. 65535        the virtual shard that holds the object
 type     10    0 .. 1023         the class of the object
 local    36    0 .. 2**36 - 1    the row of its table on that shard
 ======== ===== ================= =======================================
 
-An id never changes, because an object never changes its virtual shard;
-what changes is the server that holds the shard, and that is the business of
-:mod:`sqla_shard.topology`.  Ids exceed ``2**53``: hand them to JavaScript as
-strings.
+An id never changes, because an object never leaves its virtual shard.  The
+server that holds the shard may change; see :mod:`sqla_shard.topology`.  Ids
+exceed ``2**53``: pass them to JavaScript as strings.
 
 >>> pack(3429, 1, 7075733)
 241294492511762325
@@ -75,7 +74,7 @@ def pack(shard_id: int, type_id: int, local_id: int) -> int:
     :param shard_id: virtual shard, 0 to 65535.
     :param type_id: type of the object, 0 to 1023.
     :param local_id: row of the table, 0 to ``2**36 - 1``.
-    :raises InvalidIdError: when a part is not an int or out of range.
+    :raises InvalidIdError: if a part is not an int or out of range.
     """
     if (
         type(shard_id) is int
@@ -96,9 +95,9 @@ def pack(shard_id: int, type_id: int, local_id: int) -> int:
 def unpack(object_id: int) -> ObjectId:
     """Return the parts of an object id.
 
-    :param object_id: an id as :func:`pack` returns it.
-    :raises InvalidIdError: when it is not an int, negative, longer than 64
-        bits, or has one of the two reserved bits set.
+    :param object_id: an object id, as returned by :func:`pack`.
+    :raises InvalidIdError: if the id is not an int, is negative or longer than
+        64 bits, or has one of the two reserved bits set.
     """
     if type(object_id) is int and 0 <= object_id <= MAX_ID:
         return ObjectId(
@@ -106,17 +105,17 @@ def unpack(object_id: int) -> ObjectId:
             object_id >> TYPE_SHIFT & MAX_TYPE_ID,
             object_id & MAX_LOCAL_ID,
         )
-    # An IntEnum member or numpy's int is an id like any other; bool is not.
+    # Subclasses such as an IntEnum are accepted; bool is not.
     given: Any = object_id
     if isinstance(given, int) and type(given) not in (bool, int):
         return unpack(int(given))
-    raise _refused(given)
+    raise _refusal(given)
 
 
 def check_shard_id(shard_id: int) -> int:
-    """Return ``shard_id`` if ids can name it.
+    """Return ``shard_id`` if an id can contain it.
 
-    :raises InvalidIdError: when it is not an int from 0 to 65535.
+    :raises InvalidIdError: if ``shard_id`` is not an int from 0 to 65535.
     """
     return _part("shard_id", shard_id, MAX_SHARD_ID)
 
@@ -125,7 +124,7 @@ def _part(name: str, value: Any, highest: int) -> int:
     # bool is an int to Python: pack(True, 1, 1) would address shard 1.
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidIdError(
-            f"{name} must be an int from 0 to {highest}, not "
+            f"{name} must be an integer from 0 to {highest}, not "
             f"{shown(value)} of type {type(value).__name__}",
             value=value,
         )
@@ -137,29 +136,29 @@ def _part(name: str, value: Any, highest: int) -> int:
     return int(value)
 
 
-def _refused(value: Any) -> InvalidIdError:
+def _refusal(value: Any) -> InvalidIdError:
     if isinstance(value, str) and value.isascii() and value.isdigit():
-        why = "a str; convert it with int() where it enters the program"
+        why = "it is a str; convert it with int()"
     elif not isinstance(value, int) or isinstance(value, bool):
-        why = f"of type {type(value).__name__}; ids are int"
+        why = f"it is of type {type(value).__name__}; object ids are int"
     elif value < 0:
-        why = "negative; ids are positive"
+        why = "it is negative"
     elif value >> 64:
-        why = f"{value.bit_length()} bits long; ids have 64"
+        why = f"it has {value.bit_length()} bits; object ids have 64"
     else:
-        why = "not one of ours: its two highest bits are reserved and zero"
+        why = "its two highest bits are reserved and must be zero"
     return InvalidIdError(
-        f"{shown(value)} is not an object id: it is {why}", value=value
+        f"{shown(value)} is not an object id: {why}", value=value
     )
 
 
 def check_type(object_id: Any, type_id: int | None, name: str) -> ObjectId:
-    """Return the parts of an id that must be one of a class.
+    """Return the parts of an id; check that it belongs to a class.
 
-    :param type_id: of the class; None for any.
-    :param name: the class, or the column that holds such ids.
-    :raises InvalidIdError: when it is not an id.
-    :raises WrongTypeError: when it is an id of another class.
+    :param type_id: type id of the class; None accepts any type.
+    :param name: the class, or the column that holds its ids, for the message.
+    :raises InvalidIdError: if ``object_id`` is not an id.
+    :raises WrongTypeError: if ``object_id`` is an id of another class.
     """
     parts = unpack(object_id)
     if type_id is not None and parts.type_id != type_id:
@@ -176,28 +175,28 @@ def check_type(object_id: Any, type_id: int | None, name: str) -> ObjectId:
 
 
 class TypeRegistry:
-    """Which class has which type id; one for each declarative base.
+    """The type ids of the classes of one declarative base.
 
-    It refuses two classes with one type id, because their ids could not be
-    told apart, and type id 0, because then a bare local id could pass for
-    an object id.
+    Two classes cannot share a type id, because the class of an id would be
+    ambiguous.  Type id 0 is reserved: with it, a local id could be mistaken
+    for an object id.
     """
 
     def __init__(self) -> None:
         self._classes: dict[int, type[Any]] = {}
 
     def check(self, type_id: int, name: str) -> int:
-        """Return ``type_id`` if a class called ``name`` may have it.
+        """Return ``type_id`` if it is valid and not taken.
 
-        :raises InvalidIdError: when it is not an int from 1 to 1023.
-        :raises DuplicateTypeError: when another class has it.
+        :param name: the class that requests it, for the message.
+        :raises InvalidIdError: if ``type_id`` is not an int from 1 to 1023.
+        :raises DuplicateTypeError: if another class has the type id.
         """
         value = _part("type_id", type_id, MAX_TYPE_ID)
         if value == 0:
             raise InvalidIdError(
-                "type_id 0 is reserved, so that a bare local id is never "
-                f"taken for an object id; give {name} one from 1 to "
-                f"{MAX_TYPE_ID}",
+                f"{name}: type_id 0 is reserved, because a local id alone "
+                f"would look like an object id; use 1 to {MAX_TYPE_ID}",
                 value=type_id,
             )
         holder = self._classes.get(value)
@@ -216,7 +215,7 @@ class TypeRegistry:
         self._classes[self.check(type_id, cls.__name__)] = cls
 
     def lookup(self, type_id: int) -> type[Any] | None:
-        """Return the class of a type id; None where there is none."""
+        """Return the class of a type id, or None if it is not registered."""
         return self._classes.get(type_id)
 
     def __iter__(self) -> Any:

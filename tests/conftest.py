@@ -10,11 +10,21 @@ import signal
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.collecting import is_suite
+from tests.collecting import run_in_loop
+from tests.collecting import SuiteFile
+from tests.models.backends import On
+from tests.tiers import ignores
+from tests.tiers import mark
+from tests.tiers import select
+from tests.tiers import TIERS
 
 # Hypothesis chooses a profile of its own where CI is set, with one fixed
 # seed for all time; we want a new one each run, printed.
@@ -29,6 +39,59 @@ _SEED = pytest.StashKey[int]()
 _DESELECTED = pytest.StashKey[int]()
 _SAID = "said"
 _NO_BROWSER = "pinboard: no browser: "
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("sqla_shard")
+    group.addoption(
+        "--tier",
+        choices=TIERS,
+        default="all",
+        help="which tests: see tests/tiers.py (default: all)",
+    )
+    group.addoption(
+        "--area",
+        default="",
+        metavar="NAME",
+        help="only tests of a package of sqla_shard, such as cache",
+    )
+
+
+def pytest_ignore_collect(
+    collection_path: Path, config: pytest.Config
+) -> bool | None:
+    return ignores(collection_path, config) or None
+
+
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    if not is_suite(file_path) or parent.session.isinitpath(file_path):
+        return None  # or what makes a module of the file
+    return SuiteFile.from_parent(parent, path=file_path)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    # pytest makes one of each file that it is given.
+    if not is_suite(module_path):
+        return None
+    return SuiteFile.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return run_in_loop(pyfuncitem)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m reads the markers
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    for item in items:
+        mark(item)
+    select(config, items)
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
@@ -148,6 +211,12 @@ def pytest_count_tests_without_browser(
             f"skipped for lack of a browser. {missing[0]}",
             yellow=True,
         )
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> On:
+    """Return the backend that a suite is collected for."""
+    return request.node.on
 
 
 @pytest.fixture

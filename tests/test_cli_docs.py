@@ -9,7 +9,7 @@ import click
 import pytest
 
 from sqla_shard.cli.program import program
-from tests.shared.command_line import commands
+from tests.servers.command_line import commands
 
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
 

@@ -19,8 +19,8 @@ from urllib.request import OpenerDirector
 
 import pytest
 
-from sqla_shard.testing._processes import wait_until
-from sqla_shard.testing.binaries import find_memcached
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_memcached
 
 ROOT = Path(__file__).parents[1]
 PROC = Path("/proc")

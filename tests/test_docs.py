@@ -48,7 +48,7 @@ import sqla_shard
 from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard.topology import Topology
-from tests.shared.warm import WarmPython
+from tests.workers.warm import WarmPython
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -349,12 +349,30 @@ LIVE = [
 ]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=ids_of(WITH_CODE))
+#: Pages of many commands, each of which is a program.
+LONG = {
+    DOCS / "howto" / "flask.rst",
+    DOCS / "howto" / "migrations.rst",
+    DOCS / "howto" / "testing.rst",
+    DOCS / "reference" / "cli.rst",
+    DOCS / "tutorial-migrations.rst",
+}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.thorough] * (page in LONG))
+        for page in WITH_CODE
+    ],
+    ids=ids_of(WITH_CODE),
+)
 def test_code_runs(page, directory, python, output):
     run_page(page, live=False, python=python, output=output)
 
 
 @pytest.mark.live
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", LIVE, ids=ids_of(LIVE))
 def test_code_runs_on_real_servers(
     page, directory, mariadb_installed, python, output, request
@@ -404,7 +422,7 @@ def test_every_public_name_is_in_the_reference(name):
 @pytest.mark.parametrize(
     "module",
     [
-        "deleting",
+        "models.deletion",
         "topology",
         "testing",
         "ext.flask",
@@ -481,6 +499,7 @@ def test_page_is_about_the_project_alone(page):
     not all(map(importlib.util.find_spec, ["sphinx", "furo", "towncrier"])),
     reason="the packages of the group 'docs' are not installed",
 )
+@pytest.mark.thorough
 def test_sphinx_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-q", "-n", "-W", "-E"]
     command += ["--keep-going", "-d", str(tmp_path / "trees")]
@@ -628,3 +647,35 @@ def test_tls_settings_do_what_their_page_says(certificates, mariadb_installed):
                 ssl_ca=str(other),
                 ssl_verify_identity=True,
             )
+
+
+def drawings() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "drawings", ROOT / "docs" / "drawings.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_diagrams_are_those_of_their_source() -> None:
+    for name, drawn in drawings().drawings().items():
+        path = ROOT / "docs" / "explanation" / name
+        assert path.read_text("utf-8") == drawn, "run: python docs/drawings.py"
+
+
+def test_the_modules_in_the_diagrams_exist() -> None:
+    source = drawings()
+    named = 0
+    for steps in source.DIAGRAMS.values():
+        for start, end, label in steps:
+            for module in re.findall(r"\w+\.py", label):
+                rooms = re.findall(
+                    r"\w+(?=/)", source.LANES[start] + source.LANES[end]
+                )
+                assert any(
+                    (ROOT / "sqla_shard" / room / module).exists()
+                    for room in rooms
+                ), f"{module} in {label!r}"
+                named += 1
+    assert named > 15

@@ -26,7 +26,7 @@ from sqla_shard import Topology
 from sqla_shard import unpack
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing.documents import topology_document
+from sqla_shard.testing.topology_documents import topology_document
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -211,6 +211,7 @@ def test_a_terminal_without_the_letters(tmp_path: Path) -> None:
     assert "pin Gr??e, ?" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -237,6 +238,7 @@ def test_a_refused_file_changes_nothing(
     assert files(tmp_path) == before
 
 
+@pytest.mark.thorough
 def test_other_errors_are_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()

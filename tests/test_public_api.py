@@ -230,3 +230,15 @@ def test_every_error_has_a_sample() -> None:
         exc.SchemaError,
     }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases
+
+
+def test_errors_of_applications_need_no_message() -> None:
+    """Such as those of a placement policy: ``raise NoRoom``."""
+
+    class NoRoom(exc.PlacementError):
+        pass
+
+    with pytest.raises(exc.ShardError) as caught:
+        raise NoRoom
+    assert str(caught.value) == ""
+    assert str(NoRoom("full")) == "full"

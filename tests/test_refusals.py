@@ -20,10 +20,10 @@ PAGE = ROOT / "docs" / "explanation" / "refusals.rst"
 #: Where statements are refused.
 _FOLDERS = (
     "dialects",
+    "engine",
     "merging",
-    "orm",
+    "models",
     "routing",
-    "scattering",
     "session",
     "types",
 )

@@ -102,7 +102,7 @@ def test_passes_whole(minor: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-s", "-m", "pytest", MODULE),
-            *("-p", "tests.shared.upstream_plugin"),
+            *("-p", "tests.workers.upstream_plugin"),
             *("-p", "no:cacheprovider", f"--junitxml={report}"),
         ],
         cwd=tmp_path / f"sqlalchemy-{version}",

@@ -31,12 +31,12 @@ from examples.pinboard.tables import bring_up_to_date
 from sqla_shard import Cluster
 
 _HOST = "127.0.0.1"
-#: What is told in a line; all else is a mistake of ours.
+#: Errors that are printed in a line; all others are bugs.
 _TOLD = (CommandError, ModuleNotFoundError, OSError, SQLAlchemyError)
 
 
 def port(text: str) -> int:
-    """Return the number of a TCP port; argparse tells of a ValueError."""
+    """Return the number of a TCP port; argparse reports a ValueError."""
     number = int(text)
     # A larger one would be cut to its lowest 16 bits without a word.
     if not 0 <= number <= 65535:
@@ -98,7 +98,7 @@ def opened(chosen: argparse.Namespace) -> AbstractContextManager[Cluster]:
 
 
 def cached(chosen: argparse.Namespace) -> AbstractContextManager[str]:
-    """Return where rows are kept beside the database."""
+    """Return the nodes of the row cache."""
     if chosen.cache is not None:
         return nullcontext(chosen.cache)
     return memcached_if_there() if chosen.mariadb else nullcontext(MEMORY)

@@ -19,12 +19,12 @@ __all__ = ["add_user", "sign_in"]
 def sign_in(session: ShardSession, email: str) -> User:
     """Return the user of an address.
 
-    :raises InvalidInputError: when it is nobody's.
+    :raises InvalidInputError: when no user has it.
     """
     user_id = UserEmail.resolve(session, read_email(email))
     user = None if user_id is None else session.get(User, user_id)
     if user is None:
-        raise InvalidInputError("Nobody has this address.", field="email")
+        raise InvalidInputError("No user has this address.", field="email")
     return user
 
 

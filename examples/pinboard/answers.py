@@ -28,19 +28,19 @@ __all__ = ["register"]
 _log = logging.getLogger(__name__)
 
 _TITLES = {
-    400: "That did not work",
-    401: "Who are you?",
-    403: "Not yours",
-    404: "Not here",
-    409: "Changed meanwhile",
+    400: "Bad request",
+    401: "Not signed in",
+    403: "Forbidden",
+    404: "Not found",
+    409: "Conflict",
     413: "Too large",
-    503: "Not now",
+    503: "Unavailable",
 }
 _MESSAGES = {
-    404: "There is nothing at this address.",
-    405: "This address does not do that.",
-    413: "That is more than we take: 4 MB for a bookmark file, 64 KB else.",
-    500: "An error of ours. It is in the log of the server.",
+    404: "Page not found.",
+    405: "This method is not allowed here.",
+    413: "The request is too large: 4 MB for a bookmark file, 64 KB else.",
+    500: "Internal error. The server has logged it.",
 }
 
 
@@ -67,7 +67,7 @@ def _answer(
         if field is not None:
             error["field"] = field
         return jsonify(error=error), status
-    title = _TITLES.get(status, "That did not work")
+    title = _TITLES.get(status, "Bad request")
     page = render_template("error.html", title=title, message=message)
     return page, status
 
@@ -84,18 +84,19 @@ def _looks_at_page() -> bool:
 
 
 def _bad_token(error: CSRFError) -> ResponseReturnValue:
-    # The user's doing only when the server was restarted, or somebody else
-    # was chosen in another tab.
+    # The user's doing only when the server was restarted, or another
+    # user was chosen in another tab.
     return _answer(
         400,
         "csrf",
-        "This page is too old to be used. Load it again, then repeat what "
-        "you did.",
+        "This page has expired. Reload it and try again.",
     )
 
 
 def _bad_bookmark(error: InvalidBookmarkError) -> ResponseReturnValue:
-    return _answer(400, "bad_bookmark", "This bookmark is none of this board.")
+    return _answer(
+        400, "bad_bookmark", "This bookmark does not belong to this board."
+    )
 
 
 def _http(error: HTTPException) -> ResponseReturnValue:
@@ -105,7 +106,7 @@ def _http(error: HTTPException) -> ResponseReturnValue:
     if status < 400 or isinstance(error, SecurityError):
         return error
     code = error.name.lower().replace(" ", "_")
-    message = _MESSAGES.get(status, "The request was not understood.")
+    message = _MESSAGES.get(status, "Invalid request.")
     return _answer(status, code, message)
 
 
@@ -114,16 +115,16 @@ def _unavailable(error: Exception) -> ResponseReturnValue:
     return _answer(
         503,
         "unavailable",
-        "The server that holds this does not answer. Boards on other "
-        "servers are not concerned.",
+        "The server of this board does not answer. Boards on other "
+        "servers are not affected.",
     )
 
 
 def _unknown(error: CommitUnknownError) -> ResponseReturnValue:
-    _log.error("a commit without an answer", exc_info=error)
+    _log.error("a commit with unknown outcome", exc_info=error)
     return _answer(
         503,
         "unknown",
-        "The connection was lost while saving: look whether it was saved "
-        "before you repeat it.",
+        "The connection was lost while saving. Check whether it was saved "
+        "before you try again.",
     )

@@ -1,10 +1,10 @@
-"""JSON beside the pages: what their scripts use, and programs may.
+"""JSON API, for the scripts of the pages and for programs.
 
 Ids, positions and bookmarks are strings, since ids and positions exceed
 ``2**53``.  Errors are ``{"error": {"code", "message"}}`` with a fitting
-status, and ``field`` where an input is wrong.  Writes want the header
-``X-CSRF-Token`` with what a page has in ``<meta name="csrf-token">``, and
-somebody who is signed in: ``POST /session`` does that, a form with ``email``.
+status, and ``field`` where an input is wrong.  Writes need the header
+``X-CSRF-Token`` with the content of ``<meta name="csrf-token">`` of a page,
+and a user who is signed in by ``POST /session``, a form with ``email``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _body() -> dict[str, Any]:
     except RecursionError:  # thousands of lists inside each other
         body = None
     if not isinstance(body, dict):
-        raise MalformedError("The body is to be a JSON object.")
+        raise MalformedError("The body must be a JSON object.")
     return body
 
 
@@ -87,7 +87,7 @@ def _id(body: dict[str, Any], name: str) -> int | None:
 
 @blueprint.post("/users")
 def add_user() -> ResponseReturnValue:
-    """Sign somebody up with ``email`` and ``name``; nobody is signed in."""
+    """Create a user with ``email`` and ``name``, without signing in."""
     body = _body()
     entered = read_user(_text(body, "email"), _text(body, "name"))
     user_id = sign_up(db.cluster, entered)
@@ -207,7 +207,7 @@ def list_removed(board_id: int) -> ResponseReturnValue:
     """Return the pins that were removed from a board."""
     user_id, session = require_user(), db.session
     if boards.find(session, Board, board_id).user_id != user_id:
-        raise ForbiddenError("This board belongs to somebody else.")
+        raise ForbiddenError("This board belongs to another user.")
     found = boards.removed_pins(session, board_id)
     return jsonify(pins=[pin_json(pin) for pin in found])
 
@@ -219,7 +219,7 @@ def move(board_id: int) -> ResponseReturnValue:
     pin_id = _id(body, "pin")
     before, after = _id(body, "before"), _id(body, "after")
     if pin_id is None or (before is None and after is None):
-        raise MalformedError("A move names a pin and a neighbour.")
+        raise MalformedError("A move needs a pin and a neighbour.")
     sequence = db.run(
         boards.move_pin, user_id, board_id, pin_id, before, after
     )
@@ -304,5 +304,5 @@ def import_progress(key: str) -> ResponseReturnValue:
 
 @blueprint.get("/where/<object_id:object_id>")
 def where(object_id: int) -> ResponseReturnValue:
-    """Return where the object of an id lives, if there is one."""
+    """Return the location of an object, if it exists."""
     return jsonify(where_is(db.cluster, object_id).as_json())

@@ -28,8 +28,8 @@ def create_app(
 ) -> Flask:
     """Return the application over a cluster, whose tables are there.
 
-    :param cluster: with a keyspace of objects and one of kind mod; whoever
-        made it closes it.
+    :param cluster: with a keyspace of objects and one of kind mod; the
+        caller closes it.
     :param secret_key: signs the cookies; by default random, so that a
         restart signs everybody out.
     :param testing: let errors of the program pass to the test client.

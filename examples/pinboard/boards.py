@@ -4,7 +4,7 @@ Functions of a session, without a word about HTTP.  Those that write are for
 :meth:`sqla_shard.Cluster.run`, which repeats the victim of a deadlock, so
 they do nothing else, check the owner themselves, and return plain values.
 
-A removed pin is inactive, keeps its row in ``board_has_pins``, and gets one
+A removed pin is inactive, retains its row in ``board_has_pins``, and gets one
 in ``board_has_removed_pins``.  So it comes back to the place that it had,
 and the pins that were its neighbours can be moved meanwhile.
 """
@@ -99,9 +99,9 @@ def find(
     """Return an object.
 
     :param options: for :meth:`sqlalchemy.orm.Session.get`.
-    :raises NotFoundError: when there is none of that class and id, which
-        may be an id of another class, of a shard that is not open, or of
-        none at all.
+    :raises NotFoundError: when there is no object of that class and id; the
+        id may be of another class, of a shard that is not open, or not an
+        id at all.
     """
     try:
         found = session.get(cls, object_id, **options)
@@ -121,7 +121,7 @@ def pin_page(
     some rounds at most, until there is something to show.
 
     :param after: bookmark of the page before.
-    :raises InvalidBookmarkError: when it is none of this board.
+    :raises InvalidBookmarkError: when it belongs to another list.
     """
     pins: list[Pin] = []
     for _ in range(_ROUNDS):
@@ -168,7 +168,7 @@ def board_tiles(
 ) -> tuple[list[BoardTile], str | None]:
     """Return some boards of a user with their first pins, and a bookmark.
 
-    :raises InvalidBookmarkError: when ``after`` is none of this user.
+    :raises InvalidBookmarkError: when ``after`` belongs to another list.
     """
     page = UserHasBoards.page(
         session, user_id, limit=PAGE, after=after, targets=True
@@ -202,11 +202,11 @@ def position_of(session: ShardSession, pin: Pin) -> int | None:
 def own_board(session: ShardSession, user_id: int, board_id: int) -> Board:
     """Return a board of a user.
 
-    :raises ForbiddenError: when it is somebody else's.
+    :raises ForbiddenError: when it belongs to another user.
     """
     board = find(session, Board, board_id)
     if board.user_id != user_id:
-        raise ForbiddenError("This board belongs to somebody else.")
+        raise ForbiddenError("This board belongs to another user.")
     return board
 
 
@@ -303,7 +303,7 @@ def edit_pin(
 
 
 def remove_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
-    """Hide a pin, which keeps its place, and return the id of its board.
+    """Hide a pin, which retains its place, and return the id of its board.
 
     :raises NotFoundError: when it is removed already, too.
     """
@@ -319,7 +319,7 @@ def restore_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
     One that is not removed stays as it is.
     """
     # Locked: of one that is removed just now, the list would lose the row
-    # while it stays hidden, and nobody would find it again.
+    # while it stays hidden, and could not be found any more.
     pin = _own_pin(
         session,
         user_id,
@@ -360,6 +360,8 @@ def move_pin(
             session, board_id, pin_id, before=before, after=after
         )
     except StaleListError as error:
-        raise ConflictError("Somebody moved these pins meanwhile.") from error
+        raise ConflictError(
+            "These pins were moved in the meantime."
+        ) from error
     except InvalidMoveError as error:
         raise ConflictError("A pin cannot be moved next to itself.") from error

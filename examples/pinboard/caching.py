@@ -1,7 +1,7 @@
-"""What is kept of rows beside the database: all that pages show.
+"""Regions of the row cache, for all rows that pages show.
 
-Whoever writes has to keep the same: the command, each process of a WSGI
-server, and whatever else changes boards.
+Every process that writes needs the same configuration: the command, each
+process of a WSGI server, and any other program that changes boards.
 """
 
 from __future__ import annotations

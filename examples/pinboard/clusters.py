@@ -66,7 +66,7 @@ def memcached_if_there() -> Iterator[str]:
     :returns: its address; "memory" where memcached is not installed.
     """
     from sqla_shard.testing import MemcachedServer
-    from sqla_shard.testing.binaries import find_memcached
+    from sqla_shard.testing.programs import find_memcached
 
     if find_memcached() is None:
         yield MEMORY

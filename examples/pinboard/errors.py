@@ -1,4 +1,4 @@
-"""What is refused, with the HTTP status that says so.
+"""Errors, with their HTTP status.
 
 The services raise these; what is shown for them, a page or JSON, is the
 affair of :mod:`.answers`.
@@ -41,13 +41,13 @@ class MalformedError(PinboardError):
 
 
 class SignedOutError(PinboardError):
-    """Raised when nobody is chosen and somebody has to be."""
+    """Raised when a user has to be signed in."""
 
     status = 401
     code = "signed_out"
 
     def __init__(self) -> None:
-        super().__init__("Choose who you are first.")
+        super().__init__("Sign in first.")
 
 
 class ForbiddenError(PinboardError):
@@ -86,9 +86,9 @@ class InvalidInputError(PinboardError):
 
 
 class TakenError(InvalidInputError):
-    """Raised when what is to be somebody's alone is another's.
+    """Raised when a unique value belongs to another user, or is claimed.
 
-    Or is about to be; whose it is, is nobody's business.
+    The message does not name that user.
     """
 
     status = 409
@@ -97,7 +97,7 @@ class TakenError(InvalidInputError):
     def __init__(self, field: str) -> None:
         what = {"email": "address"}.get(field, field)
         super().__init__(
-            f"Somebody else has this {what}, or is about to. Take another "
-            "one.",
+            f"Another user has this {what}, or is signing up with it. "
+            "Choose another one.",
             field=field,
         )

@@ -3,11 +3,11 @@
 The file is read to its end before anything is written, so one that is
 refused changes nothing.  Then a thread writes its folders as boards: the last
 one first and its last link first, because what is new goes on top, and in
-the end everything stands as it did in the file.
+the end everything is in the order of the file.
 
 A board's first pins are one transaction with it, the others follow a hundred
-at a time.  Progress is kept in this process, for a while: an application that
-runs as several processes would keep it in a table.  When the process ends,
+at a time.  Progress is stored in this process, for a while: an application
+with several processes would store it in a table.  When the process ends,
 an import ends with what was written.
 """
 
@@ -167,7 +167,7 @@ def _board(folder: Folder) -> BoardInput:
 def read_folder(
     folder: Folder,
 ) -> tuple[list[PinInput], list[tuple[int, str]]]:
-    """Return the pins of a folder, and line and reason of what is none."""
+    """Return the pins of a folder, and line and reason of invalid ones."""
     pins = []
     skipped = [(one.line, one.reason) for one in folder.skipped]
     for link in folder.links:
@@ -278,11 +278,11 @@ class Importer:
         except SQLAlchemyError:
             _log.exception("import %s", progress.key)
             changes["message"] = (
-                "The database did not take it. What is counted is stored."
+                "A database error. The counted pins are stored."
             )
         finally:
-            # Whatever happened: a user is not to wait for a thread that
-            # has ended.
+            # Also after an error: the page would wait forever for a thread
+            # that has ended.
             self._jobs.update(progress.key, **changes)
 
     def _write(

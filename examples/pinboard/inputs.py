@@ -1,6 +1,6 @@
 """What users may enter: links to web pages, and texts of bounded length.
 
-A link is kept as it was entered, and shown to others: ``javascript:`` would
+A link is stored as it was entered, and shown to others: ``javascript:`` would
 run in their browsers, and a password in an address would no longer be one.
 """
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from examples.pinboard.errors import InvalidInputError
 from sqla_shard.exc import InvalidKeyError
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
 
 __all__ = [
     "MAX_DETAILS",
@@ -67,7 +67,7 @@ class BoardInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserInput:
-    """Somebody who signs up, as it may be stored."""
+    """Valid input of a user who signs up."""
 
     email: str
     name: str
@@ -97,7 +97,7 @@ def read_link(text: str) -> str:
             "be pinned."
         )
     if not parts.hostname:
-        raise _bad_link("The link names no web site.")
+        raise _bad_link("The link has no host name.")
     if "@" in parts.netloc:
         raise _bad_link("A link must not contain a user name or password.")
     return link
@@ -148,7 +148,7 @@ def read_board(title: str, details: str) -> BoardInput:
 
 
 def read_user(email: str, name: str) -> UserInput:
-    """Check what somebody has entered who signs up.
+    """Check the input of a user who signs up.
 
     :raises InvalidInputError: when it cannot be stored.
     """
@@ -166,7 +166,9 @@ def read_email(text: str) -> str:
     except InvalidKeyError:
         email = ""
     if not email or len(email) > MAX_EMAIL:
-        raise InvalidInputError("This is no mail address.", field="email")
+        raise InvalidInputError(
+            "This is not a valid mail address.", field="email"
+        )
     return email
 
 

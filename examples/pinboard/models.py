@@ -1,9 +1,9 @@
 """Users have boards, boards have pins, and both are in an order.
 
-Three object classes on one shard each, and the lists of a user beside them.
+Three object classes on one shard each, and the lists of a user.
 Two lists lead to other shards: the boards that a user follows, and the pins
-of others that are saved on a board; the reverse of each is kept with it.
-Nobody has an id to sign in with, so two lookups lead from mail addresses and
+of others that are saved on a board; each has an inverse.
+Users do not sign in with ids, so two lookups lead from mail addresses and
 names to users.
 """
 
@@ -18,7 +18,7 @@ from sqla_shard import blob_field
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
 
 __all__ = [
     "Base",
@@ -48,8 +48,8 @@ class User(ObjectMixin, Base, type_id=3):
 
     name: Mapped[str] = blob_field()
     about: Mapped[str] = blob_field(default="")
-    #: As it was entered.  Nobody but the user is shown it; users of a version
-    #: before that have none.
+    #: As it was entered.  It is shown only to the user; users of earlier
+    #: versions have none.
     email: Mapped[str | None] = blob_field(default=None)
 
 
@@ -84,7 +84,7 @@ class UserHasBoards(MappingMixin, Base, source=User, target=Board):
 class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     """The pins of a board, in the order they were dragged to.
 
-    A removed pin keeps its row, so that it is restored to its place.
+    A removed pin retains its row, so that it is restored to its place.
     """
 
     if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):
 class UserFollowsBoards(
     MappingMixin, Base, source=User, target=Board, inverse="BoardHasFollowers"
 ):
-    """The boards that a user follows, of anybody."""
+    """The boards that a user follows."""
 
     if TYPE_CHECKING:
         board_id: Mapped[int]
@@ -124,7 +124,7 @@ class BoardHasSavedPins(
 
     Not in ``BoardHasPins``: those are the board's own, which its user edits,
     removes and restores, and counts on the one shard they are on.  A saved
-    pin is removed by somebody else, on another shard.
+    pin is removed by another user, on another shard.
     """
 
     if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class BoardHasSavedPins(
 
 
 class PinInBoards(MappingMixin, Base, source=Pin, target=Board):
-    """The boards that a pin was saved on, beside the one that it is of."""
+    """The boards that a pin was saved on, in addition to its own."""
 
     if TYPE_CHECKING:
         board_id: Mapped[int]

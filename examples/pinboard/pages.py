@@ -84,7 +84,7 @@ def choose_user() -> ResponseReturnValue:
 
 @blueprint.get("/sign-up")
 def sign_up_form() -> ResponseReturnValue:
-    """Show the form for somebody new."""
+    """Show the sign-up form."""
     return _sign_up_page()
 
 
@@ -95,7 +95,7 @@ def _sign_up_page(status: int = 200, **more: Any) -> ResponseReturnValue:
 
 @blueprint.post("/sign-up")
 def add_user() -> ResponseReturnValue:
-    """Sign somebody up, and in."""
+    """Create a user, and sign in."""
     try:
         entered = read_user(_form("email"), _form("name"))
         user_id = sign_up(db.cluster, entered)
@@ -222,7 +222,7 @@ def unfollow(board_id: int) -> ResponseReturnValue:
 def _own(board_id: int, user_id: int) -> Board:
     found = boards.find(db.session, Board, board_id)
     if found.user_id != user_id:
-        raise ForbiddenError("This board belongs to somebody else.")
+        raise ForbiddenError("This board belongs to another user.")
     return found
 
 
@@ -283,7 +283,7 @@ def save_pin(pin_id: int) -> ResponseReturnValue:
 def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
     """Take a saved pin off a board."""
     db.run(relations.take_off, require_user(), board_id, pin_id)
-    flash("Taken off. It still is on the board it came from.")
+    flash("Removed from this board. It is still on its own board.")
     return _to("board", board_id=board_id)
 
 
@@ -324,7 +324,7 @@ def edit_pin(pin_id: int) -> ResponseReturnValue:
 def remove_pin(pin_id: int) -> ResponseReturnValue:
     """Remove a pin; it can be restored."""
     board_id = db.run(boards.remove_pin, require_user(), pin_id)
-    flash("Removed. It waits under “Removed”.")
+    flash("Removed. You can restore it under “Removed”.")
     return _to("board", board_id=board_id)
 
 
@@ -332,7 +332,7 @@ def remove_pin(pin_id: int) -> ResponseReturnValue:
 def restore_pin(pin_id: int) -> ResponseReturnValue:
     """Restore a removed pin to its place."""
     board_id = db.run(boards.restore_pin, require_user(), pin_id)
-    flash("Restored, where it was.")
+    flash("Restored to its place.")
     return _to("board", board_id=board_id, _anchor=f"pin-{pin_id}")
 
 
@@ -395,7 +395,7 @@ def import_progress(key: str) -> ResponseReturnValue:
 
 @blueprint.get("/where/<object_id:object_id>")
 def where(object_id: int) -> ResponseReturnValue:
-    """Show where an object lives."""
+    """Show the location of an object."""
     found = where_is(db.cluster, object_id)
     cls: Any = {"User": User, "Board": Board, "Pin": Pin}[found.kind]
     instance = boards.find(

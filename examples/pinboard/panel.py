@@ -1,7 +1,7 @@
-"""A page about the cache, for whoever wants to see it work.
+"""A page that shows how the row cache works.
 
-What it counts is of this process.  It names no node, and whoever is signed
-in may switch: this is a demonstration.
+It shows the counters of this process, and no node.  Every signed-in user may
+use the switches: this is a demonstration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _cache() -> Cache:
     require_user()
     cache = db.cluster.cache
     if cache is None:
-        raise NotFoundError("Nothing is kept in a cache here.")
+        raise NotFoundError("The row cache is not configured.")
     return cache
 
 
@@ -44,7 +44,7 @@ def switch(name: str) -> ResponseReturnValue:
     cache = _cache()
     found = {cls.__name__: cls for cls in cache.classes}.get(name)
     if found is None:
-        raise NotFoundError("No class of that name is kept.")
+        raise NotFoundError("No class of that name is cached.")
     to = request.form.get("to")
     if to == "on":
         cache.enable(found)

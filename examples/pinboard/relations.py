@@ -1,7 +1,7 @@
 """Who follows a board, and which boards hold a pin: two shards each.
 
 What is written is on one of them: the list of the user who follows, and of
-the board that a pin is saved on.  The library keeps the reverse on the other
+the board that a pin is saved on.  The library writes the inverse on the other
 one (``inverse=`` in ``models.py``), so that both can be read in one place.
 
 Functions of a session, for reading and for :meth:`sqla_shard.Cluster.run`.
@@ -83,7 +83,7 @@ def unfollow(session: ShardSession, user_id: int, board_id: int) -> None:
 
 
 def follows(session: ShardSession, user_id: int, board_id: int) -> bool:
-    """Tell whether a user follows a board."""
+    """Return whether a user follows a board."""
     return bool(UserFollowsBoards.contains(session, user_id, [board_id]))
 
 
@@ -120,7 +120,7 @@ def take_off(
 ) -> None:
     """Take a saved pin off one's own board; again does no harm.
 
-    The pin stays with the board that it is of, whoever's that is.
+    The pin also stays on its own board.
     """
     own_board(session, user_id, board_id)
     BoardHasSavedPins.remove(session, board_id, pin_id)

@@ -1,8 +1,8 @@
-"""Who is signed in, and what every response says to the browser.
+"""The signed-in user, and the security headers of every response.
 
-There are no passwords: whoever knows the mail address of a user is that user.
-What follows from it is real: it is kept in a signed cookie, every write wants
-a CSRF token (Flask-WTF's) and the owner.
+There are no passwords: the mail address of a user is enough to sign in.  The
+rest is as in production: the user is stored in a signed cookie, and every
+write needs a CSRF token (Flask-WTF's) and the owner.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def leave() -> None:
 
 
 def current_user() -> int | None:
-    """Return the id of the user; None when nobody is chosen."""
+    """Return the id of the user; None if signed out."""
     user_id = session.get("user_id")
     return None if user_id is None else int(user_id)
 
@@ -110,7 +110,7 @@ def current_user() -> int | None:
 def require_user() -> int:
     """Return the id of the user.
 
-    :raises SignedOutError: when nobody is chosen.
+    :raises SignedOutError: when no user is signed in.
     """
     user_id = current_user()
     if user_id is None:

@@ -1,4 +1,4 @@
-"""Signing up with a mail address and a name that nobody else has.
+"""Sign up with a unique mail address and a unique name.
 
 Address, name and user are on three shards, so that it takes several
 transactions; :func:`sqla_shard.lookup.sign_up` is right whichever of them
@@ -17,14 +17,14 @@ from examples.pinboard.inputs import UserInput
 from examples.pinboard.models import UserEmail
 from examples.pinboard.models import UserName
 from sqla_shard import Cluster
-from sqla_shard import lookup
+from sqla_shard import models
 from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import KeyTakenError
 
 __all__ = ["LIFETIME", "sign_up"]
 
 LIFETIME = timedelta(minutes=15)
-"""How long a key stays claimed for somebody who does not come back."""
+"""How long a key stays claimed after an interrupted sign-up."""
 _FIELDS = {UserEmail.__name__: "email", UserName.__name__: "name"}
 
 
@@ -41,7 +41,7 @@ def sign_up(
     """
     keys = {UserEmail: entered.email, UserName: entered.name}
     try:
-        return lookup.sign_up(
+        return models.sign_up(
             cluster, keys, create, entered, *args, lifetime=LIFETIME
         )
     except (KeyTakenError, ClaimLostError) as error:

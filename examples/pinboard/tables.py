@@ -61,7 +61,7 @@ def bring_up_to_date(cluster: Cluster) -> None:
     To be called by one process, before any request: it forks others.
 
     :raises sqla_shard.exc.SchemaError: when it could not be done everywhere,
-        or there are databases that look as if somebody else needs them.
+        or databases may belong to another application.
     """
     options = schema.RunOptions(jobs=_JOBS)
     for section, config in configs(cluster).items():
@@ -76,7 +76,7 @@ def bring_up_to_date(cluster: Cluster) -> None:
                 schema.provision(config, initial=True, options=options)
             except ProvisionError:
                 if missing or not at <= {(), (_FIRST,)}:
-                    pass  # The upgrade tells which, and does nothing.
+                    pass  # The upgrade reports them, and does nothing.
                 elif section == "alembic" and _are_old(cluster):
                     command.stamp(config, _FIRST)
                 else:
@@ -85,7 +85,7 @@ def bring_up_to_date(cluster: Cluster) -> None:
 
 
 def _are_old(cluster: Cluster) -> bool:
-    """Tell whether ``create_all`` has made the tables, on every shard."""
+    """Return whether ``create_all`` has created the tables, on all shards."""
     with cluster.session() as session:
         for cls in _OLD:
             rows = select(func.count()).select_from(cls).options(scatter())

@@ -1,7 +1,7 @@
-"""Where an object lives, for the panel that shows it.
+"""The location of an object, for the panel that shows it.
 
-All of it is in the id and the topology; nothing is looked up.  Beside it,
-where the rows are that lead to it and from it: lists are on the shard of the
+All of it is in the id and the topology; nothing is looked up.  The panel also
+shows the location of related rows: lists are on the shard of the
 object that has them, and lookups where the hash of a key says.
 """
 
@@ -70,7 +70,7 @@ class Bits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where an object lives.
+    """The location of an object.
 
     :ivar parts: of the id, the highest first; 64 bits together.
     :ivar kind: name of its class.
@@ -134,9 +134,9 @@ class Row:
 
 
 def where_is(cluster: Cluster, object_id: int) -> Where:
-    """Tell where the object of an id lives, if there is one.
+    """Return the location of an object, if it exists.
 
-    :raises NotFoundError: when it is no id of ours.
+    :raises NotFoundError: when the id is invalid.
     """
     try:
         explained = cluster.explain(object_id)
@@ -216,5 +216,5 @@ def _bits(name: str, value: int, above: int, last: int) -> Bits:
 
 
 def _short(database: str) -> str:
-    # A file's whole path would tell strangers of the machine's directories.
+    # A file's whole path would disclose the machine's directories.
     return "/".join(PurePath(database).parts[-2:])

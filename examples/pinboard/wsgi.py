@@ -12,9 +12,9 @@ It makes no table and changes none: several processes would do it at the same
 time.  A later version of the program may come with revisions; then it is
 ``upgrade`` in the place of ``provision --initial``, before it is started.
 
-``PINBOARD_CACHE=10.0.0.1:11211,10.0.0.2:11211`` keeps rows on these memcached
-nodes; all processes have to name the same.  ``sqla-shard cache repair`` runs
-beside them, then.
+``PINBOARD_CACHE=10.0.0.1:11211,10.0.0.2:11211`` caches rows on these memcached
+nodes; all processes have to name the same.  Run ``sqla-shard cache repair``
+as well, then.
 
 Several processes must sign cookies with the same key; without one each start
 signs everybody out.

@@ -15,14 +15,14 @@ In the order to read:
 ``models.py``
     Three classes; all that a model says about sharding.
 ``pinboard.py``
-    Writing them and reading them back: the whole use of the library.
+    Writes them and reads them again: all calls of the library.
 ``bookmarks.py``, ``links.py``, ``tags.py``
-    From an export to folders and links; knows nothing of databases.
+    From an export to folders and links; independent of databases.
 ``showing.py``, ``progress.py``, ``__main__.py``
     What is printed, and the command.
 
-A run adds to what is there: do it twice, and there are two imports with ids
-of their own.  A file that is refused leaves everything as it was, since it
+Each run adds objects: after two runs there are two imports with different
+ids.  A file that is refused leaves everything as it was, since it
 is read to its end before the first write.  What is not shown: the order of
 the pins of a board is that of their ids.
 """

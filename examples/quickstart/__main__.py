@@ -89,7 +89,7 @@ def read(path: Path) -> list[Folder]:
 def sqlite_topology(data: Path) -> Topology:
     """Return our topology for SQLite, its files under another directory.
 
-    :raises RefusedError: when that is somebody else's.
+    :raises RefusedError: when that folder belongs to another program.
     """
     source = FileSource(EXAMPLES / "topology.sqlite.toml")
     document = source.load().to_mapping()

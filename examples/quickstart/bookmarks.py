@@ -13,8 +13,8 @@ Every browser exports the format that Netscape had::
 
 :func:`read_folders` holds no more of it in memory than the folders that are
 open.  What browsers export besides links to web pages (``javascript:``,
-``place:``) is noted as skipped.  A file that is something else, or not
-whole, is refused with the line and the reason.  That may be its last line:
+``place:``) is reported as skipped.  Another kind of file, or a truncated
+one, is refused with the line and the reason.  That may be its last line:
 take all folders before you use the first.
 """
 
@@ -129,7 +129,7 @@ class _Parser(TagParser):
         # Open lists: the line of each, and the folder that it belongs to.
         self._lists: list[tuple[int, Folder]] = []
         self._has_doctype = self._has_list = False
-        # A folder whose list has not begun yet.
+        # A folder whose list has not started yet.
         self._heading: Folder | None = None
         # What text belongs to; None where it belongs to nothing.
         self._entry: Link | Folder | None = None

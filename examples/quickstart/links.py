@@ -93,7 +93,7 @@ def _attributes(tag: str) -> Iterator[tuple[str, str]]:
 
 
 def _problem(url: str) -> str | None:
-    """Tell why this is no web page; None if it is one."""
+    """Return the reason why this is not a web page; None if it is one."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,8 +1,8 @@
 """Users have boards, and boards have pins.
 
 Plain SQLAlchemy models, but for three things: ``ObjectMixin`` gives them
-64-bit ids that say where they live, ``type_id`` is part of these ids, and
-``colocate_with`` keeps an object on the shard of its parent.
+64-bit ids that contain the shard, ``type_id`` is part of these ids, and
+``colocate_with`` stores an object on the shard of its parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing objects, and reading them back: the whole use of the library.
+"""Write objects, and read them again: all calls of the library.
 
 Everything goes through a :class:`~sqla_shard.Cluster`.  Its sessions are
 SQLAlchemy's, so is what is done with them; which shard an object is written

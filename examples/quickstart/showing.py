@@ -1,4 +1,4 @@
-"""Where the imported objects live, for reading."""
+"""Print the shards of the imported objects."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _more(depth: int, count: int, kind: str) -> None:
 
 
 def _printable(text: str) -> str:
-    # A title is the work of a stranger and may hold anything.
+    # A title is user input and may contain anything.
     return "".join(c if c.isprintable() else " " for c in text)
 
 

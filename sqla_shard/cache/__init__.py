@@ -1,36 +1,45 @@
-"""What is kept of rows outside of the database, and when it may not be.
+"""Row caches in memcached, Redis or memory, and their invalidation.
 
-:mod:`.protocol` is how rows are read and written; :mod:`.store` what it asks
-of a store, of which there are :mod:`.memcached`, :mod:`.redis` and
-:mod:`.memory`.  :mod:`.regions` opens them by what an application says in the
-words of dogpile.cache, for which :mod:`.dogpile_backend` is a backend.
-:mod:`.outbox` is for what a store could not be told.
+:mod:`.protocol` defines how values are read, filled and invalidated; it uses
+the :mod:`.stores`.  :mod:`.regions` opens stores as regions of dogpile.cache,
+whose configuration :mod:`.config` reads from a file.  :mod:`.cache` is the
+cache of a cluster, with an instance of :mod:`.objects` or :mod:`.lists` for
+each class; :mod:`.functions` and :mod:`.decorators` cache results of
+functions.
+
+Keys that a store could not invalidate are in
+:mod:`sqla_shard.outbox.invalidations`.
 """
 
 from __future__ import annotations
 
-from sqla_shard.cache.caches import Cache
-from sqla_shard.cache.classes import Cached
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqla_shard.cache.cache import Cache
+from sqla_shard.cache.columns import Cached
+from sqla_shard.cache.config import load_cache
 from sqla_shard.cache.config import load_regions
 from sqla_shard.cache.decorators import cached_list
 from sqla_shard.cache.decorators import cached_objects
 from sqla_shard.cache.decorators import CachedFunction
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.memory import MemoryStore
+from sqla_shard.cache.protocol import ClassStats
+from sqla_shard.cache.protocol import Counts
 from sqla_shard.cache.protocol import read_through
+from sqla_shard.cache.protocol import RegionStats
 from sqla_shard.cache.protocol import Times
 from sqla_shard.cache.protocol import Tombstones
-from sqla_shard.cache.redis import RedisStore
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cache.regions import Region
 from sqla_shard.cache.regions import store_of
-from sqla_shard.cache.settings import load_cache
-from sqla_shard.cache.store import Found
-from sqla_shard.cache.store import State
-from sqla_shard.cache.store import Store
-from sqla_shard.cache.tally import ClassStats
-from sqla_shard.cache.tally import Counts
-from sqla_shard.cache.tally import RegionStats
+from sqla_shard.cache.stores import Found
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import Store
+from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.stores.redis import RedisStore
+
+if TYPE_CHECKING:
+    from sqla_shard.cache.stores.memcached import MemcachedStore
 
 __all__ = [
     "Cache",
@@ -56,3 +65,12 @@ __all__ = [
     "read_through",
     "store_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Import it only when it is used: pymemcache may not be installed.
+    if name != "MemcachedStore":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sqla_shard.cache.stores.memcached import MemcachedStore
+
+    return MemcachedStore

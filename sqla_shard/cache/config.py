@@ -1,36 +1,61 @@
-"""A file that says which regions a cache has, for all who use it.
+"""The configuration of a cache in a TOML file.
 
-The application and ``sqla-shard`` have to name the same nodes in the same
-words, or they would look for a key in two places::
+Other programs that write rows of the application must invalidate the same keys
+on the same nodes::
 
-    [regions.pins]
+    prefix = "pinboard"
+
+    [regions.objects]
     backend = "sqla_shard.memcached"
-    expiration_time = 3600
 
-    [regions.pins.arguments]
+    [regions.objects.arguments]
     servers = ["10.0.0.1:11211", "10.0.0.2:11211"]
 
-What else is in it, :mod:`.settings` reads.
+    [classes]
+    "pinboard.models:Pin" = "objects"
+    "pinboard.models:BoardHasPins" = {region = "objects", rows = 200}
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqla_shard import exc
+from sqla_shard.cache.columns import Cached
+from sqla_shard.cache.columns import check_prefix
+from sqla_shard.cache.columns import check_rows
 from sqla_shard.cache.regions import REGION_NAME
-from sqla_shard.internal import LONGEST_REGION
+from sqla_shard.outbox.tables import LONGEST_REGION
+
+__all__ = [
+    "CacheFile",
+    "kind_of",
+    "load_cache",
+    "load_regions",
+    "read",
+    "read_cache",
+    "regions_of",
+]
+
+
+# -- regions
+#
+# The application and ``sqla-shard`` must give nodes the same names; otherwise
+# they would use two nodes for one key.
+
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["kind_of", "load_regions", "read", "regions_of"]
 
 _NUMBERS = (
     "expiration_time",
@@ -39,20 +64,23 @@ _NUMBERS = (
     "tombstone",
     "wait",
 )
-_KNOWN = ("backend", "arguments", *_NUMBERS)
+_SETTINGS = ("backend", "arguments", *_NUMBERS)
 _TABLES = frozenset(["regions", "classes", "prefix"])
+
+
+def _error(reason: str, file: str, key: str) -> exc.CacheConfigError:
+    return exc.CacheConfigError(reason, path=file, key=key)
 
 
 def load_regions(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
     """Return the regions that a TOML file configures, by name.
 
-    What ``Cluster.configure_cache()`` takes besides, the file may have, too
-    (:func:`load_cache`); it is not looked at.  Whether a backend can do what
-    is needed is known when a region is opened.
+    Other arguments of ``Cluster.configure_cache()`` in the file are ignored
+    (see :func:`load_cache`).  Backends are checked when a region is opened.
 
     :param path: the file.
-    :raises CacheConfigError: when it cannot be read, is not TOML, or has
-        something in it that is no setting of a region.
+    :raises CacheConfigError: if it cannot be read, is not TOML, or has an
+        unknown setting of a region.
     """
     file = os.fspath(path)
     return regions_of(file, read(file))
@@ -61,17 +89,17 @@ def load_regions(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
 def regions_of(
     file: str, document: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the regions of what was read of a file.
+    """Return the regions of a document, by name.
 
-    :raises CacheConfigError: when they are no regions.
+    :raises CacheConfigError: if they are missing or not valid.
     """
     regions = document.get("regions")
     if not isinstance(regions, dict) or not regions:
-        raise exc.CacheConfigError(
-            "there is none; write a table [regions.NAME] for each, with its "
-            "backend",
-            path=file,
-            key="regions",
+        raise _error(
+            "is missing; write a table [regions.NAME] for each region, with "
+            "its backend",
+            file,
+            "regions",
         )
     for name, region in regions.items():
         _check(file, name, region)
@@ -79,18 +107,18 @@ def regions_of(
 
 
 def read(file: str) -> dict[str, Any]:
-    """Return what a file says, as it is.
+    """Return the document of a TOML file.
 
-    :raises CacheConfigError: when it cannot be read, is not TOML, or has a
-        key that nobody reads.
+    :raises CacheConfigError: if it cannot be read, is not TOML, or has a key
+        that is not valid.
     """
     document = _parse(file)
     for key in document.keys() - _TABLES:
-        raise exc.CacheConfigError(
-            "is not known; a file has tables [regions.NAME], and may have a "
-            "prefix and a table [classes]",
-            path=file,
-            key=key,
+        raise _error(
+            "is not a valid key; a file has tables [regions.NAME], and may "
+            "have a prefix and a table [classes]",
+            file,
+            key,
         )
     return document
 
@@ -101,34 +129,34 @@ def _parse(file: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8 at byte {error.start}; save it as UTF-8"
     except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}; name another"
+        why = error.strerror or error
+        reason = f"cannot be read: {why}; name another file"
     except RecursionError:
         reason = "is nested too deeply"
     except ValueError as error:
         reason = f"{error}; correct the syntax"
-    # Raised here, so that the parser's error, which has the whole text with
-    # the passwords in it, is not the context of ours.
-    raise exc.CacheConfigError(reason, path=file, key="file")
+    # Raise it here, so that the parser's error, which has the whole file with
+    # its passwords, is not the context of this error.
+    raise _error(reason, file, "file")
 
 
 def _check(file: str, name: str, region: object) -> None:
     def refuse(reason: str, *keys: str) -> exc.CacheConfigError:
         key = ".".join(("regions", name, *keys))
-        return exc.CacheConfigError(reason, path=file, key=key)
+        return _error(reason, file, key)
 
     if not REGION_NAME.fullmatch(name):
         raise refuse(
-            f"is no name; use 1 to {LONGEST_REGION} letters, digits, dots, "
-            "dashes and underscores"
+            f"is not a valid region name; use 1 to {LONGEST_REGION} letters, "
+            "digits, dots, dashes and underscores"
         )
     if not isinstance(region, dict):
-        raise refuse(
-            f"is a {kind_of(region)}, and no table; write [regions.NAME]"
-        )
+        raise refuse(f"is a {kind_of(region)}; write a table [regions.NAME]")
     for key, value in region.items():
-        if key not in _KNOWN:
+        if key not in _SETTINGS:
             raise refuse(
-                f"is no setting of a region; there are {', '.join(_KNOWN)}",
+                "is not a setting of a region; valid are "
+                f"{', '.join(_SETTINGS)}",
                 key,
             )
         if key in _NUMBERS and type(value) not in (int, float):
@@ -136,24 +164,193 @@ def _check(file: str, name: str, region: object) -> None:
     backend = region.get("backend")
     if not isinstance(backend, str) or not backend:
         raise refuse(
-            'is missing, or no text; name one, such as "sqla_shard.memcached"',
+            "is missing, or not a string; name one, such as "
+            '"sqla_shard.memcached"',
             "backend",
         )
     if not isinstance(region.get("arguments", {}), dict):
         raise refuse(
-            "is no table; write the arguments of the backend below "
+            "must be a table; write the arguments of the backend below "
             f"[regions.{name}.arguments]",
             "arguments",
         )
 
 
 def kind_of(value: object) -> str:
-    """Return what TOML calls it, and not what it is: a password, say."""
+    """Return the TOML name of the type of a value, which may be secret."""
     return {
-        str: "text",
+        str: "string",
         bool: "boolean",
         int: "number",
         float: "number",
         list: "list",
         dict: "table",
     }.get(type(value), "time")
+
+
+_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_CLASS = re.compile(rf"({_NAME}):({_NAME})")
+_OPTIONS = ("region", "version", "rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFile:
+    """The configuration of a cache, read from a file.
+
+    :ivar regions: the configurations of regions, by name.
+    :ivar classes: the cached classes; None if there is no table ``classes``.
+    :ivar prefix: the prefix of the keys; None if it is missing.
+    """
+
+    regions: Mapping[str, Mapping[str, Any]]
+    classes: Mapping[Any, Cached] | None
+    prefix: str | None
+
+
+def load_cache(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the arguments of ``Cluster.configure_cache()`` from a TOML file.
+
+    The modules of its classes are imported.
+
+    :param path: the file; besides its regions it has a ``prefix`` and a
+        table ``[classes]``.
+    :returns: ``regions``, ``classes`` and ``prefix``.
+    :raises CacheConfigError: if it cannot be read, lacks one of the three, or
+        has an unknown setting; if a module cannot be imported, or does not
+        define the class.
+    """
+    found = read_cache(path)
+    file = os.fspath(path)
+    if found.prefix is None:
+        raise _error(
+            'is missing; write prefix = "NAME", above the tables, as all '
+            "processes of the application have it",
+            file,
+            "prefix",
+        )
+    if found.classes is None:
+        raise _error(
+            'is missing; write a table [classes] with a line "MODULE:CLASS" '
+            '= "REGION" for each class that is cached',
+            file,
+            "classes",
+        )
+    return {
+        "regions": found.regions,
+        "classes": found.classes,
+        "prefix": found.prefix,
+    }
+
+
+def read_cache(path: str | os.PathLike[str]) -> CacheFile:
+    """Return the configuration in a TOML file, which may be incomplete.
+
+    :raises CacheConfigError: see :func:`load_cache`.
+    """
+    file = os.fspath(path)
+    document = read(file)
+    regions = regions_of(file, document)
+    prefix = document.get("prefix")
+    if prefix is not None:
+        try:
+            check_prefix(prefix)
+        except exc.CacheOptionError as error:
+            raise _error(str(error), file, "prefix") from error
+    classes = document.get("classes")
+    if classes is not None:
+        classes = _classes(file, classes, regions)
+    return CacheFile(regions=regions, classes=classes, prefix=prefix)
+
+
+def _classes(
+    file: str, table: object, regions: Mapping[str, Any]
+) -> dict[Any, Cached]:
+    if not isinstance(table, dict):
+        raise _error(
+            f"is a {kind_of(table)}; write a table [classes]", file, "classes"
+        )
+    # All values are checked first: an import may have side effects.
+    options = {
+        name: _options_of(file, f"classes.{name}", value, regions)
+        for name, value in table.items()
+    }
+    found: dict[Any, Cached] = {}
+    names: dict[Any, str] = {}
+    for name, cached in options.items():
+        cls = _import_class(file, name)
+        if cls in names:
+            raise _error(
+                f"is the same class as {names[cls]!r}; remove one of the two",
+                file,
+                f"classes.{name}",
+            )
+        names[cls] = name
+        found[cls] = cached
+    return found
+
+
+def _options_of(
+    file: str, key: str, value: object, regions: Mapping[str, Any]
+) -> Cached:
+    """Return the options of a class."""
+
+    def refuse(reason: str, *keys: str) -> exc.CacheConfigError:
+        return _error(reason, file, ".".join((key, *keys)))
+
+    if isinstance(value, str):
+        value = {"region": value}
+    if not isinstance(value, dict):
+        raise refuse(
+            f"is a {kind_of(value)}; write the name of a region, or "
+            '{region = "NAME"}'
+        )
+    for name in value.keys() - set(_OPTIONS):
+        raise refuse(
+            f"is not a setting of a class; valid are {', '.join(_OPTIONS)}",
+            name,
+        )
+    region = value.get("region")
+    if not isinstance(region, str) or region not in regions:
+        known = ", ".join(map(repr, regions))
+        reason = (
+            "is missing" if region is None else f"{region!r} is not a region"
+        )
+        raise refuse(f"{reason}; the file has {known}", "region")
+    for name in ("version", "rows"):
+        if type(value.get(name, 1)) is not int:
+            raise refuse(
+                f"is a {kind_of(value[name])}; write an integer", name
+            )
+    if "rows" in value:
+        try:
+            check_rows(value["rows"])
+        except exc.CacheOptionError as error:
+            raise refuse(str(error), "rows") from error
+    return Cached(**value)
+
+
+def _import_class(file: str, name: str) -> type[Any]:
+    """Return the class that ``module:Class`` names."""
+
+    def refuse(reason: str) -> exc.CacheConfigError:
+        return _error(reason, file, f"classes.{name}")
+
+    match = _CLASS.fullmatch(name)
+    if match is None:
+        raise refuse('is not a class; write "package.module:Class"')
+    module, path = match.groups()
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise refuse(
+            f"the module {module!r} cannot be imported: {error}; name a "
+            "module that can be imported"
+        ) from error
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise refuse(
+            f"{module!r} has no class {path!r}; it may be in the middle of "
+            "its import (a circular import)"
+        )
+    return found

@@ -1,4 +1,4 @@
-"""Decorators that keep what an application's own functions return.
+"""Decorators that cache results of an application's own functions.
 
 .. code-block:: python
 
@@ -9,8 +9,8 @@
     @cached_list("lists", format="b:p:%d", version=1, of=BoardHasPins)
     def get_board_pins(session, board_id, offset, limit): ...
 
-Calls look as before.  Where the cluster of the session has no cache, the
-functions are called; so they are in a transaction that has written, and with
+Callers do not change.  The functions are called without the cache if the
+cluster has none, in a transaction that has written, and with
 ``session.uses_cache`` set to False.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence
+from functools import partial
 from functools import wraps
 from typing import Any
 from typing import ParamSpec
@@ -30,18 +31,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.util import await_only
 from sqlalchemy.util import greenlet_spawn
 
-from sqla_shard.cache.classes import check_rows
-from sqla_shard.cache.functions import begun
-from sqla_shard.cache.functions import KeptFunction
+from sqla_shard.cache.columns import check_rows
+from sqla_shard.cache.functions import ABSENT
+from sqla_shard.cache.functions import FunctionCache
+from sqla_shard.cache.functions import Prefix
+from sqla_shard.cache.functions import Prefixes
+from sqla_shard.cache.functions import read
 from sqla_shard.cache.functions import register
-from sqla_shard.cache.functions import scope_of
-from sqla_shard.cache.results import ABSENT
-from sqla_shard.cache.results import Prefix
-from sqla_shard.cache.results import Prefixes
-from sqla_shard.cache.results import read
-from sqla_shard.cache.results import Values
+from sqla_shard.cache.functions import shard_session
+from sqla_shard.cache.functions import Values
+from sqla_shard.cache.functions import with_transaction
 from sqla_shard.exc import CachedFunctionError
-from sqla_shard.session.contract import open_cache
+from sqla_shard.session.row_cache import usable_cache
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["CachedFunction", "cached_list", "cached_objects"]
 
@@ -56,21 +58,21 @@ _POSITIONAL = (
 
 
 class CachedFunction(Protocol[P, R_co]):
-    """A function whose results are kept."""
+    """A function whose results are cached."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Return what the function returns, or has returned before."""
+        """Return the result of the function, or a cached one."""
         ...
 
     def invalidate(self, session: Any, ids: Any) -> None:
-        """Have results invalidated with the COMMIT of a transaction.
+        """Invalidate results with the COMMIT of a transaction.
 
-        The transaction need not write anything itself.  Not to be awaited.
+        The transaction need not write anything itself.  Do not await it.
 
-        :param session: its transaction begins, if need be.
+        :param session: the session; begins a transaction if there is none.
         :param ids: one id, or several.
-        :raises CachedFunctionError: when one is not what the format takes.
-        :raises CacheOptionError: when the cache has no such region.
+        :raises CachedFunctionError: if an id is not of the type of the format.
+        :raises CacheOptionError: if the cache does not have the region.
         """
         ...
 
@@ -83,43 +85,36 @@ def cached_objects(
     expire: int | None = None,
     of: Any = None,
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
-    """Keep what a function returns for each of several ids.
+    """Cache the results of a function for each of several ids.
 
     The function takes a session and ids, and returns a mapping by id, or a
-    list in the order of the ids; it is called with those that are not kept.
-    None and what the mapping leaves out is not kept.  It may be ``async
-    def``, with an :class:`~sqla_shard.AsyncShardSession`.
+    list in the order of the ids; it is called with the ids that are not
+    cached.  None, and ids that are not in the mapping, are not cached.
+    It may be ``async def``, with an :class:`~sqla_shard.AsyncShardSession`.
 
     :param region: name of a region of ``cluster.cache``.
-    :param format: of the keys, with ``%d`` or ``%s`` for the id; no two
-        functions have the same.
-    :param version: another one makes what was kept before unreadable; raise
-        it when the function returns something else than before.
-    :param expire: seconds that a result is kept; else those of the region.
-    :param of: the object class that the ids are of, or the mapping class
-        that they are sources of: a result is invalidated when such a row is
-        written.
-    :raises CacheOptionError: when an option makes no sense, or another
-        function has the format.
-    :raises CacheClassError: when ``of`` is neither.
-    :raises CachedFunctionError: when the function has other parameters.
+    :param format: format of the keys, with ``%d`` or ``%s`` for the id; each
+        function needs a different one.
+    :param version: a new version makes earlier results unreadable; raise it
+        when the meaning of the results changes.
+    :param expire: seconds after which a result expires; by default the
+        ``expiration_time`` of the region.
+    :param of: the object class of the ids, or the mapping class whose source
+        ids they are: a write to such a row invalidates the result.
+    :raises CacheOptionError: if an option is not valid, or another function
+        has the format.
+    :raises CacheClassError: if ``of`` is neither of them.
+    :raises CachedFunctionError: if the function has other parameters.
     """
-
-    def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
-        call = _Call(function, 2, "a session and ids")
-        kept = KeptFunction(
-            function,
-            region,
-            format=format,
-            version=version,
-            expire=expire,
-            of=of,
-            parts=["objects"],
-        )
-        made: CachedFunction[P, R] = _wrapped(call, kept, _Objects(call, kept))
-        return made
-
-    return decorate
+    options = {
+        "format": format,
+        "version": version,
+        "expire": expire,
+        "of": of,
+    }
+    make = partial(FunctionCache, region=region, parts=["objects"], **options)
+    signature = 2, "a session and ids"
+    return partial(_decorate, make=make, signature=signature, reader=_Objects)
 
 
 def cached_list(
@@ -131,46 +126,39 @@ def cached_list(
     rows: int = 500,
     of: Any = None,
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
-    """Keep the first items that a function returns of a list.
+    """Cache the first items that a function returns of a list.
 
     The function takes a session, an id, an offset and a limit, and returns
-    a list.  It is called with offset 0 and limit ``rows``, and has to return
-    so many if there are: fewer say that these are all.  What lies behind
-    them is asked of the function each time.
+    a list.  It is called with offset 0 and limit ``rows``; if it returns
+    fewer items, the list has no others.  For pages after the first ``rows``
+    items the function is called each time.
 
-    :param region: as for :func:`cached_objects`, and so are the others.
-    :param rows: how many items are kept, 1 to 10,000.
-    :raises CacheOptionError: when an option makes no sense, or another
-        function has the format.
-    :raises CacheClassError: when ``of`` is no class that rows are kept of.
-    :raises CachedFunctionError: when the function has other parameters.
+    :param region: see :func:`cached_objects`, as for the other parameters.
+    :param rows: maximum number of cached items, 1 to 10,000.
+    :raises CacheOptionError: if an option is not valid, or another function
+        has the format.
+    :raises CacheClassError: if ``of`` cannot be cached.
+    :raises CachedFunctionError: if the function has other parameters.
     """
-
-    def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
-        call = _Call(function, 4, "a session, an id, an offset and a limit")
-        kept = KeptFunction(
-            function,
-            region,
-            format=format,
-            version=version,
-            expire=expire,
-            of=of,
-            parts=["list", check_rows(rows)],
-        )
-        made: CachedFunction[P, R] = _wrapped(
-            call, kept, _List(call, kept, rows)
-        )
-        return made
-
-    return decorate
+    options = {
+        "format": format,
+        "version": version,
+        "expire": expire,
+        "of": of,
+    }
+    parts = ["list", check_rows(rows)]
+    make = partial(FunctionCache, region=region, parts=parts, **options)
+    signature = 4, "a session, an id, an offset and a limit"
+    reader = partial(_List, rows=rows)
+    return partial(_decorate, make=make, signature=signature, reader=reader)
 
 
 class _Call:
-    """How a function is called.
+    """The signature of a function.
 
-    :param number: of its parameters.
-    :param what: they are.
-    :raises CachedFunctionError: when it has others.
+    :param number: the number of its parameters.
+    :param what: a description of the parameters, for messages.
+    :raises CachedFunctionError: if it has other parameters.
     """
 
     def __init__(
@@ -196,10 +184,10 @@ class _Call:
             )
         self.is_async = inspect.iscoroutinefunction(function)
 
-    def bound(self, args: Any, kwargs: Any) -> Sequence[Any]:
+    def bind(self, args: Any, kwargs: Any) -> Sequence[Any]:
         """Return all arguments, in order.
 
-        :raises TypeError: as the function would.
+        :raises TypeError: if they do not match the signature.
         """
         if len(args) == self._number and not kwargs:
             return tuple(args)
@@ -208,9 +196,9 @@ class _Call:
         return bound.args
 
     def check(self, session: Any) -> None:
-        """Refuse a session of the other kind.
+        """Refuse a sync session for an async function, and vice versa.
 
-        :raises CachedFunctionError: when it is.
+        :raises CachedFunctionError: if the session is of the other kind.
         """
         is_async = isinstance(session, (AsyncSession, async_scoped_session))
         if is_async and not self.is_async:
@@ -226,20 +214,34 @@ class _Call:
             )
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function, in the greenlet of a session where it waits."""
+        """Call the function; await it if it is a coroutine function."""
         returned = self.function(*args)
         return await_only(returned) if self.is_async else returned
 
 
-def _wrapped(call: _Call, kept: KeptFunction, reads: Any) -> Any:
-    """Return what takes the place of the function."""
-    register(kept)
+def _decorate(
+    function: Callable[..., Any],
+    *,
+    signature: tuple[int, str],
+    make: Callable[..., FunctionCache],
+    reader: Callable[[_Call, FunctionCache], Callable[..., Any]],
+) -> Any:
+    """Return the replacement of a function; register its cache.
+
+    :param signature: the number of parameters, and their description.
+    :param make: returns the cache of the function.
+    :param reader: returns the reader of the cache.
+    """
+    call = _Call(function, *signature)
+    cached = make(function)
+    reads = reader(call, cached)
+    register(cached)
     wrapper: Any
     if call.is_async:
 
         @wraps(call.function)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            bound = call.bound(args, kwargs)
+            bound = call.bind(args, kwargs)
             call.check(bound[0])
             return await greenlet_spawn(reads, *bound)
 
@@ -247,88 +249,89 @@ def _wrapped(call: _Call, kept: KeptFunction, reads: Any) -> Any:
 
         @wraps(call.function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            bound = call.bound(args, kwargs)
+            bound = call.bind(args, kwargs)
             call.check(bound[0])
             return reads(*bound)
 
-    wrapper.invalidate = kept.invalidate
+    wrapper.invalidate = cached.invalidate
     return wrapper
 
 
 def _open(session: Any) -> Any:
-    """Return the cache, if what the session reads may be there."""
-    if open_cache(scope_of(session)) is None:
+    """Return the cache; None if reads of the session must not use it."""
+    if usable_cache(shard_session(session)) is None:
         return None
-    # As a statement would; what it writes is not in the cache.
-    scope = begun(session)
-    scope._autoflush()
-    return open_cache(scope)
+    # Flush as a statement would; after a flush that writes, the cache is not
+    # used.
+    session = with_transaction(session)
+    private.autoflush(session)
+    return usable_cache(session)
 
 
 class _Objects:
-    """Answers calls that ask for several ids."""
+    """Reads the results for several ids."""
 
-    def __init__(self, call: _Call, kept: KeptFunction) -> None:
+    def __init__(self, call: _Call, cached: FunctionCache) -> None:
         self._call = call
-        self._kept = kept
-        #: What it has returned last in this process.
+        self._cached = cached
+        #: Whether the last result in this process was a list.
         self._is_list: bool | None = None
 
     def __call__(self, session: Any, ids: Any) -> Any:
-        asked = list(ids)
-        self._kept.check(asked)
-        caching = _open(session) if asked else None
-        if caching is None:
-            return self._call(session, asked)
+        requested = list(ids)
+        self._cached.check(requested)
+        cache = _open(session) if requested else None
+        if cache is None:
+            return self._call(session, requested)
         source = Values(
-            self._kept,
-            scope_of(session),
-            caching,
-            asked,
-            lambda some: self._call(session, some),
+            self._cached,
+            shard_session(session),
+            cache,
+            requested,
+            lambda ids: self._call(session, ids),
         )
         source.is_list = self._is_list
-        values = read(scope_of(session), caching, source)
+        values = read(shard_session(session), cache, source)
         self._is_list = source.is_list
         if source.is_list:
-            return [values[one] for one in asked]
+            return [values[one] for one in requested]
         return {
             one: values[one]
-            for one in dict.fromkeys(asked)
+            for one in dict.fromkeys(requested)
             if values[one] is not ABSENT
         }
 
 
 class _List:
-    """Answers calls that ask for a part of a list."""
+    """Reads a part of a list."""
 
-    def __init__(self, call: _Call, kept: KeptFunction, rows: int) -> None:
+    def __init__(self, call: _Call, cached: FunctionCache, rows: int) -> None:
         self._call = call
-        self._kept = kept
+        self._cached = cached
         self._rows = rows
 
     def __call__(self, session: Any, one: Any, offset: Any, limit: Any) -> Any:
-        self._kept.check([one])
-        caching = None
-        if self._is_near(offset, limit):
-            caching = _open(session)
-        if caching is not None:
+        self._cached.check([one])
+        cache = None
+        if self._begins_in_cache(offset, limit):
+            cache = _open(session)
+        if cache is not None:
             source = Prefixes(
-                self._kept,
-                scope_of(session),
-                caching,
+                self._cached,
+                shard_session(session),
+                cache,
                 [one],
-                lambda *some: self._call(session, *some),
+                lambda *arguments: self._call(session, *arguments),
             )
             source.rows = self._rows
-            prefix: Prefix = read(scope_of(session), caching, source)[one]
+            prefix: Prefix = read(shard_session(session), cache, source)[one]
             if prefix.is_whole or offset + limit <= len(prefix.items):
                 return prefix.items[offset : offset + limit]
         return self._call(session, one, offset, limit)
 
-    def _is_near(self, offset: Any, limit: Any) -> bool:
-        """Tell whether a page begins in what is kept."""
-        # What the function makes of others, such as None, is its own.
+    def _begins_in_cache(self, offset: Any, limit: Any) -> bool:
+        """Return whether a page begins in the cached items."""
+        # Other arguments, such as None, are passed to the function.
         if type(offset) is not int or type(limit) is not int:
             return False
         return 0 <= offset < self._rows and limit >= 0

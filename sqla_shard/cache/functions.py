@@ -1,64 +1,93 @@
-"""Functions of an application whose results are kept, and under which key.
+"""Caches of functions of an application: keys, encoding and registry.
 
-A function is told by its format: the key of a result is the prefix of the
-cache, ``f``, and the format with the id in it.  Which function it was, which
-version of it, and which life of the server of the id, stands in the value, as
-it does for rows; see :mod:`.classes`.
+The key of a result consists of the prefix of the cache, ``f``, and the format
+of the function with the id.  The value has the function, its version, and the
+generation of the server of the id, as for rows; see :mod:`.columns`.
 
 Modules are imported before a cluster has a cache, and there may be several
-clusters: what the decorators make is found here by the class of its ids.
+clusters: decorated functions are found here by the class of their ids.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
+from contextlib import nullcontext
+from contextlib import suppress
+from math import isfinite
 from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
 from weakref import ref
 from weakref import WeakKeyDictionary
 
 from sqlalchemy.ext.asyncio import async_scoped_session
 from sqlalchemy.orm import scoped_session
 
-from sqla_shard.cache.classes import check_id
-from sqla_shard.cache.classes import digest
-from sqla_shard.cache.classes import is_mapping
-from sqla_shard.cache.classes import mapper_of
-from sqla_shard.cache.classes import place_of
-from sqla_shard.cache.generations import generation_of
-from sqla_shard.cache.store import check_keys
-from sqla_shard.cache.store import check_seconds
+from sqla_shard.cache.columns import check_id
+from sqla_shard.cache.columns import digest
+from sqla_shard.cache.columns import is_mapping
+from sqla_shard.cache.columns import mapper_of
+from sqla_shard.cache.columns import parse_json
+from sqla_shard.cache.columns import place_of
+from sqla_shard.cache.protocol import read_through
+from sqla_shard.cache.rows import generation_of
+from sqla_shard.cache.stores import check_seconds
+from sqla_shard.cache.stores import sleep_of
+from sqla_shard.cache.stores import store_of
+from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CachedFunctionError
 from sqla_shard.exc import CacheKeyError
 from sqla_shard.exc import CacheOptionError
-from sqla_shard.rendering import Place
+from sqla_shard.outbox.tables import check_keys
 from sqla_shard.session import ShardSession
-from sqla_shard.session.contract import Scope
+from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["KeptFunction", "begun", "functions_of", "register", "scope_of"]
+if TYPE_CHECKING:
+    from sqla_shard.cache.cache import Cache
 
-#: What an id stands for, and all that keys may have but for it.
+__all__ = [
+    "ABSENT",
+    "FunctionCache",
+    "Prefix",
+    "Prefixes",
+    "Values",
+    "functions_of",
+    "read",
+    "register",
+    "shard_session",
+    "with_transaction",
+]
+
+
+#: A format: the placeholder of the id, and other characters of keys.
 _FORMAT = re.compile(r"[!-$&-~]*%([ds])[!-$&-~]*")
 _LONGEST_FORMAT = 100
-#: Another one makes what all functions have left unreadable.
+#: A change makes all stored results unreadable.
 _LAYOUT = 1
 
 
-class KeptFunction:
-    """A function of an application, and how its results are kept.
+class FunctionCache:
+    """The cache of a function of an application.
 
-    :param function: the function itself.
+    :param function: the function.
     :param region: name of the region.
-    :param format: of keys.
-    :param version: another one makes what was kept before unreadable.
-    :param expire: seconds that a result is kept; None for the region's.
-    :param of: the class that the ids are of.
-    :param parts: what else tells results apart.
-    :raises CacheOptionError: when an option makes no sense.
-    :raises CacheClassError: when ``of`` is no class that rows are kept of.
+    :param format: format of the keys.
+    :param version: a new version makes earlier results unreadable.
+    :param expire: seconds after which a result expires; None for the
+        ``expiration_time`` of the region.
+    :param of: the class of the ids; None if there is none.
+    :param parts: other properties; a change of one makes results unreadable.
+    :raises CacheOptionError: if an option is not valid.
+    :raises CacheClassError: if ``of`` cannot be cached.
     """
 
     def __init__(
@@ -75,12 +104,16 @@ class KeptFunction:
         self.function = function
         self.identity = function.__module__, function.__qualname__
         self.name = ".".join(self.identity)
-        self.region = _checked_region(region)
+        if not isinstance(region, str):
+            raise CacheOptionError(
+                "must be the name of a region", option="region", value=region
+            )
+        self.region = region
         self.format = format
-        self.takes = _taken(format)
+        self.id_type = _id_type(format)
         if type(version) is not int:
             raise CacheOptionError(
-                "is no full number", option="version", value=version
+                "must be an integer", option="version", value=version
             )
         if expire is not None:
             check_seconds("expire", expire)
@@ -88,10 +121,10 @@ class KeptFunction:
         self.table: Any = None
         if of is not None:
             is_mapping(of)
-            if self.takes is not int:
+            if self.id_type is not int:
                 raise CacheOptionError(
-                    f"does not take ids of {of.__name__}, which are numbers: "
-                    "use %d, or leave of= away",
+                    f"does not accept ids of {of.__name__}, which are "
+                    "integers: use %d, or omit of=",
                     option="format",
                     value=format,
                 )
@@ -102,171 +135,171 @@ class KeptFunction:
         ).encode("ascii")
 
     def check(self, ids: Iterable[Any]) -> None:
-        """Look at ids, whether there is a cache or not.
+        """Check ids, with and without a cache.
 
-        :raises CachedFunctionError: when one is not of the type that the
-            format takes.
-        :raises CacheKeyError: when one has what no key may have.
-        :raises InvalidIdError: when it is no id of the class.
+        :raises CachedFunctionError: if an id is not of the type of the format.
+        :raises CacheKeyError: if an id has characters that keys cannot have.
+        :raises InvalidIdError: if an id is not an id of the class.
         """
         for one in ids:
-            # Not only what %d and %s take: 1.5, True and None are not what
-            # the function means.
-            if type(one) is not self.takes:
+            # %d accepts 1.5 and True, and %s any value.
+            if type(one) is not self.id_type:
                 raise CachedFunctionError(
-                    f"was given {one!r:.100}, and its format {self.format!r} "
-                    f"takes an id of type {self.takes.__name__}",
+                    f"was called with {one!r:.100}; its format "
+                    f"{self.format!r} needs an id of type "
+                    f"{self.id_type.__name__}",
                     function=self.name,
                 )
             if self.table is not None:
                 check_id(self.table, self._of, one)
-            elif self.takes is str:
+            elif self.id_type is str:
                 if not one:
                     raise CacheKeyError(key=one)
                 check_keys([self.format % one])
 
-    def key(self, caching: Any, one: Any) -> str:
+    def key(self, cache: Cache, one: Any) -> str:
         """Return the key of an id."""
-        return f"{caching.prefix}:f:{self.format % one}"
+        return f"{cache.prefix}:f:{self.format % one}"
 
-    def place(self, scope: Scope, one: Any) -> Place | None:
-        """Return the shard of an id; None where it is of no class."""
+    def place(self, session: ShardSession, one: Any) -> Place | None:
+        """Return the shard location of an id; None if there is no class."""
         if self.table is None:
             return None
-        return place_of(scope, self.table, self._of, one)
+        return place_of(session, self.table, self._of, one)
 
-    def tag(self, scope: Scope, one: Any) -> bytes:
-        """Return what a value begins with that we can read."""
-        place = self.place(scope, one)
+    def tag(self, session: ShardSession, one: Any) -> bytes:
+        """Return the first bytes of a readable value.
+
+        They are the digest of the version, and the generation of the server.
+        """
+        place = self.place(session, one)
         if place is None:
             return self._digest + b"::"
-        generation = generation_of(scope.places, place)
+        generation = generation_of(session.places, place)
         return self._digest + f":{generation}:".encode("ascii")
 
     def invalidate(self, session: Any, ids: Any) -> None:
-        """Have results invalidated with the COMMIT of a transaction.
+        """Invalidate results with the COMMIT of a transaction.
 
         The transaction need not write anything itself.
 
-        :param session: its transaction begins, if need be.
-        :param ids: one, or several.
-        :raises CachedFunctionError: when one is not what the format takes.
-        :raises CacheOptionError: when the cache has no such region.
+        :param session: the session; begins a transaction if there is none.
+        :param ids: one id, or several.
+        :raises CachedFunctionError: if an id is not of the type of the format.
+        :raises CacheOptionError: if the cache does not have the region.
         """
-        scope = begun(session)
+        session = with_transaction(session)
         many = [ids] if isinstance(ids, (int, str)) else list(ids)
         self.check(many)
-        caching: Any = scope.cluster.caching
-        if caching is None:
+        cache = session.cluster.caching
+        if cache is None:
             return
-        caching.region(self.region)
-        check_keys(self.key(caching, one) for one in many)
+        cache.region(self.region)
+        check_keys(self.key(cache, one) for one in many)
         for one in many:
-            self.note(scope, caching, one, self.place(scope, one))
+            self.record(session, cache, one, self.place(session, one))
 
-    def note(
-        self, scope: Scope, caching: Any, one: Any, place: Place | None
+    def record(
+        self,
+        session: ShardSession,
+        cache: Cache,
+        one: Any,
+        place: Place | None,
     ) -> None:
-        """Take note that a transaction makes the result of an id old.
+        """Record the result of an id, for invalidation with the COMMIT.
 
-        :param place: the shard of the id; None where it is of no class.
+        :param place: the shard location of the id; None if there is no class.
         """
-        entry = self.region, self.key(caching, one)
-        scope.log.note(entry, place, is_made=True)
+        entry = self.region, self.key(cache, one)
+        session.log.invalidate(entry, place, is_made=True)
 
 
-def _checked_region(region: Any) -> str:
-    if not isinstance(region, str):
-        raise CacheOptionError(
-            "is no name of a region", option="region", value=region
-        )
-    return region
-
-
-def _taken(format_: Any) -> type[Any]:
+def _id_type(format_: Any) -> type[Any]:
     found = None
     if isinstance(format_, str) and len(format_) <= _LONGEST_FORMAT:
         found = _FORMAT.fullmatch(format_)
     if found is None:
         raise CacheOptionError(
-            "is no format of keys: it has %d or %s once, for the id, and "
-            f"else up to {_LONGEST_FORMAT - 2} ASCII characters without "
-            "blanks and %",
+            "is not a valid format of keys: use %d or %s once, for the id, "
+            f"and up to {_LONGEST_FORMAT - 2} other ASCII characters, without "
+            "spaces and %",
             option="format",
             value=format_,
         )
     return int if found[1] == "d" else str
 
 
-# -- finding them
+# -- registry
 
-#: Weak, as modules may be loaded anew; and never changed in place, as others
-#: may be looking.
-_known: list[tuple[ref[KeptFunction], ...]] = [()]
-_by_table: WeakKeyDictionary[Any, tuple[ref[KeptFunction], ...]] = (
+#: Weak references, as modules may be reloaded.  The tuples are replaced and
+#: never changed: other threads read them without the lock.
+_known: list[tuple[ref[FunctionCache], ...]] = [()]
+_by_table: WeakKeyDictionary[Any, tuple[ref[FunctionCache], ...]] = (
     WeakKeyDictionary()
 )
 _lock = threading.Lock()
 
 
-def register(kept: KeptFunction) -> None:
-    """Let a function be found.
+def register(cached: FunctionCache) -> None:
+    """Register the cache of a function.
 
-    :raises CacheOptionError: when another one has its format.
+    :raises CacheOptionError: if another function has the same format.
     """
     with _lock:
-        for known in _alive(_known[0]):
-            if known.format == kept.format and not _is_reloaded(known, kept):
+        for known in _alive_caches(_known[0]):
+            if known.format == cached.format and not _is_reloaded(
+                known, cached
+            ):
                 raise CacheOptionError(
-                    f"is that of {known.name}() already: each would take the "
-                    "other's results away; give it another one, and define "
-                    "it once, at the top of a module",
+                    f"is already the format of {known.name}(): each function "
+                    "would remove the other's results; use another format, "
+                    "and define a function once, at the top of a module",
                     option="format",
-                    value=kept.format,
+                    value=cached.format,
                 )
-        _known[0] = _with(_known[0], kept)
-        if kept.table is not None:
-            others = _by_table.get(kept.table, ())
-            _by_table[kept.table] = _with(others, kept)
+        _known[0] = _with_cache(_known[0], cached)
+        if cached.table is not None:
+            others = _by_table.get(cached.table, ())
+            _by_table[cached.table] = _with_cache(others, cached)
 
 
-def _with(
-    some: Iterable[ref[KeptFunction]], kept: KeptFunction
-) -> tuple[ref[KeptFunction], ...]:
-    return (*map(ref, _alive(some)), ref(kept))
+def _with_cache(
+    refs: Iterable[ref[FunctionCache]], cached: FunctionCache
+) -> tuple[ref[FunctionCache], ...]:
+    return (*map(ref, _alive_caches(refs)), ref(cached))
 
 
-def _alive(some: Iterable[ref[KeptFunction]]) -> list[KeptFunction]:
-    found = [one() for one in some]
+def _alive_caches(refs: Iterable[ref[FunctionCache]]) -> list[FunctionCache]:
+    found = [one() for one in refs]
     return [one for one in found if one is not None]
 
 
-def _is_reloaded(known: KeptFunction, kept: KeptFunction) -> bool:
-    """Tell a module that is loaded anew from a function made twice."""
-    # Two that were made by one call each of the same code may have other
-    # things to close over, and would read each other's results.
-    same_code = known.function.__code__ is kept.function.__code__
-    return known.identity == kept.identity and not same_code
+def _is_reloaded(known: FunctionCache, cached: FunctionCache) -> bool:
+    """Return whether a function was defined again by a reloaded module."""
+    # Two closures of the same code may have different variables, and would
+    # read each other's results.
+    same_code = known.function.__code__ is cached.function.__code__
+    return known.identity == cached.identity and not same_code
 
 
-def functions_of(table: Any, caching: Any) -> Sequence[KeptFunction]:
-    """Return the functions of the ids of a class that a cache keeps.
+def functions_of(table: Any, cache: Cache) -> Sequence[FunctionCache]:
+    """Return the functions of a class whose regions are in a cache.
 
-    :param table: of the class.
+    :param table: the table of the class.
     """
-    some = _by_table.get(table)
-    if not some:
+    refs = _by_table.get(table)
+    if not refs:
         return ()
-    return [one for one in _alive(some) if one.region in caching.regions]
+    return [one for one in _alive_caches(refs) if one.region in cache.regions]
 
 
-# -- their sessions
+# -- sessions
 
 
-def scope_of(session: Any) -> ShardSession:
-    """Return the session that knows of shards.
+def shard_session(session: Any) -> ShardSession:
+    """Return the ``ShardSession`` of a session, or of a registry of sessions.
 
-    :raises TypeError: when there is none.
+    :raises TypeError: if it is another object.
     """
     if isinstance(session, (scoped_session, async_scoped_session)):
         session = session()
@@ -279,10 +312,296 @@ def scope_of(session: Any) -> ShardSession:
     return session
 
 
-def begun(session: Any) -> ShardSession:
-    """Return :func:`scope_of` a session, with its transaction begun."""
-    scope = scope_of(session)
-    scope.check_process()
-    # As a statement would: places, and what was noted, end with it.
-    scope._autobegin_t()
-    return scope
+def with_transaction(session: Any) -> ShardSession:
+    """Return the :func:`shard_session`; begin a transaction if needed."""
+    found = shard_session(session)
+    found.check_process()
+    # Begin the transaction, as a statement would: shard locations and
+    # recorded keys belong to it.
+    private.autobegin(found)
+    return found
+
+
+# -- Results, from the cache or from the functions.
+#
+# A function may read any server, and objects that its session has loaded.  A
+# result is stored only if all that it reads is newer than its lease.
+
+
+#: The result for an id that is not in a mapping.
+ABSENT: Any = object()
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False
+).encode
+
+
+class Prefix(NamedTuple):
+    """The first items of a list.
+
+    :ivar items: the items, as the function returns them.
+    :ivar is_whole: whether the list has no other items.
+    """
+
+    items: list[Any]
+    is_whole: bool
+
+
+def read(
+    session: ShardSession, cache: Cache, source: _Source
+) -> dict[Any, Any]:
+    """Return results for the ids of a source: cached or loaded ones.
+
+    :param cache: the cache; reads of the session may use it.
+    """
+    cached = source.cached
+    region = cache.region(cached.region)
+    found: dict[str, Any] = read_through(
+        store_of(region.store, session),
+        list(source.ids),
+        source,
+        region.times,
+        leases=_is_fresh(session),
+        tally=cache.tally(cached.region),
+        sleep=sleep_of(session),
+        still=lambda: _is_fresh(session),
+    )
+    return {source.ids[key]: one for key, one in found.items()}
+
+
+def _is_fresh(session: ShardSession) -> bool:
+    """Return whether a function would read only the latest commits."""
+    # The session does not read a loaded object again.
+    states = session.identity_map.all_states()
+    return session.reads_latest() and all(one.expired for one in states)
+
+
+@contextmanager
+def _from_database(session: ShardSession) -> Iterator[None]:
+    """Read rows from the database, and not from the cache.
+
+    Cached rows may be stale while their invalidation is pending in the
+    outbox; a result that is computed from them would be stale for longer.
+    """
+    before, session.uses_cache = session.uses_cache, False
+    try:
+        yield
+    finally:
+        session.uses_cache = before
+
+
+class _Source:
+    """The ids of one call; a :class:`~.protocol.Source`."""
+
+    def __init__(
+        self,
+        cached: FunctionCache,
+        session: ShardSession,
+        cache: Cache,
+        ids: Sequence[Any],
+        call: Callable[..., Any],
+    ) -> None:
+        self.cached = cached
+        self._session = session
+        self._call = call
+        self._expire = (
+            cached.expire or cache.region(cached.region).times.expire
+        )
+        self.ids = {cached.key(cache, one): one for one in ids}
+        self._tags = {k: cached.tag(session, i) for k, i in self.ids.items()}
+        self._fresh: set[str] = set()
+
+    def decode(self, values: Mapping[str, bytes]) -> dict[str, Any]:
+        found = {}
+        for key, value in values.items():
+            tag = self._tags[key]
+            if value.startswith(tag):
+                # Load values again that cannot be decoded.
+                with suppress(RecursionError, TypeError, ValueError):
+                    found[key] = self._decode_result(
+                        parse_json(value[len(tag) :])
+                    )
+        return found
+
+    def encode(self, key: str, loaded: Any) -> tuple[bytes, int] | None:
+        body = self._encode_result(loaded) if key in self._fresh else None
+        if body is None:
+            return None
+        return self._tags[key] + self._encode_json(key, body), self._expire
+
+    def load(
+        self, keys: Sequence[str], leased: Collection[str]
+    ) -> Mapping[str, Any]:
+        wanted = set(keys)
+        # Use the order of the caller, and not that of the nodes.
+        ids = {key: one for key, one in self.ids.items() if key in wanted}
+        with _from_database(self._session) if leased else nullcontext():
+            loaded = self._load(ids)
+        # If the transaction has written, its results may be rolled back.
+        if self._session.log.first is None:
+            self._fresh.update(keys)
+        return loaded
+
+    def _load(self, ids: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def _decode_result(self, body: Any) -> Any:
+        """Return the result of decoded JSON; see :meth:`_encode_result`.
+
+        :raises ValueError: if it is not an encoded result.
+        """
+        raise NotImplementedError
+
+    def _encode_result(self, loaded: Any) -> Any:
+        raise NotImplementedError
+
+    def _encode_json(self, key: str, body: Any) -> bytes:
+        try:
+            return _encode(body).encode("utf-8")
+        except (RecursionError, ValueError) as error:
+            raise self._function_error(
+                f"has returned for {self.ids[key]!r:.100} a value that cannot "
+                f"be JSON: {error}"
+            ) from error
+
+    def _check(self, one: Any, value: Any) -> None:
+        """Refuse a result that JSON would change."""
+        try:
+            odd = _describe_non_json(value)
+        except RecursionError:
+            odd = "something that contains itself"
+        if odd is not None:
+            raise self._function_error(
+                f"has returned {odd} for {one!r:.100}; cached results must be "
+                "JSON values: None, bool, int, float, str, and lists or dicts "
+                "of these"
+            )
+
+    def _function_error(self, message: str) -> CachedFunctionError:
+        return CachedFunctionError(message, function=self.cached.name)
+
+
+def _split_flag(body: Any) -> tuple[bool, Any]:
+    """Return a flag and the value after it."""
+    if type(body) is not list:
+        raise ValueError("not a list")
+    flag, value = body
+    if type(flag) is not int or flag not in (0, 1):
+        raise ValueError("neither 0 nor 1")
+    return bool(flag), value
+
+
+def _describe_non_json(value: Any) -> str | None:
+    """Describe the part of a value that is not JSON; None if all of it is."""
+    kind = type(value)
+    items: Collection[Any] = ()
+    if kind is list:
+        items = value
+    elif kind is dict:
+        for key in value:
+            if type(key) is not str:
+                return f"a dict with the key {key!r:.100}"
+        items = value.values()
+    elif kind is float:
+        return None if isfinite(value) else f"the float {value}"
+    elif value is not None and kind not in (bool, int, str):
+        return f"a value of type {kind.__name__}"
+    for item in items:
+        odd = _describe_non_json(item)
+        if odd is not None:
+            return odd
+    return None
+
+
+class Values(_Source):
+    """The results of a function for each of several ids.
+
+    :ivar is_list: whether the function returns a list, in the order of ids,
+        and not a mapping; None if unknown.
+    """
+
+    is_list: bool | None = None
+
+    def _decode_result(self, body: Any) -> Any:
+        is_list, value = _split_flag(body)
+        if value is None:
+            raise ValueError("a value that is never cached")
+        known = self.is_list
+        if known is not None and known is not is_list:
+            raise ValueError("a list and a mapping")
+        self.is_list = is_list
+        return value
+
+    def _encode_result(self, loaded: Any) -> Any:
+        # None is not cached: the id of an INSERT is unknown before, so that it
+        # could not invalidate the result.
+        if loaded is None or loaded is ABSENT:
+            return None
+        return [int(bool(self.is_list)), loaded]
+
+    def _load(self, ids: Mapping[str, Any]) -> Mapping[str, Any]:
+        requested = list(ids.values())
+        returned = self._call(requested)
+        if isinstance(returned, Mapping):
+            self.is_list = False
+            known = set(requested)
+            unknown = [one for one in returned if one not in known]
+            if unknown:
+                raise self._function_error(
+                    f"has returned the key {unknown[0]!r:.100}, which is not "
+                    "one of the ids of the call"
+                )
+            found = {one: returned.get(one, ABSENT) for one in requested}
+        elif isinstance(returned, list):
+            self.is_list = True
+            if len(returned) != len(requested):
+                raise self._function_error(
+                    f"was called with {len(requested)} ids and has returned "
+                    f"{len(returned)} values; return None for ids that are "
+                    "not found"
+                )
+            found = dict(zip(requested, returned, strict=True))
+        else:
+            raise self._function_error(
+                f"has returned a {type(returned).__name__}; return a mapping "
+                "by id, or a list in the order of the ids"
+            )
+        for one, value in found.items():
+            if value is not ABSENT:
+                self._check(one, value)
+        return {key: found[one] for key, one in ids.items()}
+
+
+class Prefixes(_Source):
+    """The first items of a list.
+
+    :ivar rows: maximum number of items.
+    """
+
+    rows = 0
+
+    def _decode_result(self, body: Any) -> Any:
+        is_whole, items = _split_flag(body)
+        if type(items) is not list or len(items) > self.rows:
+            raise ValueError("not the items of a list")
+        return Prefix(items, is_whole)
+
+    def _encode_result(self, loaded: Any) -> Any:
+        return [int(loaded.is_whole), loaded.items]
+
+    def _load(self, ids: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = {}
+        for key, one in ids.items():
+            items = self._call(one, 0, self.rows)
+            if not isinstance(items, list):
+                raise self._function_error(
+                    f"has returned a {type(items).__name__}; return a list"
+                )
+            if len(items) > self.rows:
+                raise self._function_error(
+                    f"has returned {len(items)} items, with a limit of "
+                    f"{self.rows}"
+                )
+            self._check(one, items)
+            found[key] = Prefix(items, len(items) < self.rows)
+        return found

@@ -1,13 +1,14 @@
 """Lists by their sources: the first rows of each, newest first.
 
-A value has as many rows as :attr:`.Cached.rows` says, and whether these are
-all.  Of a list that is whole every question is answered, also the one that is
-asked most and answered with no: whether something is in it.
+A value has up to :attr:`.Cached.rows` rows, and a flag whether the list has no
+other rows.  With a complete list every read is a hit, including reads of a
+single target.
 
-Every change of a list invalidates it.  Whoever has only put rows on top of it
-puts the new list in the place of the old one, after COMMIT: he has held the
-lock that changes of a list take since before he took the old one, and nobody
-else has announced a change since then, nor left one in the outbox before.
+Every change of a list invalidates it.  A transaction that has only appended
+rows at the top replaces the old list by the new one after COMMIT: it locked
+the list before it took the old value, and still holds the lock; no other
+transaction has put a tombstone since, and no invalidation is pending in the
+outbox.
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ from typing import Any
 from sqlalchemy import literal
 from sqlalchemy import union_all
 
-from sqla_shard.branching import branch
-from sqla_shard.branching import BRANCHES
-from sqla_shard.branching import sources
-from sqla_shard.cache.classes import Columns
-from sqla_shard.cache.codec import parse
-from sqla_shard.cache.kept import Kept
-from sqla_shard.cache.kept import OPTIONS
-from sqla_shard.cache.kept import Part
-from sqla_shard.cache.kept import parted
-from sqla_shard.rendering import Place
-from sqla_shard.session.contract import Scope
-from sqla_shard.session.noted import Edit
+from sqla_shard.cache.columns import Columns
+from sqla_shard.cache.columns import parse
+from sqla_shard.cache.protocol import Tally
+from sqla_shard.cache.regions import Region
+from sqla_shard.cache.rows import OPTIONS
+from sqla_shard.cache.rows import Part
+from sqla_shard.cache.rows import PartSource
+from sqla_shard.cache.rows import RowCache
+from sqla_shard.cache.rows import split_by_reader
+from sqla_shard.engine.rendering import Place
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import branch
+from sqla_shard.session.paging import BRANCHES
+from sqla_shard.session.paging import sources
+from sqla_shard.session.transaction import Edit
 
-__all__ = ["KeptLists", "Prefix"]
+__all__ = ["ListCache", "Prefix"]
 
-#: Of a length; no list has so many rows.
+#: Maximum digits of the length of a list.
 _DIGITS = 18
 
 
 class Prefix:
     """The first rows of a list, newest first.
 
-    :ivar rows: as the driver has them.
-    :ivar is_whole: whether these are all.
+    :ivar rows: the rows, as the driver returned them.
+    :ivar is_whole: whether the list has no other rows.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Prefix:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether it is newest first, and each target in it once."""
+        """Whether the rows are newest first, with each target once."""
         keys = self.keys
         return len(self.sequences) == len(keys) and all(
             one > other for one, other in pairwise(keys)
@@ -80,13 +84,12 @@ class Prefix:
         return {target_id: sequence for sequence, target_id in self.keys}
 
 
-#: Of a table whose rows say nothing but what is in which list, and where:
-#: source, target and sequence.
+#: The number of columns of a mapping table: source, target and sequence.
 _COLUMNS = 3
 
 
-def _like(value: Any, sequence: int) -> Any:
-    """Return a sequence as the driver has one."""
+def _sequence_like(value: Any, sequence: int) -> Any:
+    """Return a sequence in the type in which the driver returned another."""
     if isinstance(value, str):
         return str(sequence).zfill(len(value))
     return sequence
@@ -95,28 +98,36 @@ def _like(value: Any, sequence: int) -> Any:
 def _longer(
     tag: bytes, rows: Sequence[tuple[int, int]], value: bytes
 ) -> bytes | None:
-    """Return the value of a length with rows more."""
+    """Return the value of the length of a list to which rows were added."""
     length = _length(tag, value)
     return None if length is None else tag + b"%d" % (length + len(rows))
 
 
 def _length(tag: bytes, value: bytes) -> int | None:
-    """Return the length of a list; None where it cannot be read."""
+    """Return the length of a list; None if it cannot be read."""
     length = value[len(tag) :]
-    # Python takes offence at numbers of thousands of digits.
+    # int() refuses thousands of digits.
     if value.startswith(tag) and length.isdigit() and len(length) < _DIGITS:
         return int(length)
     return None
 
 
-class KeptLists(Kept):
+class ListCache(RowCache):
     """The lists of one mapping class.
 
-    :param rows: how many are kept of each.
+    :param rows: maximum number of cached rows of each list.
     """
 
-    def __init__(self, columns: Columns, *, rows: int, **kept: Any) -> None:
-        super().__init__(columns, **kept)
+    def __init__(
+        self,
+        columns: Columns,
+        region: Region,
+        tally: Tally,
+        prefix: str,
+        *,
+        rows: int,
+    ) -> None:
+        super().__init__(columns, region, tally, prefix)
         self.most = rows
         source, target = columns.table.primary_key.columns
         self._source = source
@@ -127,63 +138,64 @@ class KeptLists(Kept):
         self._statements: dict[int, Any] = {}
 
     def read(
-        self, scope: Scope, places: Mapping[int, Place]
+        self, session: ShardSession, places: Mapping[int, Place]
     ) -> dict[int, Prefix]:
         """Return the first rows of lists.
 
-        :param places: by source.
+        :param places: the shard locations, by the ids of the sources.
         """
         found: dict[int, Prefix] = {}
-        for part in parted(scope, places):
+        for part in split_by_reader(session, places):
             source = _Lists(self, part)
-            read = self.through(scope, source.ids, source, part)
+            read = self.read_keys(session, source.ids, source, part)
             found.update((source.ids[key], one) for key, one in read.items())
         return found
 
     def count(
         self,
-        scope: Scope,
+        session: ShardSession,
         place: Place,
         source_id: int,
-        ask: Callable[[Scope], int],
+        read_length: Callable[[ShardSession], int],
     ) -> int:
-        """Return the length of a list, which is kept on its own.
+        """Return the length of a list, which has its own key.
 
-        :param ask: asks the database, in a session.
+        :param read_length: reads the length from the database, in a session.
         """
-        (part,) = parted(scope, {source_id: place})
+        (part,) = split_by_reader(session, {source_id: place})
         key = self._count_key(source_id)
-        source = _Count(self, self.tag(scope, place), part, ask)
-        read: dict[str, int] = self.through(scope, [key], source, part)
+        source = _Count(self, self.tag(session, place), part, read_length)
+        read: dict[str, int] = self.read_keys(session, [key], source, part)
         return read[key]
 
-    def written(
+    def keys_of_write(
         self, place: Place, row_id: int | None
     ) -> Iterable[tuple[str, str]]:
-        """Return the regions and keys of a list that is written."""
+        """Return the regions and keys that a write of a list invalidates."""
         yield self.region.name, f"{self.head}{row_id}"
         yield self.region.name, self._count_key(row_id)
 
-    def appended(
+    def keys_of_append(
         self,
-        scope: Scope,
+        session: ShardSession,
         place: Place,
         source_id: int,
         rows: Sequence[tuple[int, int]],
     ) -> Iterable[tuple[tuple[str, str], Edit]]:
-        """Return the regions and keys of a list, and what is done to them.
+        """Return the keys that appended rows invalidate, with their edits.
 
-        :param rows: target and sequence of what is put on top, ascending.
+        :param rows: target and sequence of the new rows, ascending.
+        :returns: region and key, and the function that edits the value.
         """
-        tag = self.tag(scope, place)
-        entries = self.written(place, source_id)
+        tag = self.tag(session, place)
+        entries = self.keys_of_write(place, source_id)
         edits = (
-            partial(self._with, place, source_id, tag, rows),
+            partial(self._with_rows_on_top, place, source_id, tag, rows),
             partial(_longer, tag, rows),
         )
         return zip(entries, edits, strict=True)
 
-    def _with(
+    def _with_rows_on_top(
         self,
         place: Place,
         source_id: int,
@@ -191,9 +203,9 @@ class KeptLists(Kept):
         rows: Sequence[tuple[int, int]],
         value: bytes,
     ) -> bytes | None:
-        """Return the value of a list with rows on top of it."""
+        """Return the value of a list with more rows at the top."""
         prefix = self.prefix(place, source_id, tag, value)
-        # A list without rows does not show how drivers have them.
+        # An empty list does not show how the driver returns a row.
         width = len(self.columns.names)
         if prefix is None or not prefix.rows or width != _COLUMNS:
             return None
@@ -201,26 +213,26 @@ class KeptLists(Kept):
         on_top = [list(prefix.rows[0]) for _ in rows]
         for row, (target_id, at) in zip(on_top, rows, strict=True):
             row[target] = target_id
-            row[sequence] = _like(row[sequence], at)
+            row[sequence] = _sequence_like(row[sequence], at)
         if rows[0][1] <= prefix.keys[0][0]:
             return None
         all_rows = [*reversed(on_top), *prefix.rows]
         is_whole = prefix.is_whole and len(all_rows) <= self.most
-        body = self.dumped_list(place, is_whole, all_rows[: self.most])
+        body = self.encode_list(place, is_whole, all_rows[: self.most])
         return None if body is None else tag + body
 
-    def dumped_list(
+    def encode_list(
         self, place: Place, is_whole: bool, rows: Sequence[Any]
     ) -> bytes | None:
-        """Return the first rows of a list as bytes; None where they cannot."""
-        return self.dumped(place, rows, [is_whole, rows])
+        """Return rows of a list as bytes; see :meth:`encode_rows`."""
+        return self.encode_rows(place, rows, [is_whole, rows])
 
     def prefix(
         self, place: Place, source_id: int, tag: bytes, value: bytes
     ) -> Prefix | None:
-        """Return what a value says; None where it cannot be read.
+        """Return a decoded value; None if it cannot be read.
 
-        :param source_id: whose list it is.
+        :param source_id: id of the source of the list.
         """
         if not value.startswith(tag):
             return None
@@ -230,9 +242,9 @@ class KeptLists(Kept):
             return None
         if type(is_whole) is not bool or type(rows) is not list:
             return None
-        fit, at = self.cells(place).fit, self._source_at
+        accepts, at = self.row_checks(place).accepts, self._source_at
         if len(rows) > self.most or not all(
-            fit(row) and row[at] == source_id for row in rows
+            accepts(row) and row[at] == source_id for row in rows
         ):
             return None
         prefix = Prefix(rows, is_whole, self.at)
@@ -242,21 +254,21 @@ class KeptLists(Kept):
         return f"{self.head}count:{source_id}"
 
     def rows(
-        self, scope: Scope, place: Place, ids: Sequence[int]
+        self, session: ShardSession, place: Place, ids: Sequence[int]
     ) -> dict[int, list[Any]]:
-        """Read the first rows of lists of one shard, and one row more."""
+        """Read the first rows of lists of one shard, and one further row."""
         found: dict[int, list[Any]] = {source_id: [] for source_id in ids}
         for start in range(0, len(ids), BRANCHES):
-            some = ids[start : start + BRANCHES]
-            parameters = sources(some)
-            result = scope.execute(
+            part = ids[start : start + BRANCHES]
+            parameters = sources(part)
+            result = session.execute(
                 self._statement(len(parameters)),
                 {**parameters, "number": self.most + 1},
                 bind_arguments={"place": place},
                 execution_options=OPTIONS,
             )
             for index, *row in result:
-                found[some[index]].append(row)
+                found[part[index]].append(row)
         for rows in found.values():
             rows.sort(key=self._order, reverse=True)
         return found
@@ -283,33 +295,27 @@ class KeptLists(Kept):
         return statement
 
 
-class _Lists:
-    """What is asked for in one read; a :class:`~.protocol.Source`."""
-
-    def __init__(self, kept: KeptLists, part: Part[int]) -> None:
-        self._kept = kept
-        self._part = part
-        self._places = places = part.places
-        head = kept.head
-        self.ids = {f"{head}{source_id}": source_id for source_id in places}
-        self._tags = kept.tags(part.scope, places)
+class _Lists(PartSource[ListCache]):
+    """The lists of one read."""
 
     def decode(self, values: Mapping[str, bytes]) -> dict[str, Prefix]:
         read: dict[str, Prefix] = {}
         for key, value in values.items():
             source_id = self.ids[key]
             place, tag = self._places[source_id], self._tags[source_id]
-            prefix = self._kept.prefix(place, source_id, tag, value)
+            prefix = self._cache.prefix(place, source_id, tag, value)
             if prefix is not None:
                 read[key] = prefix
         return read
 
     def encode(self, key: str, loaded: Prefix) -> tuple[bytes, int] | None:
         place = self._places[self.ids[key]]
-        body = self._kept.dumped_list(place, loaded.is_whole, loaded.rows)
+        body = self._cache.encode_list(place, loaded.is_whole, loaded.rows)
         if body is None:
             return None
-        return self._tags[self.ids[key]] + body, self._kept.region.times.expire
+        return self._tags[
+            self.ids[key]
+        ] + body, self._cache.region.times.expire
 
     def load(
         self, keys: Sequence[str], leased: Collection[str]
@@ -319,43 +325,45 @@ class _Lists:
             place = self._places[self.ids[key]]
             by_place.setdefault(place, []).append(key)
         found = {}
-        most = self._kept.most
+        most = self._cache.most
         with self._part.reader() as session:
             for place, its in by_place.items():
                 ids = [self.ids[key] for key in its]
-                rows = self._kept.rows(session, place, ids)
+                rows = self._cache.rows(session, place, ids)
                 for key, source_id in zip(its, ids, strict=True):
                     own = rows[source_id]
                     found[key] = Prefix(
-                        own[:most], len(own) <= most, self._kept.at
+                        own[:most], len(own) <= most, self._cache.at
                     )
         return found
 
 
 class _Count:
-    """How long one list is; a :class:`~.protocol.Source`."""
+    """The length of one list; a :class:`~.protocol.Source`."""
 
     def __init__(
         self,
-        kept: KeptLists,
+        cache: ListCache,
         tag: bytes,
         part: Part[int],
-        ask: Callable[[Scope], int],
+        read_length: Callable[[ShardSession], int],
     ) -> None:
-        self._kept = kept
+        self._cache = cache
         self._tag = tag
         self._part = part
-        self._ask = ask
+        self._read_length = read_length
 
     def decode(self, values: Mapping[str, bytes]) -> dict[str, int]:
         found = {key: _length(self._tag, one) for key, one in values.items()}
         return {key: one for key, one in found.items() if one is not None}
 
     def encode(self, key: str, loaded: int) -> tuple[bytes, int]:
-        return self._tag + str(loaded).encode(), self._kept.region.times.expire
+        return self._tag + str(
+            loaded
+        ).encode(), self._cache.region.times.expire
 
     def load(
         self, keys: Sequence[str], leased: Collection[str]
     ) -> Mapping[str, int]:
         with self._part.reader() as session:
-            return dict.fromkeys(keys, self._ask(session))
+            return dict.fromkeys(keys, self._read_length(session))

@@ -1,9 +1,9 @@
 """Objects by their ids, from the cache or from the database.
 
-That there is no object with an id is kept as well, and short.  Whoever
-inserts one need not know its id before: he removes the *absence* of his table
-and shard, a random text that each of these values has, and that is looked at
-before one of them is believed.
+The absence of an object is cached as well, for a short time.  The id of an
+inserted row may be unknown before the INSERT: it invalidates the *absence
+token* of its table and shard, a random string that these values contain, and
+that is compared when one of them is read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from typing import Any
 
 from sqlalchemy import bindparam
 
-from sqla_shard.cache.classes import Columns
-from sqla_shard.cache.codec import parse_many
-from sqla_shard.cache.kept import Kept
-from sqla_shard.cache.kept import OPTIONS
-from sqla_shard.cache.kept import Part
-from sqla_shard.cache.kept import parted
-from sqla_shard.cache.protocol import give_back
-from sqla_shard.cache.store import State
-from sqla_shard.rendering import Place
-from sqla_shard.session.contract import Scope
+from sqla_shard.cache.columns import Columns
+from sqla_shard.cache.columns import parse_many
+from sqla_shard.cache.protocol import discard
+from sqla_shard.cache.protocol import Tally
+from sqla_shard.cache.regions import Region
+from sqla_shard.cache.rows import OPTIONS
+from sqla_shard.cache.rows import Part
+from sqla_shard.cache.rows import PartSource
+from sqla_shard.cache.rows import RowCache
+from sqla_shard.cache.rows import split_by_reader
+from sqla_shard.cache.stores import State
+from sqla_shard.engine.rendering import Place
+from sqla_shard.session import ShardSession
 
-__all__ = ["KeptObjects"]
+__all__ = ["ObjectCache"]
 
 _IDS = "sqla_shard_ids"
 _NONE = b"-"
@@ -39,64 +42,69 @@ _TOKEN = re.compile(rb"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """There is none.
+    """An id that is not found.
 
-    :ivar token: of the absence that it was found under; empty where that
-        could not be told.
+    :ivar token: the absence token when the id was read; empty if unknown.
     """
 
     token: str
 
 
-class KeptObjects(Kept):
+class ObjectCache(RowCache):
     """The objects of one class."""
 
-    def __init__(self, columns: Columns, **kept: Any) -> None:
-        super().__init__(columns, **kept)
+    def __init__(
+        self, columns: Columns, region: Region, tally: Tally, prefix: str
+    ) -> None:
+        super().__init__(columns, region, tally, prefix)
         (self._key,) = columns.table.primary_key.columns
-        #: Where the id stands in a row.
+        #: The position of the id in a row.
         self.index = columns.names.index(self._key.name)
         self._raw = columns.raw(self._key.label("sqla_shard_key")).where(
             self._key.in_(bindparam(_IDS, expanding=True))
         )
 
     def read(
-        self, scope: Scope, places: Mapping[int, Place]
+        self, session: ShardSession, places: Mapping[int, Place]
     ) -> dict[int, Any]:
-        """Return the objects of ids, None where there is none.
+        """Return the objects by id, with None for those not found.
 
-        :param places: by id.
-        :returns: without those whose rows cannot be loaded.
+        :param places: the shard locations, by id.
+        :returns: the objects, without those whose rows cannot be loaded.
         """
         found: dict[int, Any] = {}
-        for part in parted(scope, places):
+        for part in split_by_reader(session, places):
             source = _Objects(self, part)
-            read = self.through(scope, source.ids, source, part)
+            read = self.read_keys(session, source.ids, source, part)
             found.update(
                 (source.ids[key], None if type(one) is _Absent else one)
                 for key, one in read.items()
             )
-        return self._loaded(scope, places, found)
+        return self._with_objects(session, places, found)
 
-    def _loaded(
+    def _with_objects(
         self,
-        scope: Scope,
+        session: ShardSession,
         places: Mapping[int, Place],
         found: dict[int, Any],
     ) -> dict[int, Any]:
-        """Put objects in the place of rows."""
-        head = self.head
+        """Replace rows by objects of the session."""
         rows = {
-            f"{head}{i}": [row] for i, row in found.items() if row is not None
+            f"{self.head}{object_id}": [row]
+            for object_id, row in found.items()
+            if row is not None
         }
         if not rows:
             return found
-        loaded = self.loaded(scope, next(iter(places.values())), rows)
-        return {
-            i: row if row is None else loaded[f"{head}{i}"][0]
-            for i, row in found.items()
-            if row is None or f"{head}{i}" in loaded
-        }
+        loaded = self.load_objects(session, next(iter(places.values())), rows)
+        objects: dict[int, Any] = {}
+        for object_id, row in found.items():
+            key = f"{self.head}{object_id}"
+            if row is None:
+                objects[object_id] = None
+            elif key in loaded:
+                (objects[object_id],) = loaded[key]
+        return objects
 
     def rows(
         self, part: Part[int], ids: Iterable[int]
@@ -108,12 +116,13 @@ class KeptObjects(Kept):
             )
             return {key: row for key, *row in result}
 
-    def written(
+    def keys_of_write(
         self, place: Place, object_id: int | None
     ) -> Iterable[tuple[str, str]]:
-        """Return the region and the keys of a row that is written.
+        """Return the region and key that a write of a row invalidates.
 
-        :param object_id: None for rows that are inserted.
+        :param object_id: id of the object; None for an inserted row whose id
+            is unknown.
         """
         if object_id is None:
             yield self.region.name, self.absence(place)
@@ -121,21 +130,12 @@ class KeptObjects(Kept):
             yield self.region.name, f"{self.head}{object_id}"
 
     def absence(self, place: Place) -> str:
-        """Return the key of what makes known that rows were inserted."""
+        """Return the key of the absence token of a shard."""
         return f"{self.head}none:{place.keyspace}:{place.shard_id}"
 
 
-class _Objects:
-    """What is asked for in one read; a :class:`~.protocol.Source`."""
-
-    def __init__(self, kept: KeptObjects, part: Part[int]) -> None:
-        self._kept = kept
-        self._part = part
-        self._scope = part.scope
-        self._places = places = part.places
-        head = kept.head
-        self.ids = {f"{head}{object_id}": object_id for object_id in places}
-        self._tags = kept.tags(part.scope, places)
+class _Objects(PartSource[ObjectCache]):
+    """The objects of one read."""
 
     def decode(self, values: Mapping[str, bytes]) -> dict[str, Any]:
         read: dict[str, Any] = {}
@@ -151,20 +151,20 @@ class _Objects:
                 absent[key] = _Absent(token)
             else:
                 bodies[key] = body
-        index, ids, places = self._kept.index, self.ids, self._places
+        index, ids, places = self._cache.index, self.ids, self._places
         for key, row in parse_many(bodies).items():
-            cells = self._kept.cells(places[ids[key]])
-            if cells.fit(row) and row[index] == ids[key]:
+            checks = self._cache.row_checks(places[ids[key]])
+            if checks.accepts(row) and row[index] == ids[key]:
                 read[key] = row
         if absent:
-            read.update(self._confirmed(absent))
+            read.update(self._still_absent(absent))
         return read
 
     def encode(self, key: str, loaded: Any) -> tuple[bytes, int] | None:
-        times = self._kept.region.times
+        times = self._cache.region.times
         if type(loaded) is not _Absent:
             place = self._places[self.ids[key]]
-            body = self._kept.dumped(place, [loaded], loaded)
+            body = self._cache.encode_rows(place, [loaded], loaded)
             if body is None:
                 return None
             return self._tags[self.ids[key]] + body, times.expire
@@ -176,10 +176,10 @@ class _Objects:
     def load(
         self, keys: Sequence[str], leased: Collection[str]
     ) -> Mapping[str, Any]:
-        # Before the rows: what is inserted from now on has another token,
-        # and the transaction may never see it.
+        # Read the tokens before the rows: the transaction may not see rows
+        # that are inserted from now on; they change the token.
         tokens = self._tokens(leased, leases=True) if leased else {}
-        rows = self._kept.rows(self._part, [self.ids[key] for key in keys])
+        rows = self._cache.rows(self._part, [self.ids[key] for key in keys])
         return {
             key: rows.get(
                 self.ids[key], _Absent(tokens.get(self._absence(key), ""))
@@ -187,8 +187,13 @@ class _Objects:
             for key in keys
         }
 
-    def _confirmed(self, absent: Mapping[str, _Absent]) -> dict[str, _Absent]:
-        """Return those that still are: nothing was inserted since."""
+    def _still_absent(
+        self, absent: Mapping[str, _Absent]
+    ) -> dict[str, _Absent]:
+        """Return the absent objects that are still absent.
+
+        Their shards have the same absence token: no row was inserted since.
+        """
         tokens = self._tokens(absent, leases=False)
         return {
             key: one
@@ -197,12 +202,12 @@ class _Objects:
         }
 
     def _absence(self, key: str) -> str:
-        return self._kept.absence(self._places[self.ids[key]])
+        return self._cache.absence(self._places[self.ids[key]])
 
     def _tokens(self, keys: Iterable[str], *, leases: bool) -> dict[str, str]:
-        """Return the absences of the shards of keys, new where missing."""
-        times = self._kept.region.times
-        store = self._kept.store(self._scope)
+        """Return the absence tokens of shards; fill those that are missing."""
+        times = self._cache.region.times
+        store = self._cache.store(self._part.session)
         names = list(dict.fromkeys(self._absence(key) for key in keys))
         found = store.fetch(names, times.lease if leases else 0)
         tokens = {
@@ -210,12 +215,12 @@ class _Objects:
             for name, one in found.items()
             if _TOKEN.fullmatch(one.value)
         }
-        strange = [
+        unreadable = [
             name
             for name, one in found.items()
             if one.state is State.VALUE and name not in tokens
         ]
-        give_back(store, strange)
+        discard(store, unreadable)
         new = {
             name: (one.lease, token_hex(8).encode("ascii"))
             for name, one in found.items()

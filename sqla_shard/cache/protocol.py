@@ -1,30 +1,32 @@
-"""Reading through a store, and keeping it from lying.
+"""The cache protocol: reading through a store, and invalidation.
 
-Reading: what is there is used.  What is missing is leased; whoever has the
-lease reads the database *after that* and puts the value there, unless
-anything else was put there meanwhile.  Who gets none reads the database and
-puts nothing there: at once where there is a tombstone, and after a short
-time of waiting where somebody else has the lease.
+Reading: a missing key is leased; the reader with the lease reads the database
+*after that* and fills the value, unless the key was changed meanwhile.  A
+reader without a lease reads the database and fills nothing: immediately if
+there is a tombstone, after a short wait if another reader has the lease.
 
-Writing: before COMMIT a tombstone takes the place of each key, which ends all
-leases and gives none; after COMMIT, or after ROLLBACK, it is removed.  A
-process that dies in between leaves the tombstone, which ends by itself: by
-then the COMMIT was decided.  So a value that is there was read after the last
-COMMIT that its tombstone has announced.
+Writing: before COMMIT the item of each key is replaced by a tombstone, which
+ends its lease and blocks new ones; after COMMIT or ROLLBACK it is removed.
+The tombstone of a process that dies in between expires, when the COMMIT has
+either succeeded or failed.  So a cached value was read after the last COMMIT
+that was preceded by a tombstone.
 
-What a value says of itself is for the :class:`Source`: one that it cannot
-read, or that another version of a program has put there, is removed, and the
-database asked.
+A :class:`Source` encodes and decodes values.  If it cannot decode a value,
+such as that of another version of a program, the value is removed and the
+database is read.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import fields
 from secrets import token_bytes
 from time import monotonic
 from time import perf_counter
@@ -32,26 +34,232 @@ from typing import Any
 from typing import Protocol
 from typing import TypeVar
 
-from sqla_shard.cache.store import Found
-from sqla_shard.cache.store import State
-from sqla_shard.cache.store import Store
-from sqla_shard.cache.store import TOKEN_BYTES
-from sqla_shard.cache.tally import Tally
+from sqla_shard.cache.stores import Found
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import Store
+from sqla_shard.exc.base import summary
+from sqla_shard.outbox.tables import TOKEN_BYTES
 
-__all__ = ["Source", "Times", "Tombstones", "give_back", "read_through"]
+__all__ = [
+    "ClassStats",
+    "Counts",
+    "RegionStats",
+    "Source",
+    "Tally",
+    "Times",
+    "Tombstones",
+    "discard",
+    "read_through",
+    "stats_of",
+]
+
+
+# -- Statistics: each class has its own counters; those of tombstones belong to
+# the region, as the tombstones of a transaction are put together.
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Statistics of keys, since the process was started.
+
+    Each key that is read is a hit or a miss.
+
+    :ivar hits: keys that were read from the cache.
+    :ivar misses: keys that were read from the database, for any reason.
+    :ivar fills: values that were stored after a read.
+    :ivar lease_losses: values that were not stored, because the row was
+        written or the node flushed while the database was read, or because
+        the value was too large.
+    :ivar blocked: misses because of a tombstone, or because the node was
+        started recently.
+    :ivar unfillable: misses in transactions that had read on the server
+        before; their values may be old and were not stored.
+    :ivar errors: misses whose node did not respond.
+    :ivar unreadable: values that were removed: they had other columns, another
+        generation of the server, recorded an absence that had ended, or were
+        damaged.  Hits whose rows could not be loaded are included.
+    :ivar waits: misses for which another reader had the lease.
+    :ivar gave_up: waits that ended before the value was filled.
+    :ivar bytes_read: bytes of values that were read.
+    :ivar bytes_written: bytes of values that were stored.
+    :ivar seconds: time spent in the cache and waiting for it, without the
+        time of the database.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    fills: int = 0
+    lease_losses: int = 0
+    blocked: int = 0
+    unfillable: int = 0
+    errors: int = 0
+    unreadable: int = 0
+    waits: int = 0
+    gave_up: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """The ratio of hits to keys; None if no key was read."""
+        total = self.hits + self.misses
+        return self.hits / total if total else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassStats(Counts):
+    """Statistics of the keys of a class; see :class:`Counts`.
+
+    :ivar name: name of the class.
+    :ivar is_enabled: whether reads use the cache, in this process.
+    """
+
+    name: str
+    is_enabled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionStats(Counts):
+    """Statistics of the keys of a region; see :class:`Counts`.
+
+    :ivar name: name of the region.
+    :ivar invalidations: tombstones that were put.
+    :ivar outbox: tombstones that could not be put; if the transaction has
+        committed, their keys are in the outbox.
+    :ivar classes: the statistics of its classes; the region includes them.
+    """
+
+    name: str
+    invalidations: int = 0
+    outbox: int = 0
+    classes: tuple[ClassStats, ...] = ()
+
+
+_ALL = [one.name for one in fields(Counts)]
+_OF_REGIONS = ["invalidations", "outbox"]
+
+
+class Tally:
+    """Counters; safe to use from several threads.
+
+    :param name: name of the class or the region.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._has_failed = False
+        self._counts: dict[str, Any] = dict.fromkeys([*_ALL, *_OF_REGIONS], 0)
+
+    def add(self, **counts: float) -> None:
+        """Add to counters, by the names of :class:`RegionStats`."""
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def count_fetch(
+        self,
+        found: Mapping[str, Found],
+        hits: int,
+        seconds: float,
+        *,
+        leases: bool,
+    ) -> None:
+        """Count the results of the first fetch.
+
+        :param hits: the number of values that could be decoded.
+        :param leases: whether missing keys were leased.
+        """
+        counts = {
+            "hits": hits,
+            "bytes_read": sum(len(one.value) for one in found.values()),
+            "seconds": seconds,
+        }
+        if hits != len(found):
+            counts["misses"] = len(found) - hits
+            states = [one.state for one in found.values()]
+            # Without leases a store does not return the reason.
+            why = "blocked" if leases else "unfillable"
+            counts[why] = states.count(State.BLOCKED)
+            counts["errors"] = states.count(State.LOST)
+        self.add(**counts)
+
+    def count_fill(
+        self, values: Mapping[str, tuple[Any, bytes]], done: Collection[str]
+    ) -> None:
+        """Count stored values and lost leases."""
+        self.add(
+            fills=len(done),
+            lease_losses=len(values) - len(done),
+            bytes_written=sum(len(values[key][1]) for key in done),
+        )
+
+    def log(self, error: Exception) -> None:
+        """Log the error of a cached value, if it is the first one."""
+        with self._lock:
+            is_first, self._has_failed = not self._has_failed, True
+        if is_first:
+            _log.warning(
+                "a cached value of %s cannot be loaded, and is removed; "
+                "further ones are not logged: %s",
+                self.name,
+                summary(error),
+                extra={"action": "cache", "class": self.name},
+            )
+
+    def count_wait(self, keys: int, left: int) -> None:
+        """Count keys for which another reader had the lease.
+
+        :param left: the number of keys that were not filled in time.
+        """
+        # count_fetch() has counted them as misses.
+        self.add(waits=keys, gave_up=left)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the current counts, by name."""
+        with self._lock:
+            return dict(self._counts)
+
+
+def stats_of(
+    region: Tally, classes: Iterable[tuple[Tally, bool]]
+) -> RegionStats:
+    """Return the statistics of a region, with those of its classes.
+
+    :param region: the counters of the region.
+    :param classes: the counters of its classes, and whether each class is
+        enabled.
+    """
+    sums = region.counts()
+    of_classes = []
+    for tally, is_enabled in classes:
+        counts = tally.counts()
+        for name, count in counts.items():
+            sums[name] += count
+        its = {name: counts[name] for name in _ALL}
+        of_classes.append(
+            ClassStats(name=tally.name, is_enabled=is_enabled, **its)
+        )
+    return RegionStats(name=region.name, classes=tuple(of_classes), **sums)
+
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """How long things last, in seconds.
+    """Lifetimes and timeouts of a region, in seconds.
 
-    :ivar expire: a value.
-    :ivar expire_nothing: that there is none.
-    :ivar lease: a lease that is not used.
-    :ivar tombstone: a tombstone; longer than any COMMIT takes.
-    :ivar wait: waiting for who has a lease, at most.
+    :ivar expire: lifetime of a value.
+    :ivar expire_nothing: lifetime of a value for an id that was not found.
+    :ivar lease: lifetime of an unused lease.
+    :ivar tombstone: lifetime of a tombstone; longer than any COMMIT takes.
+    :ivar wait: maximum time to wait for the value of another reader that has
+        the lease.
     """
 
     expire: int = 3600
@@ -62,26 +270,30 @@ class Times:
 
 
 class Source(Protocol[T]):
-    """Where values come from, and how they are written down."""
+    """Loads, encodes and decodes values."""
 
     def load(
         self, keys: Sequence[str], leased: Collection[str]
     ) -> Mapping[str, T]:
-        """Read keys from the database, as it is now and no earlier.
+        """Read keys from the database.
 
-        :param leased: those that are to be kept.
-        :returns: something for each key.
+        :param leased: the keys with leases, whose values are stored; they
+            must be read in a snapshot that is newer than the lease.
+        :returns: a value for each key.
         """
         ...
 
     def encode(self, key: str, loaded: T) -> tuple[bytes, int] | None:
-        """Return the value, not empty, and its time; None not to keep it."""
+        """Return the non-empty value to store, and its lifetime in seconds.
+
+        :returns: None to store nothing.
+        """
         ...
 
     def decode(self, values: Mapping[str, bytes]) -> dict[str, T]:
-        """Return what values say, but for those that cannot be read.
+        """Return decoded values, without those that cannot be decoded.
 
-        That is asked at once after the values were found.
+        Called immediately after the values were fetched.
         """
         ...
 
@@ -97,15 +309,15 @@ def read_through(
     tally: Tally | None = None,
     sleep: Callable[[float], Any] | None = None,
 ) -> dict[str, T]:
-    """Return what keys have, from the store or from the database.
+    """Return the values of keys, from the store or from the database.
 
-    :param leases: whether what is read may be kept; else nothing is leased.
-    :param still: whether what the source reads next is as new as can be;
-        asked before something is leased after it has read.  A transaction
-        may go on seeing what it has seen.
-    :param tally: counts what was found.
-    :param sleep: waits for some seconds.
-    :returns: something for each key.
+    :param leases: whether values that are read may be stored.
+    :param still: returns whether the source still reads the latest commits;
+        called before a lease is taken after the source has read: its
+        transaction may have a snapshot by then.
+    :param tally: the counters.
+    :param sleep: waits for the given number of seconds.
+    :returns: a value for each key.
     """
     tally = Tally("") if tally is None else tally
     lease = times.lease if leases else 0
@@ -116,33 +328,29 @@ def read_through(
         tally=tally,
         lease=lease,
         sleep=sleep or threading.Event().wait,
-        still=still or _always,
+        still=still or (lambda: True),
     )
-    begun = perf_counter()
+    started = perf_counter()
     found = store.fetch(keys, lease)
-    read = reading.decoded(found)
-    looked = perf_counter()
-    tally.looked(found, len(read), looked - begun, leases=leases)
+    read = reading.decode(found)
+    fetched = perf_counter()
+    tally.count_fetch(found, len(read), fetched - started, leases=leases)
     if len(read) == len(found):
         return read
     try:
-        reading.missing(found, read)
+        reading.read_missing(found, read)
     finally:
-        rest = perf_counter() - looked
+        rest = perf_counter() - fetched
         tally.add(seconds=max(rest - reading.loading, 0.0))
     return read
-
-
-def _always() -> bool:
-    return True
 
 
 @dataclass(kw_only=True)
 class _Reading:
     """One call of :func:`read_through`.
 
-    :ivar lease: seconds of leases; 0 for none.
-    :ivar loading: seconds that the database took.
+    :ivar lease: seconds after which a lease expires; 0: take no leases.
+    :ivar loading: seconds spent in the database.
     """
 
     store: Store
@@ -154,10 +362,10 @@ class _Reading:
     still: Callable[[], bool]
     loading: float = 0.0
 
-    def missing(
+    def read_missing(
         self, found: Mapping[str, Found], read: dict[str, Any]
     ) -> None:
-        """Add what was not there, or could not be read."""
+        """Add the values of keys that were missing or could not be decoded."""
         busy = [key for key, one in found.items() if one.state is State.BUSY]
         absent = [
             key
@@ -172,33 +380,33 @@ class _Reading:
     def _load(
         self, keys: Sequence[str], leased: Collection[str]
     ) -> Mapping[str, Any]:
-        begun = perf_counter()
+        started = perf_counter()
         try:
             loaded: Mapping[str, Any] = self.source.load(keys, leased)
             return loaded
         finally:
-            self.loading += perf_counter() - begun
+            self.loading += perf_counter() - started
 
-    def decoded(self, found: Mapping[str, Found]) -> dict[str, Any]:
-        """Return what was there and can be read; remove the rest."""
+    def decode(self, found: Mapping[str, Found]) -> dict[str, Any]:
+        """Return the decoded values; remove those that cannot be decoded."""
         values = {
             key: one.value
             for key, one in found.items()
             if one.state is State.VALUE
         }
-        read = self._decoded(values)
+        read = self._decode(values)
         if len(read) < len(values):
-            strange = values.keys() - read.keys()
-            # It would be there until it expires.
-            give_back(self.store, strange)
-            self.tally.add(unreadable=len(strange))
+            unreadable = values.keys() - read.keys()
+            # Remove them now; otherwise they remain until they expire.
+            discard(self.store, unreadable)
+            self.tally.add(unreadable=len(unreadable))
         return read
 
-    def _decoded(self, values: Mapping[str, bytes]) -> dict[str, Any]:
+    def _decode(self, values: Mapping[str, bytes]) -> dict[str, Any]:
         try:
             read: dict[str, Any] = self.source.decode(values)
         except Exception:
-            # No value breaks a read: that would last until it expires.
+            # A value must not break reads until it expires.
             read = {}
             for key, value in values.items():
                 try:
@@ -210,7 +418,7 @@ class _Reading:
     def load(
         self, keys: Sequence[str], found: Mapping[str, Found]
     ) -> Mapping[str, Any]:
-        """Read keys from the database, and keep those that we may."""
+        """Read keys from the database, and fill the keys with a lease."""
         leases = {
             key: found[key].lease
             for key in keys
@@ -218,26 +426,30 @@ class _Reading:
         }
         try:
             loaded = self._load(keys, leases)
-            kept: dict[int, dict[str, tuple[Any, bytes]]] = {}
-            unkept = []
+            values: dict[int, dict[str, tuple[Any, bytes]]] = {}
+            unused = []
             for key, lease in leases.items():
                 encoded = self.source.encode(key, loaded[key])
                 if encoded is None:
-                    unkept.append(key)
+                    unused.append(key)
                 else:
                     value, expire = encoded
-                    kept.setdefault(expire, {})[key] = lease, value
+                    values.setdefault(expire, {})[key] = lease, value
         except BaseException:
-            # Others would wait for what does not come.
-            give_back(self.store, leases)
+            # Release the leases; otherwise other readers would wait for values
+            # that are never filled.
+            discard(self.store, leases)
             raise
-        give_back(self.store, unkept)
-        for expire, values in kept.items():
-            self.tally.filled(values, self.store.fill(values, expire))
+        discard(self.store, unused)
+        for expire, batch in values.items():
+            self.tally.count_fill(batch, self.store.fill(batch, expire))
         return loaded
 
     def wait(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Wait for others to fill, and load what they do not in time."""
+        """Wait until other readers fill keys; load those not filled in time.
+
+        :returns: a value for each key.
+        """
         end = monotonic() + self.times.wait
         read: dict[str, Any] = {}
         left = list(keys)
@@ -245,10 +457,10 @@ class _Reading:
         while left and monotonic() < end:
             self.sleep(step)
             step = min(step * 2, 0.01)
-            # What is read with a lease has to be newer than that.
+            # A value must be read after its lease was taken.
             lease = self.lease if self.still() else 0
             found = self.store.fetch(left, lease)
-            read.update(self.decoded(found))
+            read.update(self.decode(found))
             left = [key for key in left if found[key].state is State.BUSY]
             mine = [
                 key
@@ -257,21 +469,21 @@ class _Reading:
             ]
             if mine:
                 read.update(self.load(mine, found))
-        self.tally.waited(len(keys), len(left))
+        self.tally.count_wait(len(keys), len(left))
         if left:
             read.update(self._load(left, ()))
         return read
 
 
-def give_back(store: Store, keys: Collection[str]) -> None:
-    """Remove values that nobody can read, and leases that nobody uses."""
+def discard(store: Store, keys: Collection[str]) -> None:
+    """Remove values that cannot be decoded, and unused leases."""
     if keys:
-        # A token of nobody: tombstones stay.
+        # Use a new token, so that tombstones of other transactions stay.
         store.unblock(keys, token_bytes(TOKEN_BYTES))
 
 
 class Tombstones:
-    """The keys that one transaction writes, from before its COMMIT on."""
+    """The tombstones of one transaction."""
 
     def __init__(self, store: Store, times: Times) -> None:
         self._store = store
@@ -285,12 +497,12 @@ class Tombstones:
         keys: Collection[str],
         edits: Mapping[str, Callable[[bytes], bytes | None]] | None = None,
     ) -> set[str]:
-        """Announce a COMMIT.
+        """Put tombstones before a COMMIT.
 
-        :param edits: make what a key is to have after it of the value that
-            it has; None where they cannot.
-        :returns: the keys whose values may be served after it: write them
-            down in the transaction.
+        :param edits: functions that return the value of a key after the
+            COMMIT, computed from the cached one; None if it is unknown.
+        :returns: the keys for which this failed; their values may be stale
+            after the COMMIT: write them to the outbox in the transaction.
         """
         self._keys.update(keys)
         expire = self._times.tombstone
@@ -305,28 +517,29 @@ class Tombstones:
         return self._store.block(left, self._token, expire) if left else set()
 
     @property
-    def edited(self) -> Collection[str]:
-        """The keys whose values after COMMIT are known."""
+    def edited_keys(self) -> Collection[str]:
+        """The keys whose values after the COMMIT are known."""
         return self._edited.keys()
 
     def renew(self) -> None:
-        """Put them again, where their time may be over before the COMMIT."""
+        """Put the tombstones again, with their full lifetime."""
         if self._keys:
             self._store.block(self._keys, self._token, self._times.tombstone)
 
     def replace(self) -> None:
-        """Put what was edited there, after COMMIT, and remove the others."""
+        """Fill edited values after the COMMIT; remove the other tombstones."""
         edited, self._edited = self._edited, {}
         if edited:
-            # But for those that somebody else has announced meanwhile.
+            # fill() skips keys on which another transaction has put a
+            # tombstone meanwhile.
             self._keys -= self._store.fill(edited, self._times.expire)
         self.remove()
 
     def remove(self) -> None:
-        """Let values be put there again, after the end of the transaction.
+        """Remove the tombstones, after the end of the transaction.
 
-        Not after a COMMIT of which nobody knows what became of it: it may
-        be done yet.  The tombstones end by themselves.
+        Do not call it after a COMMIT whose outcome is unknown, which may still
+        succeed; its tombstones expire.
         """
         keys, self._keys = self._keys, set()
         if keys:

@@ -1,11 +1,10 @@
-"""Regions: where the rows of a class are kept, and for how long.
+"""Regions: the stores of cached rows, and their lifetimes.
 
-A region is one of dogpile.cache, whose users know how to write it down, and
-a :class:`~.store.Store` over the servers of its backend.  What dogpile.cache
-itself does with the region is the application's; it never sees what we keep
-there, nor do we see what is its own.
+A region is a ``CacheRegion`` of dogpile.cache, configured as usual, and a
+:class:`.Store` on the servers of its backend.  The application can use the
+``CacheRegion`` itself: its values and those of the store are separate.
 
-dogpile.cache is loaded by those who open a region.
+dogpile.cache is imported when a region is opened.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from sqla_shard import exc
 from sqla_shard.cache.protocol import Times
-from sqla_shard.cache.store import check_seconds
-from sqla_shard.cache.store import LONGEST
-from sqla_shard.cache.store import Store
-from sqla_shard.internal import LONGEST_REGION
-from sqla_shard.masking import MASK
+from sqla_shard.cache.stores import check_seconds
+from sqla_shard.cache.stores import LONGEST
+from sqla_shard.cache.stores import Store
+from sqla_shard.outbox.tables import LONGEST_REGION
+from sqla_shard.util.masking import MASK
 
 if TYPE_CHECKING:
     import dogpile.cache
@@ -35,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["BACKEND", "REGION_NAME", "Region", "open_region", "store_of"]
 
 BACKEND = "sqla_shard.memcached"
-"""The name of our own backend."""
+"""The name of the backend of this library."""
 
 REGION_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LONGEST_REGION}}}")
-"""What names of regions look like."""
+"""The pattern of region names."""
 
 _MEMORY, _REDIS = "dogpile.cache.memory", "dogpile.cache.redis"
 _BACKENDS = (BACKEND, _REDIS, _MEMORY)
@@ -46,8 +45,8 @@ _THEIRS = frozenset(
     ["backend", "expiration_time", "arguments", "wrap", "region_invalidator"]
 )
 _OURS = frozenset(["expire_nothing", "lease", "tombstone", "wait"])
-#: Of their backends.  One that is newer than this can be said to a
-#: ``CacheRegion``, which is left as it is.
+#: Arguments of the backends.  For a newer one, configure a ``CacheRegion``:
+#: its arguments are not checked.
 _ARGUMENTS = {
     _MEMORY: ("cache_dict",),
     _REDIS: (
@@ -68,11 +67,11 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A region that is open.
+    """An open region.
 
-    :ivar name: what the application calls it.
-    :ivar store: keeps its items.
-    :ivar times: how long they last.
+    :ivar name: its name in the application.
+    :ivar store: the store of its items.
+    :ivar times: the lifetimes of its items.
     :ivar region: the ``CacheRegion`` of dogpile.cache.
     """
 
@@ -87,25 +86,24 @@ def open_region(
 ) -> Region:
     """Open a region.
 
-    The ``expiration_time`` of dogpile.cache is how long a value lasts, in
-    full seconds or as a ``timedelta``.  Where it is not given or says "for
-    ever" (None, 0 or -1) that is an hour: were there ever a value that is
-    wrong, it must end.
+    The ``expiration_time`` of dogpile.cache is the lifetime of a value, in
+    full seconds or as a ``timedelta``.  If it is missing or means "never"
+    (None, 0 or -1), it is an hour: a stale value must expire.
 
-    :param name: what the application calls it.
+    :param name: its name in the application.
     :param config: the arguments of ``CacheRegion.configure()``, of which
-        ``backend`` must be there, and ``expire_nothing``, ``lease``,
+        ``backend`` is required, and ``expire_nothing``, ``lease``,
         ``tombstone`` and ``wait``, see :class:`~.protocol.Times`; or a
-        region that is configured.
-    :raises sqla_shard.exc.CacheOptionError: if that makes no sense, or the
-        backend cannot do what is needed.
+        configured region.
+    :raises sqla_shard.exc.CacheOptionError: if an option is not valid, or the
+        backend not supported.
     :raises sqla_shard.exc.MissingExtraError: if a package is missing.
     """
     region_class = _load_dogpile()
     if isinstance(config, region_class):
         given: dict[str, Any] = {}
         region = config
-        times = _times(given, _configured(name, region).expiration_time)
+        times = _times(given, _check_configured(name, region).expiration_time)
     elif isinstance(config, Mapping):
         given = dict(config)
         _check_names(name, given)
@@ -122,7 +120,7 @@ def open_region(
     if times.tombstone > longest:
         raise exc.CacheOptionError(
             f"is longer than {longest}, the argument 'longest' of the "
-            f"backend of region {name!r}: say longest={times.tombstone}",
+            f"backend of region {name!r}: use longest={times.tombstone}",
             option="tombstone",
             value=times.tombstone,
         )
@@ -130,15 +128,13 @@ def open_region(
 
 
 def store_of(region: dogpile.cache.CacheRegion) -> Store:
-    """Return the store over the servers of a region.
+    """Return the store on the servers of a region.
 
-    It is the same for all who ask: two in the memory of one process would
-    not hear of each other.  It reads and writes below the proxies of the
-    region (``wrap``), which see what the application does with the region,
-    and no rows.
+    All callers get the same store: two stores in the memory of one process
+    would not share tombstones.  The store bypasses the proxies of the region
+    (``wrap``): they see the values of the application, but no rows.
 
-    :raises sqla_shard.exc.CacheOptionError: if the backend cannot do what is
-        needed.
+    :raises sqla_shard.exc.CacheOptionError: if the backend is not supported.
     :raises sqla_shard.exc.MissingExtraError: if a package is missing.
     """
     _load_dogpile()
@@ -148,10 +144,10 @@ def store_of(region: dogpile.cache.CacheRegion) -> Store:
 def _store_of(name: str, region: CacheRegion, longest: int) -> Store:
     from dogpile.cache.proxy import ProxyBackend
 
-    backend: Any = _configured(name, region).backend
+    backend: Any = _check_configured(name, region).backend
     while isinstance(backend, ProxyBackend):
         _log.warning(
-            "region %r: rows are kept below %s, which does not see them",
+            "region %r: rows bypass the proxy %s",
             name,
             type(backend).__name__,
             extra={"action": "cache"},
@@ -169,9 +165,9 @@ def _make_store(backend: Any, region: CacheRegion, longest: int) -> Store:
     from dogpile.cache.backends.memory import MemoryBackend
     from dogpile.cache.backends.redis import RedisBackend
 
-    from sqla_shard.cache.dogpile_backend import MemcachedBackend
-    from sqla_shard.cache.dogpile_memory import DogpileMemoryStore
-    from sqla_shard.cache.redis import RedisStore
+    from sqla_shard.cache.stores.dogpile import DogpileMemoryStore
+    from sqla_shard.cache.stores.dogpile import MemcachedBackend
+    from sqla_shard.cache.stores.redis import RedisStore
 
     if isinstance(backend, MemcachedBackend):
         return backend.store
@@ -180,18 +176,19 @@ def _make_store(backend: Any, region: CacheRegion, longest: int) -> Store:
         if backend.socket_timeout is not None:
             options["timeout"] = backend.socket_timeout
         return RedisStore(backend.writer_client, **options)
-    # What a serializer makes of a value is not what the region would read.
+    # With a serializer, the values of the store would differ from those of the
+    # region.
     if isinstance(backend, MemoryBackend) and region.serializer is None:
         return DogpileMemoryStore(backend)
-    raise _unfit(type(backend).__name__)
+    raise _backend_error(type(backend).__name__)
 
 
-def _unfit(backend: object) -> exc.CacheOptionError:
+def _backend_error(backend: object) -> exc.CacheOptionError:
     names = ", ".join(_BACKENDS)
     return exc.CacheOptionError(
-        "cannot keep rows: that takes leases, which are given to one of many "
-        "(compare and set), on servers that tell when they have forgotten "
-        f"something. These can: {names} without a serializer",
+        "cannot store rows: it needs leases (compare and set), on servers "
+        f"that show whether they have lost items. Use {names} without a "
+        "serializer",
         option="backend",
         value=backend,
     )
@@ -205,14 +202,14 @@ def _load_dogpile() -> type[CacheRegion]:
         raise exc.MissingExtraError(
             package="dogpile.cache", extra="cache", reason=str(error)
         ) from None
-    # Found without the entry point, too, which an installation of an earlier
-    # version does not have.
+    # Register it even if there is an entry point: installations of earlier
+    # versions have none.
     register: Callable[[str, str, str], None] = register_backend
-    register(BACKEND, "sqla_shard.cache.dogpile_backend", "MemcachedBackend")
+    register(BACKEND, "sqla_shard.cache.stores.dogpile", "MemcachedBackend")
     return CacheRegion
 
 
-def _configured(name: str, region: CacheRegion) -> CacheRegion:
+def _check_configured(name: str, region: CacheRegion) -> CacheRegion:
     if not region.is_configured:
         raise exc.CacheOptionError(
             "is not configured: call its configure() first",
@@ -229,7 +226,7 @@ def _configure(
 
     backend = given["backend"]
     options = {key: given[key] for key in _THEIRS & given.keys()}
-    arguments = _checked_arguments(backend, options.pop("arguments", None))
+    arguments = _check_arguments(backend, options.pop("arguments", None))
     if backend == BACKEND and times.tombstone > _DEFAULTS.tombstone:
         arguments.setdefault("longest", times.tombstone)
     options.update(expiration_time=times.expire, arguments=arguments)
@@ -246,20 +243,24 @@ def _configure(
     except TypeError as error:
         reason = str(error)
     except ValueError:
-        # Not its text: of a URL without a host it has the password.
-        reason = "the value of one cannot be read; look at each part of a url"
+        # Do not show the message: for a URL without a host it has the
+        # password.
+        reason = "one has an invalid value; check each part of a url"
     raise exc.CacheOptionError(
         f"refuses its arguments: {reason}", option="backend", value=backend
     )
 
 
-def _checked_arguments(backend: str, given: Any) -> dict[str, Any]:
-    """Return a copy without what dogpile.cache would leave alone: typos."""
-    from sqla_shard.cache.dogpile_backend import MemcachedBackend
+def _check_arguments(backend: str, given: Any) -> dict[str, Any]:
+    """Return a copy of the arguments; refuse unknown ones.
+
+    dogpile.cache would ignore unknown arguments.
+    """
+    from sqla_shard.cache.stores.dogpile import MemcachedBackend
 
     if not isinstance(given, (Mapping, type(None))):
         raise exc.CacheOptionError(
-            f"is no mapping of arguments of {backend}",
+            f"must be a mapping of arguments of {backend}",
             option="arguments",
             value=given,
         )
@@ -267,16 +268,18 @@ def _checked_arguments(backend: str, given: Any) -> dict[str, Any]:
     known = _ARGUMENTS.get(backend, MemcachedBackend.arguments)
     for argument in arguments.keys() - known:
         raise exc.CacheOptionError(
-            f"is no argument of {backend}; there are {', '.join(known)}",
+            f"is not an argument of {backend}; valid are {', '.join(known)}",
             option=f"arguments[{argument!r}]",
-            # It may be a password, its name mistyped.
+            # It may be a password with a misspelt name.
             value=MASK,
         )
     port = arguments.get("port", 1)
     if backend == _REDIS and type(port) is not int:
-        # The client would tell in the first transaction, and end it.
+        # The client would raise in the first transaction.
         raise exc.CacheOptionError(
-            "is no number of a port", option="arguments['port']", value=port
+            "must be the number of a port",
+            option="arguments['port']",
+            value=port,
         )
     return arguments
 
@@ -286,13 +289,13 @@ def _check_names(name: str, given: Mapping[str, Any]) -> None:
         if option not in _THEIRS | _OURS:
             known = ", ".join(sorted(_THEIRS | _OURS))
             raise exc.CacheOptionError(
-                f"is no setting of region {name!r}; there are {known}",
+                f"is not a setting of region {name!r}; valid are {known}",
                 option=str(option),
                 value=given[option],
             )
-    # Before it is made, which for some means files.
+    # Check it before the backend is created, which may create files.
     if given.get("backend") not in _BACKENDS:
-        raise _unfit(given.get("backend"))
+        raise _backend_error(given.get("backend"))
 
 
 def _times(given: Mapping[str, Any], expire: Any) -> Times:
@@ -302,7 +305,7 @@ def _times(given: Mapping[str, Any], expire: Any) -> Times:
     wait = times.get("wait", 0.0)
     if type(wait) not in (int, float) or not 0 <= wait <= LONGEST:
         raise exc.CacheOptionError(
-            "is no time to wait, in seconds", option="wait", value=wait
+            "must be a number of seconds", option="wait", value=wait
         )
     if isinstance(expire, timedelta):
         expire = expire.total_seconds()

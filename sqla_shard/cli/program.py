@@ -1,7 +1,7 @@
-"""The program: its own options, its commands, and how it ends.
+"""The click program ``sqla-shard``: global options, commands, errors.
 
-A command, or a group of them, is a click command in a module of this folder
-and stands in ``_COMMANDS``.
+Each command or group of commands is defined in another module of this
+package and listed in ``_COMMANDS``.
 """
 
 from __future__ import annotations
@@ -14,37 +14,66 @@ from typing import Any
 from typing import IO
 
 import click
+from click.shell_completion import get_completion_class
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.cli.caching import cache_group
-from sqla_shard.cli.completion import completion_command
-from sqla_shard.cli.explaining import explain_command
-from sqla_shard.cli.following import agent_command
-from sqla_shard.cli.following import watch_command
-from sqla_shard.cli.ids import id_command
-from sqla_shard.cli.ids import where_command
-from sqla_shard.cli.keys import halves_command
-from sqla_shard.cli.keys import key_command
-from sqla_shard.cli.printing import examples
-from sqla_shard.cli.printing import one_line
-from sqla_shard.cli.printing import printable
-from sqla_shard.cli.printing import status_of
-from sqla_shard.cli.publishing import history_command
-from sqla_shard.cli.publishing import protect_command
-from sqla_shard.cli.publishing import push_command
-from sqla_shard.cli.publishing import reset_command
-from sqla_shard.cli.publishing import rollback_command
-from sqla_shard.cli.repairing import repair_command
-from sqla_shard.cli.settings import LOCATION
-from sqla_shard.cli.settings import Settings
-from sqla_shard.cli.settings import VARIABLE
-from sqla_shard.cli.shell import shell_command
-from sqla_shard.cli.topologies import topology_group
-from sqla_shard.cli.verifying import verify_group
+from sqla_shard.cli.cache_commands import cache_group
+from sqla_shard.cli.follow_commands import agent_command
+from sqla_shard.cli.follow_commands import watch_command
+from sqla_shard.cli.options import LOCATION
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.options import VARIABLE
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import one_line
+from sqla_shard.cli.output import printable
+from sqla_shard.cli.output import status_of
+from sqla_shard.cli.publish_commands import history_command
+from sqla_shard.cli.publish_commands import protect_command
+from sqla_shard.cli.publish_commands import push_command
+from sqla_shard.cli.publish_commands import reset_command
+from sqla_shard.cli.publish_commands import rollback_command
+from sqla_shard.cli.repair_commands import halves_command
+from sqla_shard.cli.repair_commands import key_command
+from sqla_shard.cli.repair_commands import repair_command
+from sqla_shard.cli.route_commands import explain_command
+from sqla_shard.cli.route_commands import id_command
+from sqla_shard.cli.route_commands import where_command
+from sqla_shard.cli.shell_command import shell_command
+from sqla_shard.cli.topology_commands import topology_group
+from sqla_shard.cli.verify_commands import verify_group
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 
-__all__ = ["program"]
+__all__ = [
+    "completion_command",
+    "program",
+]
+
+
+_SHELLS = ("bash", "zsh", "fish")
+_VARIABLE = "_SQLA_SHARD_COMPLETE"
+
+
+@click.command(
+    "completion",
+    epilog=examples(
+        'eval "$(sqla-shard completion bash)"',
+        "sqla-shard completion zsh > ~/.zfunc/_sqla-shard",
+        "sqla-shard completion fish | source",
+    ),
+)
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print a shell completion script."""
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(
+            f"the installed version of click has no completion for {shell}"
+        )
+    program = ctx.find_root().command
+    click.echo(found(program, {}, "sqla-shard", _VARIABLE).source())
+
 
 _INTERRUPTED = 130
 _COMMANDS = (
@@ -60,7 +89,7 @@ _COMMANDS = (
     shell_command,
     completion_command,
 )
-_OF_TOPOLOGIES = (
+_TOPOLOGY_COMMANDS = (
     protect_command,
     push_command,
     history_command,
@@ -71,15 +100,16 @@ _OF_TOPOLOGIES = (
 )
 
 
-#: Loaded when it is asked for: alembic takes as long to load as the rest.
-_LATE = frozenset({"schema"})
+#: Commands to import on first use: importing alembic doubles the startup
+#: time.
+_LAZY = frozenset({"schema"})
 
 
 def _schema_group() -> click.Command:
     try:
-        from sqla_shard.cli.schema import schema_group
+        from sqla_shard.cli.schema_commands import schema_group
     except ImportError as error:
-        return _without(
+        return _unavailable_command(
             "schema",
             MissingExtraError(
                 package=(error.name or "alembic").partition(".")[0],
@@ -90,13 +120,15 @@ def _schema_group() -> click.Command:
     return schema_group
 
 
-def _without(name: str, missing: MissingExtraError) -> click.Command:
-    """Return what stands for a command whose packages are not installed.
+def _unavailable_command(
+    name: str, missing: MissingExtraError
+) -> click.Command:
+    """Return a placeholder for a command whose packages are not installed.
 
-    It is listed by ``--help`` like any other, and fails whatever it is given.
+    It is listed by ``--help`` and fails with any arguments.
     """
 
-    def fail(**given: object) -> None:
+    def fail(**arguments: object) -> None:
         raise missing
 
     return click.Command(
@@ -105,12 +137,12 @@ def _without(name: str, missing: MissingExtraError) -> click.Command:
         params=[click.Argument(["arguments"], nargs=-1)],
         context_settings={"ignore_unknown_options": True},
         add_help_option=False,
-        help=f"Needs: pip install 'sqla-shard[{missing.extra}]'.",
+        help=f"Requires: pip install 'sqla-shard[{missing.extra}]'.",
     )
 
 
 class _Failure(click.ClickException):
-    """Shown in one line, with the name of the program."""
+    """An error to show on one line, with the name of the program."""
 
     def __init__(self, message: str, error: BaseException) -> None:
         super().__init__(message)
@@ -126,30 +158,30 @@ class _Failure(click.ClickException):
 
 @contextmanager
 def _printable() -> Iterator[None]:
-    """Keep what an error quotes from controlling the terminal."""
+    """Escape control characters in the message of a click error."""
     try:
         yield
     except click.ClickException as error:
-        error.message = printable(error.message)  # type: ignore[misc]  # final, and shown by click alone
+        error.message = printable(error.message)  # type: ignore[misc]  # final, but read only when click shows it
         raise
 
 
 class _Program(click.Group):
-    """Shows errors in one line, and tells what failed by the status."""
+    """Shows errors on one line and maps them to exit statuses."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        # In the order in which they were added, for reading.
-        return [*self.commands, *(_LATE - self.commands.keys())]
+        # Keep the order of _COMMANDS; click would sort the commands.
+        return [*self.commands, *(_LAZY - self.commands.keys())]
 
     def get_command(
         self, ctx: click.Context, cmd_name: str
     ) -> click.Command | None:
-        if cmd_name in _LATE - self.commands.keys():
+        if cmd_name in _LAZY - self.commands.keys():
             self.add_command(_schema_group())
         return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        # Names that are no text, of files and arguments, can be printed.
+        # File names and arguments may contain bytes that are not valid text.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -167,7 +199,7 @@ class _Program(click.Group):
         try:
             return super().invoke(ctx)
         except (click.UsageError, BrokenPipeError):
-            # click shows the one, and is quiet about the other.
+            # click prints usage errors, and ignores a broken pipe.
             raise
         except click.ClickException as error:
             raise _Failure(error.format_message(), error) from error
@@ -193,17 +225,17 @@ class _Program(click.Group):
     envvar=VARIABLE,
     show_envvar=True,
     type=LOCATION,
-    help="The topology file, TOML or JSON, or a ZooKeeper as "
-    "zookeeper://host:port,host:port/path; topology.toml in the current "
-    "directory by default.",
+    help="Topology file (TOML or JSON), or ZooKeeper URL: "
+    "zookeeper://host:port,host:port/path.  Default: topology.toml in the "
+    "current directory.",
 )
 @click.option(
     "--placeholder",
     "placeholders",
     metavar="NAME",
     multiple=True,
-    help="A variable that may stand as ${NAME} in the URLs of the topology, "
-    "beside ${MYSQL_USER} and ${MYSQL_PASSWORD}; repeatable.",
+    help="Allow ${NAME} in the URLs of the topology, in addition to "
+    "${MYSQL_USER} and ${MYSQL_PASSWORD}; repeatable.",
 )
 @click.version_option(
     package_name="sqla-shard",
@@ -214,9 +246,9 @@ class _Program(click.Group):
 def program(
     ctx: click.Context, topology: str | None, placeholders: tuple[str, ...]
 ) -> None:
-    """Look at a cluster of sqla_shard, and open shells on its shards.
+    """Inspect, migrate and repair a cluster of sqla_shard.
 
-    Options of the program stand before the command.
+    Global options precede the command.
     """
     ctx.obj = Settings(
         named=topology, placeholders=(*DEFAULT_PLACEHOLDERS, *placeholders)
@@ -225,5 +257,5 @@ def program(
 
 for _command in _COMMANDS:
     program.add_command(_command)
-for _command in _OF_TOPOLOGIES:
+for _command in _TOPOLOGY_COMMANDS:
     topology_group.add_command(_command)

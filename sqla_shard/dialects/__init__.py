@@ -1,27 +1,23 @@
-"""Where MariaDB, MySQL and SQLite differ, and nowhere else.
+"""Support of MariaDB, MySQL and SQLite; no other module depends on the kind.
 
-``base``          what is asked of a kind of server
-``mysql``         connections, errors and databases of MySQL and MariaDB
-``limits``        how long a driver waits for MySQL or MariaDB
-``sqlite``        the same for SQLite files
-``catalogue``     what is asked of a server about its tables
-``mysql_catalogue``, ``sqlite_catalogue``  the answers
-``mysql_information``  what is read of information_schema
-``ddl``           what is needed to change tables of many databases
-``mysql_ddl``, ``sqlite_ddl``  how it is done
-``sql``           constructs that the three spell differently
-``parts``         numbers that are sent to be computed with
-``interrupting``  ending a driver's call from another thread
+``base``       the interface of a kind of server
+``mysql``      MySQL and MariaDB: driver, catalogue and DDL
+``sqlite``     the same for SQLite files
+``sql``        constructs that the three spell differently
+``functions``  SQL functions by the values that they return
+``sorting``    sort keys that compare in Python as on the server
+``numbers``    numbers as servers compute and return them
+``decimals``   precision and scale of computed numbers
 """
 
 from __future__ import annotations
 
 from sqla_shard.dialects.base import Backend
+from sqla_shard.dialects.base import Catalogue
 from sqla_shard.dialects.base import check_driver
+from sqla_shard.dialects.base import DDL
 from sqla_shard.dialects.base import Failure
-from sqla_shard.dialects.catalogue import Catalogue
-from sqla_shard.dialects.ddl import DDL
-from sqla_shard.dialects.interrupting import interrupt
+from sqla_shard.dialects.base import interrupt
 from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.dialects.sqlite import SQLite
 
@@ -43,9 +39,9 @@ def backend_for(
 
     :param drivername: such as ``mysql``, ``mysql+pymysql`` or ``sqlite``;
         the topology has checked that it is one of these.
-    :param driver: the driver for MySQL URLs: where they name none, or for
-        all of them if it is an asynchronous one.
-    :param asynchronous: whether event loops are to wait for it.
+    :param driver: the driver for MySQL URLs that do not name one, or for all
+        MySQL URLs if it is asynchronous.
+    :param asynchronous: whether the driver must be asynchronous.
     """
     if drivername.partition("+")[0] == "sqlite":
         return SQLite(asynchronous=asynchronous)

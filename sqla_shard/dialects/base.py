@@ -1,15 +1,22 @@
-"""What the rest of the package asks of a kind of server.
+"""The interface of a kind of server.
 
-One :class:`Backend` per kind answers; nothing outside this folder asks
-which kind it is.
+Each kind has a subclass of :class:`Backend`; no module outside this folder
+depends on the kind.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import socket
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from typing import Final
+from typing import Literal
 from typing import Protocol
 
 from sqlalchemy import Connection
@@ -18,36 +25,258 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.visitors import InternalTraversal
 
-from sqla_shard.dialects.catalogue import Catalogue
-from sqla_shard.dialects.ddl import DDL
-from sqla_shard.dialects.parts import NumberForm
 from sqla_shard.exc import MissingDriverError
 
-__all__ = ["Backend", "Failure", "check_driver", "new_engine"]
+__all__ = [
+    "DATABASE",
+    "DDL",
+    "Averaged",
+    "Backend",
+    "Catalogue",
+    "Failure",
+    "NumberForm",
+    "check_driver",
+    "hashed",
+    "interrupt",
+    "new_engine",
+]
+
+
+def interrupt(dbapi_connection: Any) -> None:
+    """Interrupt a call of a driver in another thread, where possible.
+
+    The socket of PyMySQL is shut down; SQLite and the drivers of PostgreSQL
+    and Oracle have a method for it.  A call of any other driver cannot be
+    interrupted; it runs to its end.  The connection cannot be used afterwards.
+    """
+    sock = getattr(dbapi_connection, "_sock", None)
+    if isinstance(sock, socket.socket):
+        # If it was closed in the meantime, no call waits for it.
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        return
+    for name in ("interrupt", "cancel"):
+        method = getattr(dbapi_connection, name, None)
+        if callable(method):
+            method()
+            return
+
+
+DATABASE: Final = ""
+"""The name that stands for the defaults of the database; no table has it."""
+
+
+class Catalogue(Protocol):
+    """The catalogue of a kind of server, ``backend.catalogue``.
+
+    It only reads, and never reads the rows of a table.
+    """
+
+    def databases(self, engine: Engine) -> set[str]:
+        """Return the names of the databases on the server of an engine.
+
+        System databases, and databases that are not visible to the user, are
+        left out.  If names are case-insensitive on the server, they are in
+        lower case, and ``in`` is case-insensitive.
+
+        :param engine: engine of any virtual shard on the server.
+        """
+        ...
+
+    def digests(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, dict[str, str]]:
+        """Return a digest of the definition of every table, by database.
+
+        Tables of equal definitions have equal digests in any database of any
+        server, if the servers have the same version and the accounts the
+        same privileges.  :data:`DATABASE` stands for the defaults of the
+        database.
+
+        :param schemas: names of databases, not quoted; a database that does
+            not exist is left out of the result.
+        """
+        ...
+
+    def definition(
+        self, connection: Connection, schema: str, table: str
+    ) -> str:
+        """Return the definition of a table in readable form.
+
+        :param schema: name of the database, not quoted.
+        :param table: name of the table, as :meth:`digests` returns it.
+        :returns: lines in a stable order; empty if the table does not exist.
+        """
+        ...
+
+
+def hashed(parts: Iterable[str]) -> str:
+    """Return a digest of several strings, independent of their order."""
+    text = "\n".join(sorted(parts))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class DDL(Protocol):
+    """DDL on many databases of a kind of server, ``backend.ddl``.
+
+    :ivar undoes: whether a change of tables is rolled back with the
+        transaction that it is part of.
+    """
+
+    undoes: bool
+
+    def enter(self, connection: Connection, schema: str) -> None:
+        """Make a database the default of statements and of reflection.
+
+        :param schema: name of the database, not quoted.
+        """
+        ...
+
+    def patience(self, connection: Connection, seconds: float) -> None:
+        """Set the maximum time that a statement waits for a table lock."""
+        ...
+
+    def quicken(self, connection: Connection, table: str) -> None:
+        """Make ``has_table()`` of SQLAlchemy cheap, if it is expensive.
+
+        :param table: the table that alembic checks on each shard.
+        """
+        return
+
+    def hold(
+        self, connection: Connection, schema: str, seconds: float
+    ) -> str | None:
+        """Acquire the lock of a database, which other runners acquire too.
+
+        The connection holds the lock, so that it is held while a statement
+        runs whose client was killed.
+
+        :param schema: name of the database, not quoted.
+        :param seconds: maximum time to wait for the lock.
+        :returns: None if the lock was acquired, otherwise its holder.
+        """
+        ...
+
+    def release(self, connection: Connection, schema: str) -> None:
+        """Release the lock of a database."""
+        ...
+
+    def names(self, connection: Connection) -> set[str]:
+        """Return the names of the tables of the database."""
+        ...
+
+    def definitions(
+        self, connection: Connection, tables: Iterable[str]
+    ) -> dict[str, str | None]:
+        """Return the definitions of tables; None for one that does not exist.
+
+        The definitions do not contain counters such as the next
+        AUTO_INCREMENT.
+
+        :param tables: names of the tables, quoted if necessary.
+        """
+        ...
+
+    def rolls_back(self, connection: Connection) -> bool:
+        """Return whether every table of the database has transactions."""
+        return True
+
+    def is_killed(self, error: BaseException) -> bool:
+        """Return whether an error of a driver was caused by KILL QUERY.
+
+        The connection may still be open.
+        """
+        return False
+
+    def read_table(
+        self,
+        engine: Engine,
+        schemas: Sequence[str],
+        table: str,
+        columns: Sequence[str],
+        where: str = "",
+    ) -> dict[str, list[tuple[Any, ...]]]:
+        """Read a small table in many databases with few statements.
+
+        :param engine: engine of any virtual shard on the server.
+        :param schemas: names of existing databases of the server, not quoted.
+        :param table: name of the table, the same in all databases.
+        :param columns: names of the columns.
+        :param where: a condition without parameters.
+        :returns: the rows by database; a database without the table is left
+            out.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class NumberForm:
+    """The form of a number in SQL.
+
+    :ivar scale: number of digits after the point of a decimal.
+    """
+
+    name: Literal["integer", "decimal", "double"]
+    scale: int = 0
+
+
+class Averaged(ColumnElement[Any]):
+    """A sum divided by a count, with the digits that ``avg()`` has.
+
+    It is NULL if the count is 0.
+    """
+
+    __visit_name__ = "sqla_shard_averaged"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("total", InternalTraversal.dp_clauseelement),
+        ("count", InternalTraversal.dp_clauseelement),
+    ]
+
+    def __init__(self, total: Any, count: Any, type_: Any) -> None:
+        self.total = total
+        self.count = count
+        self.type = type_
+
+
+@compiles(Averaged, "mysql", "mariadb")
+def _averaged_mysql(element: Averaged, compiler: Any, **kw: Any) -> str:
+    total = compiler.process(element.total, **kw)
+    return f"({total} / {compiler.process(element.count, **kw)})"
+
+
+@compiles(Averaged)
+def _averaged(element: Averaged, compiler: Any, **kw: Any) -> str:
+    # Division of two integers would cut off the fraction.
+    total = compiler.process(element.total, **kw)
+    count = compiler.process(element.count, **kw)
+    return f"(CAST({total} AS REAL) / {count})"
 
 
 class Failure(Enum):
-    """What an error of the server says about the transaction."""
+    """The effect of a server error on the transaction."""
 
     CONFLICT = "lost against another transaction, rolled back; repeat it"
-    BUSY = "a lock was not freed in time; repeat it"
-    LOST = "the connection is gone"
-    FENCED = "the server is read-only, and has written nothing; repeat it"
+    BUSY = "a lock was not released in time; repeat it"
+    LOST = "the connection was lost"
+    FENCED = "the server is read-only; nothing was written; repeat it"
     MISPLACED = "there is no such table or database, or no grant for it"
     TIMEOUT = "the statement took longer than it was allowed to"
-    COLLATIONS = "it compares texts that were made of two collations"
+    COLLATIONS = "it compares strings that mix two collations"
     OTHER = "an error of the statement"
 
 
 class Backend(Protocol):
     """Everything that differs by kind of server.
 
-    :ivar waits: whether a statement waits for another process, so that
-        others can run meanwhile.
-    :ivar collates: whether the order of texts is one that only the server
-        knows.
-    :ivar catalogue: reads which databases and tables there are.
+    :ivar waits: whether statements wait for another process, so that several
+        can run at the same time.
+    :ivar collates: whether strings have collations that Python does not have.
+    :ivar catalogue: reads which databases and tables exist.
     :ivar ddl: changes tables in many databases.
     """
 
@@ -59,10 +288,10 @@ class Backend(Protocol):
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Return the URL of the engine of a database, and its schema.
 
-        :param url: the server's, with user and password filled in.
+        :param url: URL of the server, with user and password filled in.
         :param database: name of the virtual shard's database.
-        :returns: an URL equal for all databases that share a connection,
-            and the name that qualifies tables in a statement.
+        :returns: a URL that is equal for all databases that share a
+            connection, and the name that qualifies tables in a statement.
         """
         ...
 
@@ -77,88 +306,88 @@ class Backend(Protocol):
 
         :param options: keyword arguments for
             :func:`sqlalchemy.create_engine`.
-        :param timeout: seconds for connecting, and for each answer, whatever
-            the options say; infinite for no limit of answers.
+        :param timeout: timeout in seconds for connecting and for each
+            response; overrides the timeouts in ``options``.  Infinity: no
+            timeout for responses.
         """
         ...
 
     def abandon(self, dbapi_connection: Any) -> None:
-        """Give up a connection that a parent process is still using.
+        """Drop a connection that the parent process is using.
 
-        It must not say a word to the server, and nothing may be said
-        later, not even by a finalizer.
+        Nothing may be sent to the server, not even by a finalizer.
         """
         ...
 
     def give_up(self, dbapi_connection: Any) -> None:
-        """Close a connection whose event loop is closed already.
+        """Close a connection whose event loop is closed.
 
-        Nothing can be awaited any more, so it is done without a goodbye.
+        QUIT is not sent, because nothing can be awaited.
         """
         ...
 
     def in_transaction(self, dbapi_connection: Any) -> bool:
-        """Tell whether the driver knows of a transaction that is open."""
+        """Return whether the driver has an open transaction."""
         ...
 
     def abort(self, dbapi_connection: Any) -> None:
-        """Make a call that waits in another thread fail, where possible."""
+        """Interrupt a call in another thread, where possible."""
         ...
 
     def limited(
         self, connection: Connection, text: str, seconds: float
     ) -> str:
-        """Return a SELECT that the server ends after some time itself."""
-        ...
+        """Return a SELECT with a timeout that the server enforces, if any."""
+        return text
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Make ``schema`` the default for textual SQL on a cursor.
 
-        The connection does not go back to the pool with it.
+        The connection is not returned to the pool with this default.
         """
-        ...
+        return
 
     def lock(self, connection: Connection) -> None:
-        """Take the locks that SELECT .. FOR UPDATE would not take."""
-        ...
+        """Acquire the locks that SELECT .. FOR UPDATE does not acquire."""
+        return
 
     def number(self, value: Any, form: NumberForm) -> str:
         """Return a number, or NULL, in SQL."""
         ...
 
     def begin_locking(self, connection: Connection) -> None:
-        """Begin a transaction whose locks hold what is not there, too.
+        """Begin a transaction whose locking reads also lock gaps.
 
-        A locking read of a whole table then keeps others from inserting,
-        whatever the connection was configured to.
+        A locking read of a whole table then prevents inserts by other
+        transactions, with any configured isolation level.
         """
-        ...
+        return
 
     def create_file(self, engine: Engine) -> None:
-        """Make the file of a database, without which nothing connects.
+        """Create the file of a database, if it is a file.
 
-        :raises OSError: when it cannot be made.
+        :raises OSError: if the file cannot be created.
         """
-        ...
+        return
 
     def create_database(self, connection: Connection, schema: str) -> None:
-        """Create the database of a virtual shard unless it is there."""
-        ...
+        """Create the database of a virtual shard if it does not exist."""
+        return
 
     def tables(
         self, connection: Connection, schemas: Iterable[str]
     ) -> dict[str, set[str]]:
-        """Return the names of the tables of some databases, by database."""
+        """Return the names of the tables of the given databases."""
         ...
 
     def classify(self, error: BaseException) -> Failure:
-        """Tell what a driver's error says about the transaction."""
+        """Return the effect of an error of a driver on the transaction."""
         ...
 
     def lacks(self, error: BaseException) -> str:
-        """Tell what is missing: a ``table``, a ``database``, a ``grant``.
+        """Return what is missing: ``table``, ``database`` or ``grant``.
 
-        :param error: one that is :attr:`Failure.MISPLACED`.
+        :param error: an error that is :attr:`Failure.MISPLACED`.
         """
         ...
 
@@ -168,7 +397,7 @@ def new_engine(
 ) -> Engine:
     """Return a new engine, or the inner one of an ``AsyncEngine``.
 
-    :raises MissingDriverError: when the driver is not installed.
+    :raises MissingDriverError: if the driver is not installed.
     """
     try:
         if asynchronous:
@@ -181,7 +410,7 @@ def new_engine(
 def check_driver(url: URL) -> None:
     """Refuse a URL whose driver this process does not have.
 
-    :raises MissingDriverError: when it cannot be loaded.
+    :raises MissingDriverError: if it cannot be loaded.
     """
     try:
         url.get_dialect().import_dbapi()

@@ -1,13 +1,15 @@
-"""Values that Python can compare as the server would.
+"""Values that compare in Python as expressions do on the server.
 
-Rows that several servers have sorted are merged in Python.  Numbers and times
-are compared there as they are; text is not: its order is that of a collation,
-which only the server knows (:mod:`sqla_shard.dialects.weights`).
+Rows that several servers have sorted are merged in Python, which compares
+numbers and times.  The order of texts is that of a collation: Python compares
+their weights, which servers compute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Boolean
@@ -30,6 +32,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql import roles
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.elements import CollationClause
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.elements import Label
@@ -37,54 +40,296 @@ from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import LargeBinary
 from sqlalchemy.types import NullType
-from sqlalchemy.types import TypeDecorator
 
+from sqla_shard.dialects.decimals import plain_type
+from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.functions import NUMBERS
+from sqla_shard.dialects.functions import TEXTS
+from sqla_shard.dialects.functions import TIMES
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Hidden", "SortKey", "kind_of", "value_of_function"]
+__all__ = [
+    "LONGEST_COMPARED",
+    "MOST_SORTED",
+    "TOO_LONG",
+    "UNSORTED",
+    "Hidden",
+    "OfText",
+    "SortKey",
+    "kind_of",
+    "value_of_function",
+]
+
+
+# ``WEIGHT_STRING()`` of a text returns bytes, its *weights*, that compare as
+# its collation compares the text, with three exceptions:
+#
+# * a collation may pad: trailing spaces make no difference, and a shorter text
+#   compares as if spaces followed it.  The number of weights does not follow
+#   from the length of a text, so servers return them without padding, and the
+#   weights of the padding; :mod:`sqla_shard.merging.values` does the rest;
+# * a collation may compare all letters first, then all accents, then the case.
+#   Such *levels* are selected one by one;
+# * MariaDB gives its result the length that a text of one weight for each
+#   character has, and truncates it when it sorts or groups.  With four
+#   arguments the length is the second one.
+
+
+#: Number of characters of a text that servers compare when they sort; MariaDB
+#: counts four bytes of ``max_sort_length`` for each.
+MOST_SORTED = 256
+
+#: Characters of a text of which all weights are compared in min() and max().
+LONGEST_COMPARED = 4096
+
+# Bytes of the weights by which servers sort, ``max_sort_length``.
+_SORTED = 1024
+# No character has more than 8 weights of 2 bytes.
+_EXTREME = 16 * LONGEST_COMPARED
+# Bytes of the weights for GROUP BY and DISTINCT: enough for any TEXT.
+_WHOLE = 1 << 20
+_LONGEST_GROUPED = 65_535
+
+#: Values that replace the identity of a text.
+TOO_LONG_TO_GROUP = b"long"
+NO_TEXT = b"no text"
+
+# Accents, or upper and lower case, after all letters.
+_LEVELS = "_(as_ci|as_cs|ai_cs|w2)$"
+# Their weights do not compare as servers compare the texts.
+_INEXACT = "^big5_chinese|^(cp1250|latin2)_czech_cs$|^tis620_thai_nopad_ci$"
+
+
+class OfText(ColumnElement[Any]):
+    """A value that is compared instead of a text.
+
+    On servers without collations it is the text itself.
+
+    :param element: the text.
+    :param part: ``sorted``, the weights by which servers sort; ``same``, the
+        same for texts that are equal; ``extreme``, more weights.
+        ``sorted_padding`` and ``extreme_padding``, their padding, or the name
+        of a collation whose weights are not exact.  ``identity``: 32 bytes
+        that are the same for equal texts; other values if there are none.
+        ``unsorted``: the reason why a server may not sort exactly by the
+        text, a number of :data:`UNSORTED`, or NULL.
+    """
+
+    __visit_name__ = "sqla_shard_of_text"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("element", InternalTraversal.dp_clauseelement),
+        ("part", InternalTraversal.dp_string),
+        ("length", InternalTraversal.dp_plain_obj),
+    ]
+
+    def __init__(self, element: Any, part: str) -> None:
+        self.element = element
+        self.part = part
+        self.length = _declared(element)
+        self.type = NullType()
+
+    @property
+    def _from_objects(self) -> Any:
+        return private.from_objects(self.element)
+
+
+def _declared(element: Any) -> int | None:
+    """Return the length of a column of a table; None if it is not one."""
+    tables = [getattr(c, "table", None) for c in element.base_columns]
+    if element.__visit_name__ != "column" or not all(
+        getattr(table, "__visit_name__", None) == "table" for table in tables
+    ):
+        return None
+    length: int | None = getattr(element.type, "length", None)
+    return length
+
+
+@compiles(OfText)
+def _of_text(element: OfText, compiler: Any, **kw: Any) -> str:
+    if element.part in ("sorted_padding", "extreme_padding"):
+        return "NULL"
+    if element.part == "unsorted":
+        # The same limit as on other servers, for tests on SQLite.
+        value = compiler.process(element.element, **kw)
+        return f"CASE WHEN LENGTH({value}) > {MOST_SORTED} THEN {TOO_LONG} END"
+    if _collated(element.element):
+        # Without one, Python compares text as SQLite does.
+        raise ScatterUnsupportedError(
+            f"{element.element} has its own collation, whose order only the "
+            "server can compute; compare func.lower() of it",
+            construct="COLLATE",
+        )
+    return str(compiler.process(element.element, **kw))
+
+
+def _collated(element: Any) -> bool:
+    return any(
+        isinstance(part, CollationClause)
+        or getattr(getattr(part, "type", None), "collation", None) is not None
+        for part in iterate(element)
+    )
+
+
+@compiles(OfText, "mysql", "mariadb")
+def _of_text_mysql(element: OfText, compiler: Any, **kw: Any) -> str:
+    value = compiler.process(element.element, **kw)
+    mariadb = getattr(compiler.dialect, "is_mariadb", False)
+    weights = (_MariaDB if mariadb else _MySQL)(value)
+    if element.part == "unsorted":
+        return weights.unsorted(element.length)
+    return _PARTS[element.part](weights)
+
+
+class _MySQL:
+    """SQL about a text.
+
+    ``WEIGHT_STRING()`` of MySQL separates levels itself, and only collations
+    of one level pad.
+
+    :param value: the text in SQL.
+    """
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+        # IF() has the collation of the text, which is not evaluated.
+        self.space = f"IF(1, ' ', {value})"
+        self.empty = f"IF(1, '', {value})"
+        self.pads = f"{self.space} = {self.empty}"
+        self.unless_inexact = (
+            f"IF(COLLATION({value}) RLIKE '{_INEXACT}', "
+            f"CAST(COLLATION({value}) AS BINARY), {{}})"
+        )
+
+    def weights(self, size: int) -> str:
+        # REPEAT() is never evaluated; it only declares a length.
+        return (
+            f"LEFT(IF(0, REPEAT(' ', {size}), WEIGHT_STRING({self.value})), "
+            f"{size})"
+        )
+
+    def same(self, size: int) -> str:
+        """Return weights without those of spaces at the end."""
+        padding = self.extreme_padding()
+        return f"TRIM(TRAILING {padding} FROM {self.weights(size)})"
+
+    def sorted_padding(self) -> str:
+        return f"IF({self.pads}, WEIGHT_STRING({self.empty} AS CHAR(1)), '')"
+
+    def extreme_padding(self) -> str:
+        return f"IF({self.pads}, WEIGHT_STRING({self.space} AS CHAR(1)), '')"
+
+    def identity(self) -> str:
+        value = self.value
+        found = f"UNHEX(SHA2({self.same(_WHOLE)}, 256))"
+        return self.unless_inexact.format(
+            f"CASE WHEN LENGTH({value}) > {_LONGEST_GROUPED} "
+            f"THEN 0x{TOO_LONG_TO_GROUP.hex()} "
+            # A value without weights is not a text.
+            f"ELSE IFNULL({found}, IF({value} IS NULL, NULL, "
+            f"0x{NO_TEXT.hex()})) END"
+        )
+
+    def unsorted(self, length: int | None) -> str:
+        value = self.value
+        return (
+            f"CASE WHEN CHAR_LENGTH({value}) > {MOST_SORTED} "
+            f"OR LENGTH({self.weights(2 * _SORTED)}) > {_SORTED} THEN 1 END"
+        )
+
+
+class _MariaDB(_MySQL):
+    def __init__(self, value: str) -> None:
+        super().__init__(value)
+        self.padding = f"WEIGHT_STRING({self.empty} AS CHAR(1))"
+        self.by_levels = f"COLLATION({value}) RLIKE '{_LEVELS}'"
+
+    def level(self, number: int, size: int) -> str:
+        flag = 1 << (number - 1)
+        return f"WEIGHT_STRING({self.value}, {size}, {size}, {flag})"
+
+    def weights(self, size: int) -> str:
+        levels = [self.level(number, size) for number in (1, 2, 3)]
+        return self._either(levels)
+
+    def _either(self, levels: list[str]) -> str:
+        # No weight of a collation that has levels is 0.
+        every = ", 0x0000, ".join(levels)
+        return f"IF({self.by_levels}, CONCAT({every}), {levels[0]})"
+
+    def same(self, size: int) -> str:
+        paddings = (
+            f"IF({self.pads}, WEIGHT_STRING({self.space}, 8, 8, 1), '')",
+            f"SUBSTR({self.padding}, 3, 2)",
+            f"RIGHT({self.padding}, 2)",
+        )
+        return self._either(
+            [
+                f"TRIM(TRAILING {padding} FROM {self.level(number, size)})"
+                for number, padding in enumerate(paddings, 1)
+            ]
+        )
+
+    def sorted_padding(self) -> str:
+        return self.padding
+
+    def extreme_padding(self) -> str:
+        return (
+            f"IF({self.by_levels}, CONCAT(IF({self.pads}, "
+            f"LEFT({self.padding}, 2), 0x0000), SUBSTR({self.padding}, 3)), "
+            f"IF({self.pads}, WEIGHT_STRING({self.space}, 8, 8, 1), ''))"
+        )
+
+    def unsorted(self, length: int | None) -> str:
+        value = self.value
+        # Levels are sorted one after another, each in the length of the
+        # column, as far as that goes.
+        level = 8 * (MOST_SORTED if length is None else length)
+        return (
+            f"CASE WHEN CHAR_LENGTH({value}) > {MOST_SORTED} "
+            f"OR LENGTH({self.level(1, 2 * _SORTED)}) > {_SORTED} THEN 1 "
+            f"WHEN {self.by_levels} AND "
+            f"{level} * LENGTH({self.padding}) > {_SORTED} THEN 2 "
+            # Such a text is sorted as if it ended before that character.
+            f"WHEN {self.space} <> {self.empty} AND {self.padding} = "
+            f"WEIGHT_STRING(RIGHT({value}, 1), 8, 8, 1) THEN 3 END"
+        )
+
+
+TOO_LONG = 1
+#: Why a server may not sort exactly by a text, and the remedy.
+UNSORTED: Mapping[int, str] = {
+    TOO_LONG: "is longer than the part that servers sort by, "
+    f"{MOST_SORTED} characters or {_SORTED // 2} weights of its collation; "
+    "order by func.left() of the column",
+    2: "has a collation that compares accents or case after all letters, "
+    "and servers do not sort by all of a column of this length; collate() "
+    "it to one that compares letters only",
+    3: "ends in a character that sorts like the end of the text in its "
+    "collation; order by another column, or collate() it to one that pads",
+}
+
+
+_PARTS: Mapping[str, Callable[[_MySQL], str]] = {
+    "sorted": lambda text: text.weights(_SORTED),
+    "same": lambda text: text.same(_SORTED),
+    "extreme": lambda text: text.weights(_EXTREME),
+    "sorted_padding": lambda text: text.unless_inexact.format(
+        text.sorted_padding()
+    ),
+    "extreme_padding": lambda text: text.unless_inexact.format(
+        text.extreme_padding()
+    ),
+    "identity": lambda text: text.identity(),
+}
+
 
 _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 
-# What functions return for which SQLAlchemy knows no type.
-_NUMBERS = frozenset(
-    [
-        *("abs", "ascii", "avg", "ceil", "ceiling", "char_length", "crc32"),
-        *("datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "exp"),
-        *("field", "find_in_set", "floor", "isnull", "ln", "locate", "log"),
-        *("log10", "log2", "microsecond", "strcmp", "time_to_sec"),
-        *("to_seconds", "truncate", "weekofyear", "yearweek"),
-        *("hour", "instr", "json_length", "julianday", "length", "minute"),
-        *("mod", "month", "octet_length", "pow", "power", "quarter", "round"),
-        *("second", "sign", "sqrt", "sum", "to_days", "unix_timestamp"),
-        *("week", "weekday", "year", "rand", "random", "timestampdiff"),
-        *("acos", "asin", "atan", "atan2", "cos", "cot", "degrees", "pi"),
-        *("radians", "sin", "tan", "bit_count", "bit_length", "inet_aton"),
-        *("character_length", "interval", "json_depth", "json_valid", "ord"),
-        *("period_add", "period_diff", "position", "regexp_instr"),
-        *("st_distance", "st_distance_sphere", "st_x", "st_y", "unicode"),
-    ]
-)
-_TIMES = frozenset(
-    [
-        *("curdate", "date", "from_days", "from_unixtime", "last_day"),
-        *("makedate", "maketime", "sec_to_time", "str_to_date", "time"),
-        *("timediff", "timestamp", "utc_date", "utc_time", "utc_timestamp"),
-    ]
-)
-_TEXTS = frozenset(
-    [
-        *("concat", "concat_ws", "date_format", "format", "hex"),
-        *("json_unquote", "left", "lower", "lpad", "ltrim", "md5", "replace"),
-        *("reverse", "right", "rpad", "rtrim", "sha1", "sha2", "strftime"),
-        *("dayname", "monthname", "repeat", "substr", "substring"),
-        *("substring_index", "trim", "upper", "bin", "char", "conv", "elt"),
-        *("inet_ntoa", "insert", "lcase", "mid", "oct", "quote", "space"),
-        *("regexp_replace", "regexp_substr", "time_format", "to_base64"),
-        *("typeof", "ucase"),
-    ]
-)
 _LIKE_ARGUMENT = frozenset(["max", "min", "nullif"])
 _ARITHMETIC = frozenset(
     [
@@ -92,49 +337,49 @@ _ARITHMETIC = frozenset(
         *(operators.truediv, operators.floordiv),
     ]
 )
-#: By the kinds of what is computed with, that of the result.
+#: The kind of the result of arithmetic, by the kinds of its operands.
 _NUMERIC: dict[frozenset[str | None], str] = {
     frozenset(["plain"]): "plain",
     frozenset(["float", "plain"]): "float",
 }
-#: By function, which is the first of the arguments that it returns one of.
+#: Index of the first possible result of functions that return an argument.
 _ONE_OF = {"coalesce": 0, "greatest": 0, "if": 1, "ifnull": 0, "least": 0}
 _ONE_OF["iif"] = 1
 
 
 def kind_of(element: Any) -> str | None:
-    """Name how values of an expression are compared.
+    """Return the kind of comparison of an expression.
 
     :returns: ``plain``, ``float``, ``enum``, ``uuid``, ``text``; None for
-        types whose order Python cannot know.
+        types that Python cannot compare.
     """
     if isinstance(element.type, NullType):
-        return _kind_of_made(_made_of(element))
+        return _kind_of_untyped(_origin(element))
     kind = _kind_of_type(element.type)
     if kind == "enum" and not _is_stored(element):
-        # What CASE, coalesce() and the like make of an ENUM is a text.
+        # CASE, coalesce() and the like convert an ENUM to a text.
         return "text"
     return kind
 
 
 def _is_stored(element: Any) -> bool:
-    """Tell whether values are those of a column of a table, as they are."""
+    """Return whether an expression is a column of a table."""
     return any(
         isinstance(column, Column)
         for column in getattr(element, "base_columns", ())
     )
 
 
-def _made_of(element: Any) -> Any:
-    """Return what a column of a subquery is made of; others as they are."""
+def _origin(element: Any) -> Any:
+    """Return the expression of a column of a subquery, or the element."""
     origin, *others = getattr(element, "base_columns", (element,))
     if others:
         return element
     return origin.element if isinstance(origin, Label) else origin
 
 
-def _kind_of_made(element: Any) -> str | None:
-    """Return the kind of what SQLAlchemy knows no type of."""
+def _kind_of_untyped(element: Any) -> str | None:
+    """Return the kind of an expression without a type."""
     if isinstance(element, (Grouping, Label)):
         return kind_of(element.element)
     if isinstance(element, UnaryExpression) and (
@@ -149,7 +394,7 @@ def _kind_of_made(element: Any) -> str | None:
 
 
 def _kind_of_numbers(elements: Iterable[Any]) -> str | None:
-    """Return the kind of what is computed of some expressions."""
+    """Return the kind of the result of arithmetic."""
     kinds = set(map(kind_of, elements))
     if "float" in kinds:
         kinds.add("plain")
@@ -159,39 +404,34 @@ def _kind_of_numbers(elements: Iterable[Any]) -> str | None:
 def _kind_of_function(element: Any) -> str | None:
     if not isinstance(element, FunctionElement):
         return None
-    name = str(getattr(element, "name", "")).lower()
+    name = name_of(element)
     arguments = list(element.clauses)
     if name in _LIKE_ARGUMENT and arguments:
         return kind_of(arguments[0])
     if name in _ONE_OF:
         return _kind_of_one(arguments[_ONE_OF[name] :])
-    if name in _TEXTS:
+    if name in TEXTS:
         return "text"
-    return "plain" if name in _NUMBERS or name in _TIMES else None
+    return "plain" if name in NUMBERS or name in TIMES else None
 
 
 def value_of_function(element: Any) -> str | None:
-    """Name what a function returns for which SQLAlchemy knows no type.
+    """Return the kind of value that a function without a type returns.
 
-    :returns: ``number``, ``time`` or ``text``; None for one of its arguments,
-        and for anything else.
+    :returns: ``number``, ``time`` or ``text``; None if it is unknown.
     """
-    made = _made_of(element)
-    if not isinstance(made, FunctionElement):
+    origin = _origin(element)
+    if not isinstance(origin, FunctionElement):
         return None
-    name = str(getattr(made, "name", "")).lower()
-    for kind, names in (
-        ("number", _NUMBERS),
-        ("time", _TIMES),
-        ("text", _TEXTS),
-    ):
+    name = name_of(origin)
+    for kind, names in ("number", NUMBERS), ("time", TIMES), ("text", TEXTS):
         if name in names:
             return kind
     return None
 
 
 def _kind_of_one(elements: Iterable[Any]) -> str | None:
-    """Return the kind of what is one of several expressions."""
+    """Return the common kind of several expressions."""
     kinds = {kind_of(one) for one in elements if not isinstance(one, Null)}
     if kinds == {"float", "plain"}:
         return "float"
@@ -202,8 +442,7 @@ def _kind_of_one(elements: Iterable[Any]) -> str | None:
 
 
 def _kind_of_type(type_: Any) -> str | None:
-    while isinstance(type_, TypeDecorator):
-        type_ = type_.impl_instance
+    type_ = plain_type(type_)
     if isinstance(type_, Enum):
         return "enum" if type_.native_enum else "text"
     if isinstance(type_, LargeBinary):
@@ -224,7 +463,7 @@ def _kind_of_type(type_: Any) -> str | None:
 class SortKey(ColumnElement[Any]):
     """A value that compares in Python as an expression does on the server.
 
-    :param element: the expression, no text.
+    :param element: an expression that is not a text.
     :param kind: see :func:`kind_of`.
     """
 
@@ -242,7 +481,7 @@ class SortKey(ColumnElement[Any]):
 
     @property
     def _from_objects(self) -> Any:
-        return self.element._from_objects
+        return private.from_objects(self.element)
 
 
 @compiles(SortKey)
@@ -254,36 +493,36 @@ def _sort_key(element: SortKey, compiler: Any, **kw: Any) -> str:
 def _sort_key_mysql(element: SortKey, compiler: Any, **kw: Any) -> str:
     value = compiler.process(element.element, **kw)
     if element.kind == "uuid":
-        # Python is not to compare texts, and these are letters of one case.
+        # Bytes: Python must not compare texts, and these have one case.
         return f"CAST({value} AS BINARY)"
     if element.kind == "sorted_uuid":
         native = getattr(element.element.type, "native_uuid", False)
         if native and getattr(compiler.dialect, "is_mariadb", False):
             raise ScatterUnsupportedError(
                 f"ORDER BY {element.element} over several shards: MariaDB "
-                "sorts its UUIDs by their parts, not as they are shown; "
-                "order by cast(column, String(36))",
+                "sorts its UUIDs by their parts, not by their text; order by "
+                "cast(column, String(36))",
                 construct="ORDER BY",
             )
         return f"CAST({value} AS BINARY)"
-    # A FLOAT is shown with six digits, and sorted with all of them; an ENUM
-    # is sorted by the position of its value in the list, a SET by the bits
-    # of all of its values.
+    # A FLOAT is returned with six digits, and sorted by all of them; an ENUM
+    # is sorted by the position of its value in the list, a SET by the bits of
+    # all of its values.
     zero = {"float": "0E0", "enum": "0"}.get(element.kind)
     return value if zero is None else f"({value} + {zero})"
 
 
 class Hidden(roles.StatementOptionRole, ClauseElement):
-    """Columns that a SELECT gets ahead of its own, as a prefix.
+    """Columns before those of a SELECT, added as a prefix.
 
-    Nobody but the merge sees them, so the columns that SQLAlchemy knows of,
-    and the objects that it makes of them, stay what they are.
+    Only the merge reads them: the columns that SQLAlchemy has compiled, and
+    the objects that it loads, do not change.
 
     :param elements: at least one.
-    :param distinct: whether the SELECT is DISTINCT: the word must come
-        before the columns, and SQLAlchemy writes it after prefixes.
-    :param sorts: whether a server is to sort rows that it groups, in place
-        of storing what it makes of them in a temporary table.
+    :param distinct: whether the SELECT is DISTINCT: the keyword must precede
+        the columns, and SQLAlchemy writes it after prefixes.
+    :param sorts: whether the server groups rows by sorting, instead of storing
+        groups in a temporary table.
     """
 
     __visit_name__ = "sqla_shard_hidden"

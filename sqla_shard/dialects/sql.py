@@ -1,9 +1,9 @@
 """SQL that MariaDB, MySQL and SQLite spell differently.
 
-Each construct is one class here with one compile function per spelling, so
-that no other module asks which server it is talking to.  MySQL 8 differs
-from MariaDB in the JSON functions: its ``JSON_VALUE`` cuts text at 512
-characters unless told, and MariaDB's takes no ``RETURNING``.
+Each construct is a class with one compile function per spelling, so that no
+other module depends on the server.  MySQL 8 differs from MariaDB in the JSON
+functions: its ``JSON_VALUE`` truncates text at 512 characters without
+``RETURNING``, which MariaDB does not have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import Boolean
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.types.times import UTCTimestamp
+from sqla_shard.types.columns import UTCTimestamp
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
     "TRIGGER",
@@ -43,7 +44,7 @@ def json_path(key: str) -> str:
     """Return the JSON path of a key of the document's top level.
 
     :param key: without double quotes and control characters: SQLite
-        compares the path with the text of the document, escapes and all.
+        compares the path with the text of the document, including escapes.
     """
     escaped = key.replace("\\", "\\\\")
     return f'$."{escaped}"'
@@ -53,14 +54,14 @@ class BlobValue(ColumnElement[Any]):
     """One key of a JSON column, as a typed SQL value.
 
     :param column: the JSON column.
-    :param keys: the key at the top level of the document, and those that
-        are looked at where it is missing.
-    :param form: how the server shows it: ``text``, ``integer``, ``id``,
-        ``float``, ``boolean``, ``decimal`` or ``json``.
+    :param keys: the key at the top level of the document, and the keys to read
+        if it is missing.
+    :param form: the form that the server returns: ``text``, ``integer``,
+        ``id``, ``float``, ``boolean``, ``decimal`` or ``json``.
     :param type_: the type of the expression.
-    :param nullable: whether a key may hold JSON ``null``, which is a value
-        and hides what the next key or the default would be.
-    :param default: the value where no key is there; None for NULL.
+    :param nullable: whether a key may hold JSON ``null``, a value that takes
+        precedence over the next key and the default.
+    :param default: the value if all keys are missing; None for NULL.
 
     A missing key without a default and a JSON ``null`` are both NULL.
     """
@@ -96,14 +97,14 @@ class BlobValue(ColumnElement[Any]):
             if default is None
             else BindParameter(None, default, type_=type_, unique=True)
         )
-        # Tells select() that the statement is the ORM's.
-        self._propagate_attrs = column._propagate_attrs
+        # Makes select() an ORM statement.
+        self._propagate_attrs = private.propagate_attrs(column)
 
     @property
     def _from_objects(self) -> Any:
         # Without it a statement that selects nothing but a field would
         # have no FROM.
-        return self.column._from_objects
+        return private.from_objects(self.column)
 
 
 def _spelled(
@@ -120,7 +121,7 @@ def _spelled(
     if element.default is not None:
         last = compiler.process(element.default, **kw)
     elif element.nullable or len(values) == 1:
-        # Whether the last key is missing or null makes no difference.
+        # A missing last key and null are both NULL.
         last = values.pop()
     if not values:
         return last
@@ -140,8 +141,8 @@ def _blob_value(element: BlobValue, compiler: Any, **kw: Any) -> str:
     return _spelled(element, compiler, "json_value({0}, {1})", exists, kw)
 
 
-# With two paths json_extract() answers with an array of the JSON itself; with
-# one it turns a number into a float, and true into 1.  A blob is no array.
+# With two paths json_extract() returns a JSON array; with one it converts a
+# number to a float, and true to 1.  A blob is not an array.
 _SQLITE_ARRAY = "json_extract({0}, {1}, '$[0]')"  # '[value,null]'
 _SQLITE_FORMS = {
     "float": "CAST(json_extract({0}, {1}) AS REAL)",
@@ -158,7 +159,7 @@ def _blob_value_sqlite(element: BlobValue, compiler: Any, **kw: Any) -> str:
     return _spelled(element, compiler, template, exists, kw)
 
 
-# DECIMAL for integers: CAST AS SIGNED makes -1 of what has more than 64 bits.
+# DECIMAL for integers: CAST AS SIGNED of more than 64 bits is -1.
 _MARIADB_FORMS = {
     "text": "JSON_VALUE({0}, {1})",
     "integer": "CAST(JSON_VALUE({0}, {1}) AS DECIMAL(65, 0))",
@@ -168,8 +169,7 @@ _MARIADB_FORMS = {
     "decimal": "CAST(JSON_VALUE({0}, {1}) AS DECIMAL(65, 30))",
     "json": "NULLIF(JSON_EXTRACT({0}, {1}), 'null')",
 }
-# The collation compares text as that of the column does on MariaDB: spaces at
-# the end make a difference.
+# This collation, like that of the column on MariaDB, compares trailing spaces.
 _MYSQL_FORMS = {
     "text": "JSON_UNQUOTE(NULLIF(JSON_EXTRACT({0}, {1}), "
     "CAST('null' AS JSON))) COLLATE utf8mb4_0900_bin",
@@ -202,11 +202,11 @@ class BlobActive(ColumnElement[bool]):
     def __init__(self, column: Any) -> None:
         self.column = column
         self.type = Boolean()
-        self._propagate_attrs = column._propagate_attrs
+        self._propagate_attrs = private.propagate_attrs(column)
 
     @property
     def _from_objects(self) -> Any:
-        return self.column._from_objects
+        return private.from_objects(self.column)
 
 
 @compiles(BlobActive)
@@ -224,7 +224,7 @@ def _blob_active_mysql(element: BlobActive, compiler: Any, **kw: Any) -> str:
 
 
 class UpdatedAt(ColumnElement[Any]):
-    """The default of a column in which the server keeps the last change."""
+    """The default of a column with the time of the last change."""
 
     __visit_name__ = "sqla_shard_updated_at"
     inherit_cache = True
@@ -262,9 +262,9 @@ _TRIGGER = (
 
 
 def keep_updated(table: Table, column: str) -> None:
-    """Let SQLite keep a column of :class:`UpdatedAt` on UPDATE too.
+    """Let SQLite set a column of :class:`UpdatedAt` on UPDATE.
 
-    MySQL does it by the column's own definition, SQLite needs a trigger.
+    On MySQL the definition of the column does it; SQLite needs a trigger.
     """
     (key,) = table.primary_key
     name = '"{}_{}"'.format(table.name.replace('"', '""'), column)
@@ -280,10 +280,10 @@ def keep_updated(table: Table, column: str) -> None:
 
 
 class Moment(ColumnElement[Any]):
-    """The time of the server's clock, in microseconds, in UTC.
+    """The time of the server's clock in UTC, with microseconds.
 
-    :param later: an expression or a parameter, the number of microseconds
-        to add; None for now.
+    :param later: number of microseconds to add, an expression or a parameter;
+        None for the current time.
     """
 
     __visit_name__ = "sqla_shard_moment"
@@ -317,11 +317,11 @@ def _moment_sqlite(element: Moment, compiler: Any, **kw: Any) -> str:
 
 
 class InsertMissing(Insert):
-    """An INSERT that does nothing where the primary key is there already.
+    """An INSERT that does nothing if the primary key exists.
 
-    It locks that row on MySQL and MariaDB, as an UPDATE of it does.  INSERT
-    IGNORE would share the lock with others that want to write, and cut off
-    values that are too long.
+    The row is locked on MySQL and MariaDB, as by an UPDATE.  INSERT IGNORE
+    would acquire a shared lock, which can deadlock with other writers, and
+    truncate values that are too long.
     """
 
     inherit_cache = True
@@ -341,7 +341,7 @@ def _insert_missing_mysql(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 class Upsert(Insert):
-    """An INSERT that sets all columns where the primary key is there."""
+    """An INSERT that sets all columns if the primary key exists."""
 
     inherit_cache = True
 

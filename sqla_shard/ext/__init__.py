@@ -1,9 +1,10 @@
-"""What other packages need to use this one, and stand-ins for theirs.
+"""Integrations with other packages, and replacements for parts of them.
 
-``flask``             Flask, with an extra of its own
-``horizontal_shard``  SQLAlchemy's extension of that name
+``flask``             Flask; requires the extra ``flask``
+``horizontal_shard``  replacement for the ``ShardedSession`` of SQLAlchemy
+``opentelemetry``     OpenTelemetry; requires the extra ``opentelemetry``
 
-Importing this folder loads none of them.
+Importing this package imports none of them.
 """
 
 from __future__ import annotations

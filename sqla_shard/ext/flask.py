@@ -1,9 +1,9 @@
 """Flask: a session for each request, ids in URLs, and commands.
 
-It never commits for you, it has one cluster for an application, and it does
-not know SQLAlchemy's own ``Session``.  Views that were written for
-Flask-SQLAlchemy find ``get_or_404()``, ``first_or_404()``, ``paginate()`` and
-``session.remove()``.  ::
+The extension never commits for you, has one cluster per application, and does
+not manage SQLAlchemy's own ``Session``.  Views that were written for
+Flask-SQLAlchemy can use ``get_or_404()``, ``first_or_404()``, ``paginate()``
+and ``session.remove()``.  ::
 
     db = FlaskCluster(metadata=Base.metadata)
 
@@ -19,24 +19,22 @@ Flask-SQLAlchemy find ``get_or_404()``, ``first_or_404()``, ``paginate()`` and
 
         return app
 
-A session belongs to an application context: a request has one, so has a
-command of ``flask``, and so has each ``with app.app_context()``.  It is
-opened when it is first used and closed when the context ends; what was not
-committed is rolled back.  Two limits follow from Flask itself.  A request
-made inside ``with app.app_context()``, as tests do, shares the context and
-so the session with what is around it.  A thread has no context of yours; it
-begins its own.
+Each application context has its own session: each request, each command of
+``flask``, and each ``with app.app_context()``.  The session is opened on first
+use and closed at the end of the context; uncommitted changes are rolled back.
+Two limits follow from Flask itself.  A request that is made inside ``with
+app.app_context()``, as tests do, shares that context and its session.  A new
+thread has no application context; it has to push its own.
 
-``SQLA_SHARD_HEALTH = "/health/shards"`` makes a route for load balancers and
-monitoring.  It asks every server for a sign of life, and answers with
-:meth:`.Health.to_mapping` as JSON, after two seconds at the latest: servers
-that hang are among those that are ``down``.  The status is 200 as long as this
-process can serve something: also when one server is down, or ZooKeeper, for
-else one outage would take all processes out of service at once.  It is 503
-when the cluster is closed or no server answers.  Monitoring asks for
-``/health/shards?all=1``, which is 503 as soon as one server is down.  Names of
-servers and texts of errors are for operators, a password is never part of
-them: let nobody else reach that path.
+``SQLA_SHARD_HEALTH = "/health/shards"`` adds a route for load balancers and
+monitoring.  It pings every server and returns :meth:`.Health.as_dict` as JSON,
+after two seconds at most; servers that hang are listed in ``down``.  The
+status is 200 if this process can serve some requests, even if one server or
+ZooKeeper is down: otherwise one outage would take all processes out of service
+at the same time.  It is 503 if the cluster is closed or no server responds.
+Monitoring should request ``/health/shards?all=1``, which is 503 as soon as one
+server is down.  The response contains names of servers and error messages, but
+no passwords; do not expose it to the public.
 """
 
 from __future__ import annotations
@@ -60,15 +58,17 @@ from sqlalchemy.exc import MultipleResultsFound
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.cluster import Cluster
+from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import UnknownShardError
-from sqla_shard.exc.summaries import summary
+from sqla_shard.exc.base import summary
 from sqla_shard.ids import check_type
 from sqla_shard.ids import TypeRegistry
 from sqla_shard.session import ShardSession
+from sqla_shard.topology import Topology
 
 try:
     from flask import abort
@@ -87,13 +87,11 @@ except ImportError as error:
         package="Flask", extra="flask", reason=str(error)
     ) from error
 
-from sqla_shard.ext.flask_cli import EXTENSION
-from sqla_shard.ext.flask_cli import shard_commands
-from sqla_shard.ext.flask_config import cache_of_file
-from sqla_shard.ext.flask_config import configured
-from sqla_shard.ext.flask_config import health_path
+from sqla_shard.ext.flask_commands import EXTENSION
+from sqla_shard.ext.flask_commands import shard_commands
 from sqla_shard.ext.flask_errors import register_errors
-from sqla_shard.ext.flask_pagination import paginate
+from sqla_shard.ext.flask_pagination import count_rows
+from sqla_shard.ext.flask_pagination import page_argument
 from sqla_shard.ext.flask_pagination import Pagination
 
 if TYPE_CHECKING:
@@ -113,10 +111,9 @@ class ContextSession(ShardSession):
     """The session of an application context."""
 
     def remove(self) -> None:
-        """Close it; the context opens another one when it needs it.
+        """Close this session; the context opens a new one on next use.
 
-        That is what a ``scoped_session`` does, for code that was written
-        for one.
+        Use it in code that was written for a ``scoped_session``.
         """
         if has_app_context() and g.get(_SESSION) is self:
             g.pop(_SESSION)
@@ -126,17 +123,17 @@ class ContextSession(ShardSession):
 class FlaskCluster:
     """The cluster of a Flask application, and its sessions.
 
-    One object can serve several applications, each with a cluster of its
-    own.  What it gives is that of the current application, so it needs an
-    application context.
+    One object can serve several applications, each with its own cluster.
+    Attributes and methods use the cluster of the current application, so
+    they need an application context.
 
     :param app: the application; or call :meth:`init_app` later.
-    :param cluster: for every application that is given none; None makes one
-        of the application's ``SQLA_SHARD_TOPOLOGY``.
+    :param cluster: the default cluster of applications; by default, each
+        application opens its ``SQLA_SHARD_TOPOLOGY``.
     :param metadata: the tables that ``flask shard create-all`` creates.
-    :param cached: the classes that are kept where ``SQLA_SHARD_CACHE`` says
-        so, as for :meth:`Cluster.configure_cache`; not needed where its file
-        has them.
+    :param cached: the classes whose rows are cached, with their regions, as
+        for :meth:`Cluster.configure_cache`; only if the file in
+        ``SQLA_SHARD_CACHE`` does not define them.
     :raises ExtensionSetupError: see :meth:`init_app`.
     :raises TopologyError: see :meth:`init_app`.
     """
@@ -157,62 +154,63 @@ class FlaskCluster:
             self.init_app(app)
 
     def init_app(self, app: Flask, cluster: Cluster | None = None) -> None:
-        """Set up an application; call it before you add its URL rules.
+        """Set up an application; call it before adding its URL rules.
 
-        Its configuration is read now, and no database is connected to:
+        It reads the configuration of the application and does not connect to
+        databases:
 
         ``SQLA_SHARD_TOPOLOGY``
-            path of the topology file, relative to the working directory;
-            or the URL of a ZooKeeper, such as
-            ``zookeeper://zk1:2181,zk2:2181/prod``, which is asked now; or a
-            topology, or a mapping in the form of the file.
+            path of the topology file, relative to the working directory; or
+            the URL of a ZooKeeper, such as
+            ``zookeeper://zk1:2181,zk2:2181/prod``, which is read immediately;
+            or a topology; or a mapping with the content of a topology file.
         ``SQLA_SHARD_OPTIONS``
             a mapping of keyword arguments for :meth:`Cluster.from_file` or
             :meth:`Cluster.from_zookeeper`, such as ``driver`` and
             ``snapshot``.
         ``SQLA_SHARD_SESSION``
-            a mapping of keyword arguments for the sessions of contexts, such
-            as ``cross_shard`` and ``expire_on_commit``.
+            a mapping of keyword arguments for sessions, such as
+            ``cross_shard`` and ``expire_on_commit``.
         ``SQLA_SHARD_ERRORS``
-            whether errors of the cluster are answered with 400, 404, 409
-            and 503 (:mod:`sqla_shard.ext.flask_errors`); by default they are
-            errors like others, which Flask answers with 500.
+            if true, errors of the cluster become responses with status 400,
+            404, 409 or 503 (:mod:`sqla_shard.ext.flask_errors`); by default,
+            Flask responds with status 500.
         ``SQLA_SHARD_HEALTH``
-            the path of a route that tells how the cluster is, such as
-            ``/health/shards``; by default there is none.
+            path of a health route, such as ``/health/shards``; none by
+            default.
         ``SQLA_SHARD_CACHE``
-            the regions of the cache (:doc:`/howto/cache`): the path of a
-            TOML file, or a mapping; by default there is none.  Where the
-            file has classes, their modules are imported now.
+            the cache configuration (:doc:`/howto/cache`): path of a TOML
+            file, or a mapping of regions; no cache by default.  If the file
+            defines classes, their modules are imported immediately.
         ``SQLA_SHARD_CACHE_PREFIX``
-            what its keys begin with, the same for all processes; not needed
-            where the file has it.
+            prefix of all cache keys, the same for all processes; only if the
+            file does not define it.
 
-        :param cluster: in place of what the configuration says.
-        :raises ExtensionSetupError: when the application is set up already,
-            has neither topology nor cluster, an ``SQLA_SHARD_HEALTH``
-            that is not a path, or an ``SQLA_SHARD_CACHE`` without a prefix
-            or classes, or with two of them.
-        :raises TopologyError: when the topology cannot be used.
-        :raises TopologyUnavailableError: when a ZooKeeper does not answer,
+        :param cluster: used instead of ``SQLA_SHARD_TOPOLOGY``.
+        :raises ExtensionSetupError: if the application was already set up,
+            has neither a topology nor a cluster, or has an invalid
+            ``SQLA_SHARD_HEALTH``; or if the prefix or the classes of
+            ``SQLA_SHARD_CACHE`` are missing or defined twice.
+        :raises TopologyError: if the topology is not valid.
+        :raises TopologyUnavailableError: if ZooKeeper does not respond
             and there is no snapshot.
-        :raises CacheConfigError: when the file of the cache cannot be used.
-        :raises CacheOptionError: when what it says makes no sense.
+        :raises CacheConfigError: if the cache file is not valid.
+        :raises CacheOptionError: if the cache configuration is not valid.
         """
         if EXTENSION in app.extensions:
             raise ExtensionSetupError(
-                "has a FlaskCluster already; call init_app() once for each "
+                "already has a FlaskCluster; call init_app() once for each "
                 "application",
                 app=app.name,
             )
-        health = health_path(app)
+        health = _health_path(app)
         given = cluster or self._cluster
         with ExitStack() as stack:
-            cluster = given or stack.enter_context(configured(app))
-            self._keep(app, cluster)
+            cluster = given or stack.enter_context(_configured_cluster(app))
+            self._configure_cache(app, cluster)
             stack.pop_all()
         app.teardown_appcontext(_close_session)
-        # One that the application has chosen itself stays.
+        # A converter of the application takes precedence.
         app.url_map.converters.setdefault("object_id", ObjectIdConverter)
         app.cli.add_command(shard_commands)
         if app.config.get("SQLA_SHARD_ERRORS"):
@@ -224,37 +222,38 @@ class FlaskCluster:
         app.extensions[EXTENSION] = self
         self._clusters[app] = cluster
 
-    def _keep(self, app: Flask, cluster: Cluster) -> None:
-        """Give a cluster the cache that the configuration names."""
+    def _configure_cache(self, app: Flask, cluster: Cluster) -> None:
+        """Configure the cache of an application's cluster."""
         regions: Any = app.config.get("SQLA_SHARD_CACHE")
         prefix: Any = app.config.get("SQLA_SHARD_CACHE_PREFIX")
         if not regions and prefix is not None:
-            # Others would go on reading what this process makes old.
+            # Other processes would read rows that this one does not
+            # invalidate.
             raise ExtensionSetupError(
-                f"has SQLA_SHARD_CACHE_PREFIX={prefix!r} and no "
-                "SQLA_SHARD_CACHE; set both, or none",
+                f"has SQLA_SHARD_CACHE_PREFIX={prefix!r}, but no "
+                "SQLA_SHARD_CACHE; set both or neither",
                 app=app.name,
             )
         if not regions:
             return
         classes: Mapping[Any, Any] | None = self._cached or None
         if isinstance(regions, (str, os.PathLike)):
-            regions, classes, prefix = cache_of_file(
+            regions, classes, prefix = _read_cache_file(
                 app, regions, classes, prefix
             )
-        wrong = None
+        problem = None
         if not isinstance(regions, Mapping):
             kind = type(regions).__name__
-            wrong = f"that is neither path nor mapping, but {kind}"
+            problem = f"that must be a path or a mapping, not {kind}"
         elif not isinstance(prefix, str):
-            wrong = "and no SQLA_SHARD_CACHE_PREFIX; set it to a short text"
+            problem = "but no SQLA_SHARD_CACHE_PREFIX; set it to a short text"
         elif classes is None:
-            wrong = "and no classes; write FlaskCluster(cached={Pin: region})"
+            problem = "but no classes; pass FlaskCluster(cached={Pin: region})"
         elif cluster.cache is not None:
-            wrong = "and a cluster with a cache of its own; leave one out"
-        if wrong is not None:
+            problem = "but its cluster already has a cache; remove one"
+        if problem is not None:
             raise ExtensionSetupError(
-                f"has an SQLA_SHARD_CACHE {wrong}", app=app.name
+                f"has an SQLA_SHARD_CACHE {problem}", app=app.name
             )
         cluster.configure_cache(regions, classes=classes or {}, prefix=prefix)
 
@@ -262,8 +261,8 @@ class FlaskCluster:
     def cluster(self) -> Cluster:
         """The cluster of the current application.
 
-        :raises ExtensionSetupError: when :meth:`init_app` was not called
-            for it.
+        :raises ExtensionSetupError: if :meth:`init_app` was not called for
+            it.
         """
         app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # of Werkzeug's proxy
         try:
@@ -271,8 +270,7 @@ class FlaskCluster:
         except KeyError:
             pass
         raise ExtensionSetupError(
-            "is not set up; call init_app(app) of the FlaskCluster that it "
-            "uses",
+            "is not set up; call init_app(app) of its FlaskCluster",
             app=app.name,
         )
 
@@ -280,8 +278,8 @@ class FlaskCluster:
     def session(self) -> ShardSession:
         """The session of the current application context.
 
-        It is opened on first use and closed, rolled back, when the context
-        ends.  Call its ``commit()`` to keep what you wrote.
+        It is opened on first use and closed at the end of the context.
+        Changes are rolled back unless you call ``commit()``.
 
         :raises ExtensionSetupError: see :attr:`cluster`.
         """
@@ -293,8 +291,6 @@ class FlaskCluster:
             setattr(g, _SESSION, session)
         return session
 
-    # -- what views ask for
-
     def get_or_404(
         self,
         entity: type[T],
@@ -305,11 +301,11 @@ class FlaskCluster:
     ) -> T:
         """Return an object by its id, or abort with 404.
 
-        That is also done for what is not an id of the class, and for the id
-        of a shard that is not open.
+        It also aborts if ``ident`` is not an id of the class, or is on a shard
+        that is not open.
 
-        :param description: for the page of the error.
-        :param options: as for ``session.get()``.
+        :param description: message for the error page.
+        :param options: options of ``session.get()``.
         """
         try:
             found = self.session.get(entity, ident, **options)
@@ -324,8 +320,8 @@ class FlaskCluster:
     ) -> Any:
         """Return the first row of a select, or abort with 404.
 
-        :returns: the object, where one entity or column is selected; else
-            the row.
+        :returns: the value if one entity or column is selected, else the
+            row.
         """
         found = self.session.execute(statement).unique().first()
         if found is None:
@@ -337,7 +333,7 @@ class FlaskCluster:
     ) -> Any:
         """Return the only row of a select, or abort with 404.
 
-        :returns: as :meth:`first_or_404`.
+        :returns: see :meth:`first_or_404`.
         """
         try:
             found = self.session.execute(statement).unique().one()
@@ -357,47 +353,52 @@ class FlaskCluster:
     ) -> Pagination[Any]:
         """Return a numbered page of a select, for templates with page links.
 
-        One statement reads the rows, by LIMIT and OFFSET, and one counts
-        them.  Over several shards that takes ``scatter(max_offset=...)``,
-        which bounds how far it may go.
+        One statement reads the rows with LIMIT and OFFSET, and one counts
+        them.  A select on several shards needs ``scatter(max_offset=...)``,
+        which limits the offset.
 
-        :param statement: selects one entity or column, in an order.
+        :param statement: select of one entity or column, with ORDER BY.
         :param page: number of the page, from 1; by default the argument
             ``page`` of the request, or 1.
-        :param per_page: rows of a page; by default the argument ``per_page``
+        :param per_page: rows per page; by default the argument ``per_page``
             of the request, or 20.
-        :param max_per_page: how many at most, whatever the request says.
-        :param error_out: abort with 404 for a page that does not exist, or
-            is farther than ``max_offset`` allows; otherwise it is empty, and
-            the first one for a number that is none.
+        :param max_per_page: upper limit of ``per_page``.
+        :param error_out: abort with 404 if the page does not exist, exceeds
+            ``max_offset``, or is not a valid number.  If false, such a page
+            is empty, and an invalid number is replaced by the default.
         :param count: whether to count the rows.
         """
-        return paginate(
-            self.session,
-            statement,
-            page=page,
-            per_page=per_page,
-            max_per_page=max_per_page,
-            error_out=error_out,
-            count=count,
-        )
+        page = page_argument("page", page, 1, error_out)
+        per_page = page_argument("per_page", per_page, 20, error_out)
+        per_page = min(per_page, max_per_page)
+        rows = statement.limit(per_page).offset((page - 1) * per_page)
+        try:
+            items = list(self.session.scalars(rows).unique())
+        except ScatterLimitError as error:
+            if error.limit != "max_offset" or not error_out:
+                raise
+            abort(404)
+        if not items and page > 1 and error_out:
+            abort(404)
+        total = count_rows(self.session, statement) if count else None
+        return Pagination(items, page, per_page, total)
 
     def repeat_reads(
         self, view: Callable[P, T] | None = None, *, timeout: float = 3.0
     ) -> Any:
-        """Repeat a view while a shard moves or a primary is exchanged.
+        """Repeat a view while a shard moves or a primary is replaced.
 
-        A decorator, below that of the route::
+        It is a decorator, below that of the route::
 
             @app.get("/boards/<object_id(2):board_id>")
             @db.repeat_reads
             def board(board_id): ...
 
-        GET and HEAD requests alone are repeated, with a new session each
-        time, after the errors after which :meth:`Cluster.run` repeats.  What
-        the view does not commit itself is rolled back.
+        Only GET and HEAD requests are repeated, after the same errors as in
+        :meth:`Cluster.run`, each time with a new session.  Uncommitted
+        changes of the view are rolled back.
 
-        :param timeout: seconds after which no further attempt begins.
+        :param timeout: seconds after which no further attempt is made.
         """
         if view is None:
             return partial(self.repeat_reads, timeout=timeout)
@@ -415,14 +416,14 @@ class FlaskCluster:
                 except SQLAlchemyError as error:
                     session: ShardSession | None = g.get(_SESSION)
                     if session is None or not session.has_committed:
-                        # The next attempt opens another one, of the
-                        # topology that is in use then.
+                        # The next attempt opens a session with the current
+                        # topology.
                         _close_session(None)
                         raise
-                    # Repeated, the view would do it twice.
+                    # Repeating the view would write the rows twice.
                     failed.append(error)
 
-            # The transaction of run() itself stays empty.
+            # The transaction of run() itself is not used.
             done: T = self.cluster.run(attempt, timeout=timeout)
             if failed:
                 raise failed[0]
@@ -431,12 +432,11 @@ class FlaskCluster:
         return repeated
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run ``fn(session, *args)`` as :meth:`Cluster.run` does.
+        """Run ``fn(session, *args)`` in a transaction, as :meth:`Cluster.run`.
 
-        That is in a session of its own, which is committed, and repeated
-        when that is safe.  :attr:`session` does not take part: commit what
-        it has written to the same rows before, and do not expect it to see
-        the change in what it has read already.
+        It has its own session, is committed, and is repeated if that is
+        safe.  :attr:`session` is not used: commit its writes to the same rows
+        first; objects that it has already loaded do not show the changes.
 
         :returns: what ``fn`` returns.
         :raises ExtensionSetupError: see :attr:`cluster`.
@@ -444,12 +444,81 @@ class FlaskCluster:
         return self.cluster.run(fn, *args, **kwargs)
 
 
+def _configured_cluster(app: Flask) -> Cluster:
+    """Return the cluster of ``SQLA_SHARD_TOPOLOGY``."""
+    topology: Any = app.config.get("SQLA_SHARD_TOPOLOGY")
+    options: Any = app.config.get("SQLA_SHARD_OPTIONS") or {}
+    if not isinstance(options, Mapping):
+        problem = (
+            "has an SQLA_SHARD_OPTIONS that must be a mapping, not "
+            f"{type(options).__name__}"
+        )
+    elif not topology:
+        problem = (
+            "has no topology; set SQLA_SHARD_TOPOLOGY to the path of a "
+            "topology file before init_app(), or pass cluster="
+        )
+    elif isinstance(topology, (str, os.PathLike)):
+        return Cluster.from_location(topology, **options)
+    elif isinstance(topology, (Mapping, Topology)):
+        return Cluster.from_topology(topology, **options)
+    else:
+        problem = (
+            "has an SQLA_SHARD_TOPOLOGY that must be a path or a topology, "
+            f"not {type(topology).__name__}"
+        )
+    raise ExtensionSetupError(problem, app=app.name)
+
+
+def _read_cache_file(
+    app: Flask,
+    path: str | os.PathLike[str],
+    classes: Mapping[Any, Any] | None,
+    prefix: Any,
+) -> tuple[Mapping[str, Any], Mapping[Any, Any] | None, Any]:
+    """Return the regions of a cache file, its classes and its prefix.
+
+    :param classes: the classes of the extension, if the file has none.
+    :param prefix: the prefix of the application, if the file has none.
+    """
+    from sqla_shard.cache.config import read_cache
+
+    file = read_cache(path)
+    problem = None
+    # Commands that read the same file would invalidate keys other than those
+    # that the application reads.
+    if file.classes is not None and classes is not None:
+        problem = "with classes, and FlaskCluster(cached=...)"
+    elif file.prefix is not None and prefix not in (None, file.prefix):
+        problem = f"with another prefix than {prefix!r}"
+    if problem is not None:
+        raise ExtensionSetupError(
+            f"has an SQLA_SHARD_CACHE {problem}; remove one", app=app.name
+        )
+    return (
+        file.regions,
+        classes if file.classes is None else file.classes,
+        prefix if file.prefix is None else file.prefix,
+    )
+
+
+def _health_path(app: Flask) -> str | None:
+    path: Any = app.config.get("SQLA_SHARD_HEALTH")
+    if path is None or (isinstance(path, str) and path.startswith("/")):
+        return path
+    raise ExtensionSetupError(
+        "has an SQLA_SHARD_HEALTH that must be the path of a route, such as "
+        f"'/health/shards', not {path!r}",
+        app=app.name,
+    )
+
+
 def _health(cluster: Cluster) -> Response:
-    """Tell how the cluster is; see above for the status."""
+    """Respond to the health route; the module describes the status."""
     found = cluster.health()
-    response = jsonify(found.to_mapping())
+    response = jsonify(found.as_dict())
     wanted = all if request.args.get("all") == "1" else any
-    serves = wanted(wrong is None for wrong in found.servers.values())
+    serves = wanted(error is None for error in found.servers.values())
     if found.state == "closed" or not serves:
         response.status_code = 503
     response.cache_control.no_store = True
@@ -463,8 +532,8 @@ def _close_session(error: BaseException | None) -> None:
     try:
         session.close()
     except SQLAlchemyError as lost:
-        # Nothing of it was to be kept, and the response is made: that a
-        # server is lost by now must not turn it into an error.
+        # The response is ready and did not commit: a lost server must not
+        # turn the response into an error.
         _log.warning(
             "a session could not be rolled back; its connections are closed: "
             "%s",
@@ -476,18 +545,19 @@ def _close_session(error: BaseException | None) -> None:
 class ObjectIdConverter(BaseConverter):
     """Object ids in URLs: ``<object_id:id>``, of type 2 ``<object_id(2):id>``.
 
-    The URL has the id in decimal, the view gets an ``int``.  What is not an
-    id, or not one of the type, is 404; so is a bare local id.  Whether the
-    object exists, and its shard is open, is for the view to find out.
+    The URL contains the id in decimal; the view gets an ``int``.  Other
+    values, local ids and ids of other types are 404.  The view has to check
+    that the object exists and its shard is open.
 
-    :param type_id: type that the ids must have; None for any.
-    :raises InvalidIdError: when ``type_id`` is none, where the rule is
-        added.
+    :param type_id: type of the ids; None accepts any.
+    :raises InvalidIdError: if ``type_id`` is not a valid type; raised when
+        the rule is added.
     """
 
-    # Without leading zeros, which would give an object several URLs.
+    # No leading zeros: otherwise an object would have several URLs.
     regex = "[1-9][0-9]{0,18}"
-    # As Werkzeug's numbers: tried before strings.
+    # Use the weight of Werkzeug's number converters, which match before
+    # strings.
     weight = 50
 
     def __init__(self, url_map: Map, type_id: int | None = None) -> None:
@@ -507,10 +577,10 @@ class ObjectIdConverter(BaseConverter):
         return int(parts)
 
     def to_url(self, value: Any) -> str:
-        """Return the id as it stands in a URL.
+        """Return the decimal form of an id.
 
-        :raises InvalidIdError: when it is not an id.
-        :raises WrongTypeError: when it is an id of another type.
+        :raises InvalidIdError: if it is not an id.
+        :raises WrongTypeError: if it is an id of another type.
         """
         parts = check_type(value, self._type_id, "the URL")
         return str(int(parts))

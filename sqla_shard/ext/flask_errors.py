@@ -1,17 +1,16 @@
 """Errors of a cluster as HTTP responses.
 
 ====== ====================================================================
-status raised by
+status error
 ====== ====================================================================
-400    what a client has sent: ids, keys and bookmarks that cannot be right
-404    the id of a shard that is not open
-409    what another client has changed or taken: a key, a row, a neighbour
-503    a server that does not answer, or a transaction that was repeated for
-       as long as it may be
+400    an id, key or bookmark in the request is not valid
+404    the shard of the id is not open
+409    another client has changed or taken a key, a row or a neighbour
+503    a server does not respond, or a transaction was repeated without success
 ====== ====================================================================
 
-A 503 has ``Retry-After``, except after a COMMIT whose outcome is unknown: a
-client that repeats that might do it twice.
+A response with status 503 has the header ``Retry-After``, except if the
+outcome of a COMMIT is unknown: repeating the request could write twice.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ from sqla_shard.exc import ShardMovedError
 from sqla_shard.exc import StaleDataError
 from sqla_shard.exc import StaleListError
 from sqla_shard.exc import UnknownShardError
-from sqla_shard.exc.summaries import summary
+from sqla_shard.exc.base import summary
 
 __all__ = ["register_errors"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which a client may try again, where a server is down.
 RETRY_AFTER = 5
+"""Seconds after which a client may repeat a request with status 503."""
 
 _UNAVAILABLE = partial(ServiceUnavailable, retry_after=RETRY_AFTER)
 
-_BAD = (InvalidBookmarkError, InvalidIdError, InvalidKeyError)
-_ABSENT = (UnknownShardError,)
+_INVALID = (InvalidBookmarkError, InvalidIdError, InvalidKeyError)
+_NOT_FOUND = (UnknownShardError,)
 _CONFLICTS = (
     ClaimLostError,
     KeyTakenError,
@@ -69,7 +68,7 @@ _CONFLICTS = (
     StaleDataError,
     StaleListError,
 )
-_AWAY = (
+_UNREACHABLE = (
     RetriesExhaustedError,
     ServerFencedError,
     ServerRetiredError,
@@ -77,21 +76,21 @@ _AWAY = (
     ShardMovedError,
     TimeoutError,
 )
-_DOUBTFUL = (CommitUnknownError, KeyPendingError, PartialCommitError)
+_UNKNOWN_OUTCOME = (CommitUnknownError, KeyPendingError, PartialCommitError)
 
 
 def register_errors(app: Flask) -> None:
-    """Answer errors of the cluster with the status that they mean.
+    """Register handlers that map errors of the cluster to HTTP statuses.
 
-    Handlers of the application for the same errors take precedence when they
-    are registered later, and its handlers for the statuses make the pages.
+    Handlers that the application registers later for the same errors take
+    precedence.  Its handlers for the statuses render the pages.
     """
     for kinds, made in (
-        (_BAD, BadRequest),
-        (_ABSENT, NotFound),
+        (_INVALID, BadRequest),
+        (_NOT_FOUND, NotFound),
         (_CONFLICTS, Conflict),
-        (_AWAY, _UNAVAILABLE),
-        (_DOUBTFUL, ServiceUnavailable),
+        (_UNREACHABLE, _UNAVAILABLE),
+        (_UNKNOWN_OUTCOME, ServiceUnavailable),
     ):
         for kind in kinds:
             app.register_error_handler(kind, partial(_answer, made))
@@ -100,7 +99,8 @@ def register_errors(app: Flask) -> None:
 
 def _operational(error: OperationalError) -> ResponseReturnValue:
     if not error.connection_invalidated:
-        # MySQL's for an unknown column, too: a fault of the program.
+        # MySQL drivers also raise it for unknown columns, which is a bug of
+        # the application.
         raise error
     return _answer(_UNAVAILABLE, error)
 
@@ -109,12 +109,13 @@ def _answer(made: Any, error: Exception) -> ResponseReturnValue:
     response: HTTPException = made()
     if response.code == ServiceUnavailable.code:
         _log.error(
-            "a request could not be served: %s\n%s",
+            "a request failed: %s\n%s",
             summary(error),
-            # Where it was raised; the errors that led to it show the
-            # parameters of statements.
+            # Omit the errors that caused it, which contain the parameters of
+            # statements.
             "".join(format_tb(error.__traceback__)),
             extra={"action": "answer"},
         )
-    # The messages of errors name servers and ids: they are for the log.
+    # Do not send the message to clients: it contains names of servers and
+    # ids.
     return current_app.handle_http_exception(response)

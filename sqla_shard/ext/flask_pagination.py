@@ -1,9 +1,9 @@
-"""Numbered pages of a select, as those of Flask-SQLAlchemy.
+"""Numbered pages of a select, like those of Flask-SQLAlchemy.
 
-They count all rows and skip those of the pages before, so a far page is slow,
-and rows that come or go meanwhile shift the others.  For a list that users
-scroll, take keyset pages: ``session.scatter_page()`` and the ``page()`` of a
-mapping class.
+They count all rows and skip the rows of earlier pages, so later pages are
+slow, and rows that are inserted or deleted in between shift the other rows.
+For lists that users scroll, use keyset pagination: ``session.scatter_page()``,
+and ``page()`` of mapping classes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from sqlalchemy import func
 from sqlalchemy import Select
 from sqlalchemy import select
 
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.paging import MOST_ROWS
 from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import MOST_ROWS
 
-__all__ = ["Pagination", "paginate"]
+__all__ = ["Pagination", "count_rows", "page_argument"]
 
 T = TypeVar("T")
 
@@ -34,13 +33,12 @@ _NUMBER = re.compile("[0-9]{1,10}")
 
 
 class Pagination(Generic[T]):
-    """One of several numbered pages.
+    """A numbered page.
 
     :ivar items: the rows of this page.
-    :ivar page: its number, from 1.
-    :ivar per_page: how many rows a page has at most.
-    :ivar total: how many rows there are on all pages; None where they were
-        not counted.
+    :ivar page: number of the page, from 1.
+    :ivar per_page: maximum number of rows per page.
+    :ivar total: number of rows on all pages; None if they were not counted.
     """
 
     def __init__(
@@ -53,37 +51,37 @@ class Pagination(Generic[T]):
 
     @property
     def pages(self) -> int:
-        """How many pages there are; 0 where rows were not counted."""
+        """Number of pages; 0 if the rows were not counted."""
         return ceil((self.total or 0) / self.per_page)
 
     @property
     def has_prev(self) -> bool:
-        """Whether there is a page before."""
+        """Whether there is a previous page."""
         return self.page > 1
 
     @property
     def prev_num(self) -> int | None:
-        """Number of the page before."""
+        """Number of the previous page, or None."""
         return self.page - 1 if self.has_prev else None
 
     @property
     def has_next(self) -> bool:
-        """Whether there is a page after this one."""
+        """Whether there is a next page."""
         return self.page < self.pages
 
     @property
     def next_num(self) -> int | None:
-        """Number of the page after this one."""
+        """Number of the next page, or None."""
         return self.page + 1 if self.has_next else None
 
     @property
     def first(self) -> int:
-        """Number of the first row of this page, from 1; 0 for none."""
+        """Number of the first row of this page, from 1; 0 if it is empty."""
         return (self.page - 1) * self.per_page + 1 if self.items else 0
 
     @property
     def last(self) -> int:
-        """Number of the last row of this page; 0 for none."""
+        """Number of the last row of this page; 0 if it is empty."""
         return self.first + len(self.items) - 1 if self.items else 0
 
     def iter_pages(
@@ -94,16 +92,16 @@ class Pagination(Generic[T]):
         right_current: int = 4,
         right_edge: int = 2,
     ) -> Iterator[int | None]:
-        """Yield the numbers of pages to link to, and None for a gap.
+        """Yield the numbers of pages to link to, and None for each gap.
 
-        :param left_edge: how many from the first page on.
-        :param left_current: how many before this page.
-        :param right_current: how many after it.
-        :param right_edge: how many up to the last page.
+        :param left_edge: number of links to the first pages.
+        :param left_current: number of links before this page.
+        :param right_current: number of links after this page.
+        :param right_edge: number of links to the last pages.
         """
         every = range(1, self.pages + 1)
         first = self.page - left_current
-        # Not page by page: a client may ask for pages of one row.
+        # No loop over all pages: a client can request pages of one row.
         shown = {
             *every[: max(left_edge, 0)],
             *every[max(first - 1, 0) : max(self.page + right_current, 0)],
@@ -120,44 +118,19 @@ class Pagination(Generic[T]):
         return iter(self.items)
 
 
-def paginate(
-    session: ShardSession,
-    statement: Select[Any],
-    *,
-    page: int | None = None,
-    per_page: int | None = None,
-    max_per_page: int = 100,
-    error_out: bool = True,
-    count: bool = True,
-) -> Pagination[Any]:
-    """Return a numbered page; see :meth:`.FlaskCluster.paginate`."""
-    page = _number("page", page, 1, error_out)
-    per_page = min(_number("per_page", per_page, 20, error_out), max_per_page)
-    offset = (page - 1) * per_page
-    try:
-        items = list(
-            session.scalars(statement.limit(per_page).offset(offset)).unique()
-        )
-    except ScatterLimitError as error:
-        if error.limit != "max_offset" or not error_out:
-            raise
-        abort(404)
-    if not items and page > 1 and error_out:
-        abort(404)
-    total = _total(session, statement) if count else None
-    return Pagination(items, page, per_page, total)
-
-
-def _number(
+def page_argument(
     name: str, given: int | None, default: int, error_out: bool
 ) -> int:
-    """Return an argument, or else that of the request."""
+    """Return an argument of :meth:`.FlaskCluster.paginate`.
+
+    :param given: value of the argument; None to use that of the request.
+    """
     number = given
     if number is None and has_request_context():
-        said = request.args.get(name)
-        if said is not None:
-            # int() reads other forms, too, and takes long for long ones.
-            number = int(said) if _NUMBER.fullmatch(said) else 0
+        text = request.args.get(name)
+        if text is not None:
+            # int() accepts other forms as well, and is slow for long ones.
+            number = int(text) if _NUMBER.fullmatch(text) else 0
     if number is None:
         return default
     if 1 <= number <= MOST_ROWS:
@@ -167,8 +140,8 @@ def _number(
     return default
 
 
-def _total(session: ShardSession, statement: Select[Any]) -> int:
-    """Return how many rows a statement has without LIMIT."""
+def count_rows(session: ShardSession, statement: Select[Any]) -> int:
+    """Return the number of rows of a statement without LIMIT."""
     inner = statement.order_by(None).limit(None).offset(None)
     counted = select(func.count()).select_from(inner.subquery())
     return session.scalar(counted) or 0

@@ -1,15 +1,16 @@
-"""SQLAlchemy's ``ShardedSession``, with all shards asked at the same time.
+"""SQLAlchemy's ``ShardedSession``, with concurrent statements on all shards.
 
-For applications that shard with choosers of their own, by the extension
-:mod:`sqlalchemy.ext.horizontal_shard`.  Another import is the whole change::
+For applications that shard with the extension
+:mod:`sqlalchemy.ext.horizontal_shard` and their own choosers.  Only the
+import changes::
 
     from sqla_shard.ext.horizontal_shard import ShardedSession
 
-What stays as it is: the choosers, which shards they send a statement to, and
-results that are put one after another in the order of the shards.  ORDER BY,
-LIMIT and aggregates are those of each shard; for anything better use
-:class:`sqla_shard.ShardSession`.  An INSERT is sent to one shard after
-another, and so is a statement with ``yield_per`` or ``stream_results``.
+Choosers, the shards of a statement and the order of results are as in
+SQLAlchemy: results of the shards are concatenated, and ORDER BY, LIMIT and
+aggregates apply to each shard separately.  For merged results use
+:class:`sqla_shard.ShardSession`.  INSERT, and statements with ``yield_per`` or
+``stream_results``, are executed on one shard after another.
 """
 
 from __future__ import annotations
@@ -37,31 +38,32 @@ from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.orm import Session
 from sqlalchemy.util import warn_deprecated
 
+from sqla_shard.engine import Lanes
+from sqla_shard.engine import overlap
 from sqla_shard.exc import NoShardKeyError
-from sqla_shard.scattering import Lanes
-from sqla_shard.scattering import overlap
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["Lanes", "ShardedQuery", "ShardedSession", "set_shard_id"]
 
-#: Threads of all sessions that are given none of their own.
+#: Threads of all sessions that have no threads of their own.
 _LANES = Lanes(32, "sqla-shard-session")
 
 
 class ShardedSession(UpstreamShardedSession):
-    """A session over shards that the application's own choosers choose.
+    """A session on shards that choosers of the application select.
 
     :param shard_chooser: returns the shard of a new object.
-    :param identity_chooser: returns the shards where a primary key may be.
+    :param identity_chooser: returns the shards that may have a primary key.
     :param execute_chooser: returns the shards of a statement.
-    :param shards: engines, by shard.  It is not copied: shards that are
-        added to it later are those of open sessions too.
-    :param query_cls: class of what ``session.query()`` returns.
-    :param id_chooser: ``identity_chooser`` of older applications.
-    :param query_chooser: ``execute_chooser`` of older applications.
-    :param lanes: the threads that wait for servers; by default 32 that all
-        sessions of the process share.
-    :param kwargs: as for :class:`sqlalchemy.orm.Session`.
-    :raises sqlalchemy.exc.ArgumentError: when a chooser is missing.
+    :param shards: engines, by shard.  The mapping is not copied: shards
+        added later are also available in open sessions.
+    :param query_cls: class of the result of ``session.query()``.
+    :param id_chooser: deprecated form of ``identity_chooser``.
+    :param query_chooser: deprecated form of ``execute_chooser``.
+    :param lanes: the threads that wait for servers; by default 32, shared by
+        all sessions of the process.
+    :param kwargs: arguments of :class:`sqlalchemy.orm.Session`.
+    :raises sqlalchemy.exc.ArgumentError: if a chooser is missing.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class ShardedSession(UpstreamShardedSession):
         if not execute_chooser:
             raise ArgumentError("execute_chooser or query_chooser is required")
         self.execute_chooser = execute_chooser
-        # The name of the class makes it the attribute that upstream reads.
+        # With the mangled class name, this is the attribute of upstream.
         self.__shards: Any = {} if shards is None else shards
         self.__copied = shards is None
         self.lanes = _LANES if lanes is None else lanes
@@ -123,15 +125,15 @@ class ShardedSession(UpstreamShardedSession):
         """Return an object; see :meth:`sqlalchemy.orm.Session.get`."""
         token = kwargs.get("identity_token")
         if token is not None and not token:
-            # SQLAlchemy takes shard 0 for no shard.
-            told = {"shard_id": token, **(kwargs.get("bind_arguments") or {})}
-            kwargs["bind_arguments"] = told
+            # SQLAlchemy ignores falsy tokens, such as shard 0.
+            given = kwargs.get("bind_arguments") or {}
+            kwargs["bind_arguments"] = {"shard_id": token, **given}
         return super().get(entity, ident, **kwargs)
 
     def _choose_shard_and_assign(
         self, mapper: Any, instance: Any, **kw: Any
     ) -> Any:
-        # Upstream's takes shard 0 for no shard.
+        # Upstream ignores falsy tokens, such as shard 0.
         if instance is not None:
             state = inspect(instance)
             token = state.key[2] if state.key else state.identity_token
@@ -151,7 +153,7 @@ class ShardedSession(UpstreamShardedSession):
             return super().connection_callable(
                 mapper, instance, shard_id, **kw
             )
-        # Upstream's raises NameError here.
+        # Upstream raises NameError here.
         bind = self.get_bind(mapper, shard_id=shard_id, instance=instance)
         return bind if isinstance(bind, Connection) else bind.connect(**kw)
 
@@ -167,7 +169,7 @@ def _identities(
 ) -> Any:
     query: Any = session.query(mapper)
     if lazy_loaded_from:
-        query = query._set_lazyload_from(lazy_loaded_from)
+        query = private.with_lazyload_from(query, lazy_loaded_from)
     return id_chooser(query, primary_key)
 
 
@@ -177,31 +179,27 @@ def _shards_of_query(
     return query_chooser(context.statement)
 
 
-# -- executing
-
-
 _listening = threading.Lock()
 _classes: weakref.WeakSet[type[Session]] = weakref.WeakSet()
 
 
 def _listen(cls: type[Session]) -> None:
-    """Add the listener to a class of sessions, at its first session.
+    """Add the listener to a class of sessions, once.
 
-    Not to a base class: a listener that the application adds to its
-    sessionmaker would come after it, and be called once for each shard.
+    It is not added to a base class: listeners that the application adds to
+    its sessionmaker would run after it, once for each shard.
     """
     if cls in _classes:
         return
     with _listening:
         if cls in _classes:
             return
-        # A strong reference would keep the class alive: the listener is kept
-        # for as long as its class.
+        # A strong reference from the listener would keep the class alive.
         ref = weakref.ref(cls)
 
         def listener(context: ORMExecuteState) -> Result[Any] | None:
-            # The listeners of a class are called for its subclasses too,
-            # which have one of their own.
+            # Listeners of a class are also called for its subclasses, which
+            # have their own.
             if type(context.session) is not ref():
                 return None
             return _execute(context)
@@ -217,22 +215,22 @@ def _execute(context: ORMExecuteState) -> Result[Any]:
         options = context.load_options
     elif context.is_update or context.is_delete:
         options = context.update_delete_options
-    for option in context._non_compile_orm_options:
+    for option in private.orm_options(context):
         if isinstance(option, set_shard_id):
             more = {}
             if option.propagate_to_loaders:
-                # The option itself gets lost on its way to eager loaders
-                # when the statement was compiled without it before.
+                # Eager loaders do not get the option itself if the statement
+                # was first compiled without it.
                 more["_sa_shard_id"] = option.shard_id
             return _execute_on(context, option.shard_id, more)
-    shard_id = _told(context, options)
+    shard_id = _given_shard(context, options)
     if shard_id is not None:
         return _execute_on(context, shard_id, {})
     shards = list(session.execute_chooser(context))
     if not shards:
         raise NoShardKeyError(
             f"execute_chooser returned no shard for: {context.statement}. "
-            "Let it return one that will answer with no rows",
+            "It must return at least one shard, even if that has no rows",
             tables=(),
         )
     if len(shards) == 1:
@@ -240,14 +238,14 @@ def _execute(context: ORMExecuteState) -> Result[Any]:
     return _execute_on_all(context, shards, options)
 
 
-def _told(context: ORMExecuteState, options: Any) -> Any:
-    """Return the shard that was told, None if the chooser is to say it."""
+def _given_shard(context: ORMExecuteState, options: Any) -> Any:
+    """Return the shard that the caller gave; None to call the chooser."""
     if options is not None:
-        if options._identity_token is not None:
-            return options._identity_token
-        state = getattr(options, "_refresh_state", None)
+        if private.identity_token(options) is not None:
+            return private.identity_token(options)
+        state = private.refresh_state(options)
         if state is not None and state.key and state.key[2] is not None:
-            # SQLAlchemy takes shard 0 for no shard.
+            # SQLAlchemy ignores falsy tokens, such as shard 0.
             return state.key[2]
     if "_sa_shard_id" in context.execution_options:
         return context.execution_options["_sa_shard_id"]
@@ -271,19 +269,18 @@ def _execute_on_all(
     streams = (
         context.execution_options.get("stream_results")
         or context.execution_options.get("yield_per")
-        or getattr(options, "_yield_per", None)
+        or private.yield_per(options)
     )
     if context.is_insert or streams:
         parts = [_execute_on(context, each, more) for each in shards]
     else:
         if context.is_select:
-            # An object that nobody holds yet would be collected before the
-            # next shard's are loaded, and unique() take one of those, at the
-            # same address, for it.
+            # An unreferenced object would be collected before the next shard
+            # is loaded, and unique() would drop a new one at its address.
             more["prebuffer_rows"] = True
-        if context.is_orm_statement and getattr(options, "_autoflush", True):
-            # A flush cannot be begun by two lanes.
-            session._autoflush()
+        if context.is_orm_statement and private.autoflushes(options):
+            # Two threads cannot flush at the same time.
+            private.autoflush(session)
             more["autoflush"] = False
         parts = overlap(
             [partial(_execute_on, context, each, more) for each in shards],
@@ -303,8 +300,8 @@ def _connections(
     for shard_id in shards:
         bind = session.get_bind(**{**arguments, "shard_id": shard_id})
         binds[id(bind)] = bind
-    # In the same order for all sessions: of two that wait for the last
-    # connections of two pools, each could have what the other needs.
+    # Use the same order in all sessions: otherwise two sessions that wait for
+    # the last connections of two pools would deadlock.
     return [
         session.connection(bind_arguments={"bind": binds[key]})
         for key in sorted(binds)

@@ -1,50 +1,49 @@
-"""OpenTelemetry: a span and measurements for each statement.
+"""OpenTelemetry: spans and metrics of statements and caches.
 
-One statement of the application is one span, however many servers have
-worked on it; where there were several, each has a span of its own inside.
-::
+Each statement of the application is one span.  If it was executed on several
+servers, it has a child span for each of them.  ::
 
     from sqla_shard.ext.opentelemetry import instrument
 
     instrument(cluster)
 
-Names follow OpenTelemetry's conventions for database clients.  Spans have
-``db.system.name``, ``db.operation.name``, ``db.query.summary``, which is the
-name of the span, too, and ``db.query.text``: the statement without values,
-databases and literals.  ``db.namespace`` is the database, where there is only
-one; ``server.address`` and ``server.port`` are those of the one server.  Ours
-are:
+Names follow the semantic conventions of OpenTelemetry for database clients.
+Spans have ``db.system.name``, ``db.operation.name``, ``db.query.summary``
+(also the name of the span) and ``db.query.text``: the statement without
+values, databases and literals.  A span of one database has ``db.namespace``; a
+span of one server has ``server.address`` and ``server.port``.  Further
+attributes are:
 
 ``sqla_shard.keyspace``
     name of the keyspace.
 ``sqla_shard.shard_count``, ``sqla_shard.shards``
-    how many virtual shards the statement went to, and the first 100 of them.
+    number of virtual shards of the statement, and the first 100 of them.
 ``sqla_shard.fan_out``
-    how many servers; on SQLite, how many files.
+    number of servers; on SQLite, of files.
 ``sqla_shard.scattered``
-    whether it went to all shards, by ``scatter()``.
+    whether it was executed on all shards with ``scatter()``.
 ``sqla_shard.server``
     name of the server in the topology.
 ``sqla_shard.lazy_load``
-    what the ORM has loaded of its own accord, such as ``Pin.comments``.
+    attribute that the ORM loaded lazily, such as ``Pin.comments``.
 
-Measured are ``db.client.operation.duration`` (seconds),
+The metrics are ``db.client.operation.duration`` (seconds),
 ``db.client.response.returned_rows``, and ``sqla_shard.fan_out`` (servers).
 
-Of a cache there are the counts of :class:`~sqla_shard.cache.RegionStats`, by
+Metrics of caches are the counts of :class:`~sqla_shard.cache.RegionStats`, by
 region (``sqla_shard.cache.region``): ``sqla_shard.cache.hits``, ``.misses``,
 ``.fills``, ``.lease_losses``, ``.blocked``, ``.unfillable``, ``.errors``,
 ``.unreadable``, ``.waits``, ``.gave_up``, ``.invalidations``, ``.outbox``,
 ``.bytes_read``, ``.bytes_written`` and ``.seconds``.
 
-A statement that has failed has the class of its error (``error.type``) and the
-code of the server (``db.response.status_code``), never its message: that
-shows the parameters of the statement, or quotes them.
+A failed statement has the class of its error (``error.type``) and the error
+code of the server (``db.response.status_code``), but not the message, which
+contains parameters of the statement.
 
-It is told of a statement when that has ended.  The spans inside begin all at
-once, therefore, as the statements on the servers do; on SQLite, where they
-run one after another, only their durations are right.  Instrumentation of
-SQLAlchemy or of the driver sees the same statements again, one by one.
+Spans are created when the statement has ended.  So all child spans start at
+the same time, like the statements on the servers.  On SQLite, where they run
+one after another, only their durations are correct.  Instrumentation of
+SQLAlchemy or of the driver additionally reports each statement on a server.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ except ImportError as error:
 from sqlalchemy import event
 from sqlalchemy import make_url
 
-from sqla_shard.cluster import Cluster
-from sqla_shard.exc.summaries import code_of
-from sqla_shard.keeping import all_caches
-from sqla_shard.rendering import SCHEMA
-from sqla_shard.scattering import ServerReport
-from sqla_shard.scattering import StatementReport
+from sqla_shard.cluster.cluster import all_caches
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine import ServerReport
+from sqla_shard.engine import StatementReport
+from sqla_shard.engine.rendering import SCHEMA
+from sqla_shard.exc.base import code_of
 
 __all__ = ["Instrumentation", "instrument"]
 
@@ -84,31 +83,31 @@ _MOST_SHARDS = 100
 _MOST_SUMMARY = 255
 _DURATIONS = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10]
 _SERVERS = [1, 2, 4, 8, 16, 32, 64, 128]
-#: What is counted of a cache: name, unit, description.
+#: Metrics of a cache: name, unit, description.
 _CACHE = (
-    ("hits", "{key}", "Keys that were in the cache."),
-    ("misses", "{key}", "Keys for which the database was asked."),
-    ("fills", "{value}", "Values that were put into the cache."),
-    ("lease_losses", "{value}", "Values that were overtaken by a write."),
-    ("blocked", "{key}", "Misses that had a tombstone or a young node."),
-    ("unfillable", "{key}", "Misses of transactions that may fill nothing."),
-    ("errors", "{key}", "Misses whose node did not answer."),
+    ("hits", "{key}", "Keys found in the cache."),
+    ("misses", "{key}", "Keys read from the database."),
+    ("fills", "{value}", "Values written to the cache."),
+    ("lease_losses", "{value}", "Values not cached due to a write meanwhile."),
+    ("blocked", "{key}", "Misses due to a tombstone or a restarted node."),
+    ("unfillable", "{key}", "Misses of transactions that cannot fill."),
+    ("errors", "{key}", "Misses due to a node that did not respond."),
     ("unreadable", "{value}", "Values of another version or server."),
-    ("waits", "{key}", "Misses that somebody else was about to fill."),
-    ("gave_up", "{key}", "Those that were not filled in time."),
-    ("invalidations", "{key}", "Tombstones that were put."),
-    ("outbox", "{key}", "Tombstones that could not be put."),
-    ("bytes_read", "By", "Bytes of values that were read."),
-    ("bytes_written", "By", "Bytes of values that were written."),
-    ("seconds", "s", "Time that was spent on the cache."),
+    ("waits", "{key}", "Misses that another client was about to fill."),
+    ("gave_up", "{key}", "Waits that timed out."),
+    ("invalidations", "{key}", "Tombstones written."),
+    ("outbox", "{key}", "Tombstones that could not be written."),
+    ("bytes_read", "By", "Bytes of values read."),
+    ("bytes_written", "By", "Bytes of values written."),
+    ("seconds", "s", "Time spent on the cache."),
 )
 _ROWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 _OPERATION = re.compile(r"[\s(]*([A-Za-z]+)")
 _TABLE = re.compile(re.escape(SCHEMA) + r"\.[`\"]?(\w+)")
-# Numbers inside names and parameters are none.
+# The pattern does not match digits in names and parameters.
 _NUMBER = r"|(?<![\w.:?$`\"])\.?\d[\w.]*"
-# In MySQL a backslash escapes a quote, and double quotes are quotes, too.
+# In MySQL a backslash escapes a quote, and double quotes delimit strings.
 _MYSQL_LITERAL = re.compile(
     r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*\"""" + _NUMBER, re.DOTALL
 )
@@ -120,24 +119,19 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> Instrumentation:
-    """Make spans and measurements of statements from now on.
+    """Record spans and metrics of statements.
 
-    :param cluster: the cluster; the class :class:`~sqla_shard.Cluster` for
-        all of the process.
-    :param tracer_provider: makes the spans; the global one by default.
-    :param meter_provider: takes the measurements; the global one by default.
-    :returns: what can end it.
+    :param cluster: a cluster, or the class :class:`~sqla_shard.Cluster` for
+        all clusters of the process.
+    :param tracer_provider: the tracer provider; by default the global one.
+    :param meter_provider: the meter provider; by default the global one.
+    :returns: an object whose ``uninstrument()`` stops the recording.
     """
     return Instrumentation(cluster, tracer_provider, meter_provider)
 
 
 class Instrumentation:
-    """Listens to a cluster until it is told to end; see :func:`instrument`.
-
-    :param cluster: as there.
-    :param tracer_provider: as there.
-    :param meter_provider: as there.
-    """
+    """Listener of a cluster; see :func:`instrument` for the parameters."""
 
     def __init__(
         self,
@@ -157,46 +151,47 @@ class Instrumentation:
         self._rows = meter.create_histogram(
             "db.client.response.returned_rows",
             unit="{row}",
-            description="Rows that a statement has returned.",
+            description="Rows returned by a statement.",
             explicit_bucket_boundaries_advisory=_ROWS,
         )
         self._fan_out = meter.create_histogram(
             "sqla_shard.fan_out",
             unit="{server}",
-            description="Servers that a statement went to.",
+            description="Servers that executed a statement.",
             explicit_bucket_boundaries_advisory=_SERVERS,
         )
         self._has_ended = False
-        # A meter never lets go of a callback, and must not keep a cluster.
-        itself = weakref.ref(self)
+        # Meters never release callbacks, which must not keep a cluster
+        # alive.
+        owner = weakref.ref(self)
         for name, unit, description in _CACHE:
             meter.create_observable_counter(
                 f"sqla_shard.cache.{name}",
-                [partial(_observe, itself, name)],
+                [partial(_observe, owner, name)],
                 unit=unit,
                 description=description,
             )
         event.listen(cluster, "after_statement", self._report)
 
     def uninstrument(self) -> None:
-        """Make no more spans and measurements."""
+        """Stop recording spans and metrics."""
         self._has_ended = True
         if event.contains(self._target, "after_statement", self._report):
             event.remove(self._target, "after_statement", self._report)
 
     def _observe(self, name: str) -> Iterable[metrics.Observation]:
-        """Return what the caches have counted, by region."""
+        """Return the counts of the caches, by region."""
         if self._has_ended:
             return []
         target = self._target
-        # Two clusters of a process may have regions of one name.
+        # Clusters of a process may have regions with the same name.
         sums: dict[str, float] = {}
         for cache in (
             all_caches() if isinstance(target, type) else [target.cache]
         ):
             for stats in () if cache is None else cache.stats():
-                known = sums.get(stats.name, 0)
-                sums[stats.name] = known + getattr(stats, name)
+                before = sums.get(stats.name, 0)
+                sums[stats.name] = before + getattr(stats, name)
         return [
             metrics.Observation(count, {"sqla_shard.cache.region": region})
             for region, count in sums.items()
@@ -266,8 +261,8 @@ def _end(span: trace.Span, error: BaseException | None, end: int) -> None:
     if error is not None:
         found = _failure(error)
         span.set_attributes(found)
-        # Not record_exception(): message and stack trace have the values of
-        # the statement in them, and servers quote some, too.
+        # Do not use record_exception(): message and stack trace contain
+        # values of the statement, some of which servers quote.
         kind = found["error.type"]
         span.add_event("exception", {"exception.type": kind}, timestamp=end)
         code = found.get("db.response.status_code")
@@ -277,7 +272,7 @@ def _end(span: trace.Span, error: BaseException | None, end: int) -> None:
 
 
 def _common(cluster: Cluster, report: StatementReport) -> dict[str, Any]:
-    """Return what spans and measurements have alike: few different values."""
+    """Return the attributes of spans and metrics, which have few values."""
     keyspace = cluster.topology.keyspaces.get(report.keyspace)
     system = "other_sql"
     if keyspace is not None:
@@ -323,7 +318,8 @@ def _of_server(
     if len(server.shards) == 1 and server.shards[0] in keyspace.shard_ids:
         found["db.namespace"] = keyspace.database_for(server.shards[0])
     for known in keyspace.servers:
-        # By name: the topology may have changed since the session began.
+        # Compare names: the topology may have changed since the session
+        # started.
         if known.name == server.server:
             _, host, port = _address(known.primary)
             if host is not None:
@@ -348,7 +344,7 @@ def _failure(error: BaseException | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _read(statement: str, system: str) -> tuple[str, str, str]:
-    """Return operation, summary and text of a statement."""
+    """Return the operation, the summary and the masked SQL of a statement."""
     literal = _LITERAL if system == "sqlite" else _MYSQL_LITERAL
     match = _OPERATION.match(statement)
     operation = match[1].upper() if match else "SQL"
@@ -360,7 +356,7 @@ def _read(statement: str, system: str) -> tuple[str, str, str]:
 
 @lru_cache(maxsize=1024)
 def _address(primary: str) -> tuple[str, str | None, int | None]:
-    """Return the kind of a server, its host and its port."""
+    """Return the database system of a server, its host and its port."""
     url = make_url(primary)
     system = url.get_backend_name()
     if url.host is None:

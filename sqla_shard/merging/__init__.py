@@ -1,19 +1,21 @@
-"""What has to be done with the rows of several shards, and asked for.
+"""Merging the rows of several shards into one result.
 
-``elements``   the parts of a SELECT that look at many rows
-``combining``  counts, sums and groups
-``computing``  what is made of several aggregates
-``having``     which groups are shown
-``planning``   all of a SELECT
+``values``     numbers and texts of several servers
+``merge``      the merge of rows, and the recipes of its values
+``elements``   ORDER BY, GROUP BY, LIMIT and hidden columns
+``groups``     counts, sums and groups
+``computing``  expressions of several aggregates
+``having``     conditions on merged groups
+``planning``   the plan of the merge of a SELECT
 """
 
 from __future__ import annotations
 
-from sqla_shard.merging.combining import is_combined
 from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.merging.elements import same
+from sqla_shard.merging.groups import is_combined
 from sqla_shard.merging.having import of_groups
 from sqla_shard.merging.planning import plan
 

@@ -1,16 +1,20 @@
-"""Computations with aggregates: what one server makes of merged numbers.
+"""Expressions of several aggregates, which one server computes.
 
-The aggregates of an expression are merged by themselves, and a column takes
-the place of each.
+Each aggregate of an expression is merged, and a column replaces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import BigInteger
+from sqlalchemy import column
+from sqlalchemy import ColumnClause
 from sqlalchemy import Date
 from sqlalchemy import DateTime
 from sqlalchemy import Float
@@ -18,46 +22,179 @@ from sqlalchemy import func
 from sqlalchemy import Interval
 from sqlalchemy import literal_column
 from sqlalchemy import Numeric
+from sqlalchemy import select
+from sqlalchemy import text
 from sqlalchemy import Time
-from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import FunctionFilter
 from sqlalchemy.sql.elements import Over
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import replacement_traverse
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.util import EMPTY_DICT
 
-from sqla_shard.dialects.parts import Averaged
-from sqla_shard.dialects.parts import NumberForm
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects.base import Averaged
+from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.decimals import plain_type
+from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
+from sqla_shard.merging.elements import divides
 from sqla_shard.merging.elements import same
+from sqla_shard.merging.merge import Computed
+from sqla_shard.merging.merge import Extreme
+from sqla_shard.merging.merge import First
+from sqla_shard.merging.merge import Recipe
+from sqla_shard.routing.aggregates import is_textual
+from sqla_shard.routing.aggregates import may_aggregate
 from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.clauses import walk
-from sqla_shard.routing.cutting import aggregates
-from sqla_shard.routing.cutting import is_textual
-from sqla_shard.scattering.computing import Computation
-from sqla_shard.scattering.computing import name_of_part
-from sqla_shard.scattering.computing import Part
-from sqla_shard.scattering.merge import Computed
-from sqla_shard.scattering.merge import Extreme
-from sqla_shard.scattering.merge import First
-from sqla_shard.scattering.merge import Recipe
+from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Computations"]
+__all__ = [
+    "Computation",
+    "Computations",
+    "Part",
+    "name_of_part",
+]
+
+
+# Servers have different rules for the digits of a quotient, for ``round()``
+# and for conditions in HAVING.  So the sums and counts of all shards are sent
+# back to one of them, as constants, and it computes the expressions::
+#
+#     SELECT n, p0 / p1 FROM (SELECT 0 AS n, 7 AS p0, 2 AS p1) AS parts
+
+
+_NUMBER = "sqla_shard_n"
+#: Maximum number of rows of one statement; each has about 100 characters.
+_BATCH = 1000
+
+
+def name_of_part(index: int) -> str:
+    """Return the name of the column of a part in SQL."""
+    return f"sqla_shard_p{index}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A merged number that a server computes with.
+
+    :ivar recipe: computes the number from the rows of a group.
+    :ivar form: form of the number in SQL if all values are NULL.
+    :ivar empty: the number if no shard has a row.
+    """
+
+    recipe: Callable[[Any], Any]
+    form: NumberForm
+    empty: int | None
+
+
+@dataclass(frozen=True)
+class Computation:
+    """The expressions that a server computes for each group.
+
+    :ivar expressions: expressions of the columns that :func:`name_of_part`
+        names.
+    """
+
+    parts: tuple[Part, ...]
+    expressions: tuple[Any, ...]
+
+    def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the parts of a group, which may have no rows."""
+        if not group:
+            return tuple(part.empty for part in self.parts)
+        return tuple(part.recipe(group) for part in self.parts)
+
+    def run(
+        self,
+        groups: Sequence[Sequence[Any]],
+        backend: Backend,
+        send: Callable[[Any], Sequence[Sequence[Any]]],
+    ) -> list[tuple[Any, ...]]:
+        """Return the values of the expressions, for each group.
+
+        :param groups: the parts of each group.
+        :param send: executes a statement, and returns the driver's rows.
+        :raises ScatterUnsupportedError: if a part is not a number.
+        """
+        forms = [
+            self._form(part.form, [group[at] for group in groups])
+            for at, part in enumerate(self.parts)
+        ]
+        found: list[tuple[Any, ...]] = []
+        for start in range(0, len(groups), _BATCH):
+            batch = groups[start : start + _BATCH]
+            rows = send(self._statement(batch, forms, backend))
+            found += [tuple(row[1:]) for row in sorted(rows, key=_first)]
+        return found
+
+    @staticmethod
+    def _form(form: NumberForm, values: Sequence[Any]) -> NumberForm:
+        known = [value for value in values if value is not None]
+        for value in known:
+            if not isinstance(value, (int, float, Decimal)):
+                raise ScatterUnsupportedError(
+                    f"a computation with aggregates over several shards has "
+                    f"found {value!r}, which is not a number; select the "
+                    "aggregates themselves, and compute in Python",
+                    construct="a computation",
+                )
+        if any(isinstance(value, float) for value in known):
+            return replace(form, name="double")
+        scales = [
+            -int(value.as_tuple().exponent)
+            for value in known
+            if isinstance(value, Decimal)
+        ]
+        if scales:
+            return NumberForm("decimal", max(scales))
+        return replace(form, name="integer") if known else form
+
+    def _statement(
+        self,
+        groups: Sequence[Sequence[Any]],
+        forms: Sequence[NumberForm],
+        backend: Backend,
+    ) -> Any:
+        rows = []
+        for number, group in enumerate(groups):
+            columns = [f"{number} AS {_NUMBER}"]
+            columns += [
+                f"{backend.number(value, form)} AS {name_of_part(at)}"
+                for at, (value, form) in enumerate(
+                    zip(group, forms, strict=True)
+                )
+            ]
+            rows.append(f"SELECT {', '.join(columns)}")
+        key: ColumnClause[int] = column(_NUMBER)
+        source = text(" UNION ALL ".join(rows)).columns(key)
+        # Without labels SQLAlchemy would leave out a duplicate.
+        shown = [
+            expression.label(f"sqla_shard_c{at}")
+            for at, expression in enumerate(self.expressions)
+        ]
+        made = select(literal_column(_NUMBER), *shown)
+        made = made.select_from(source.subquery("sqla_shard_parts"))
+        # The expressions may be of a class; this statement loads no objects.
+        return private.copy_with(made, propagate_attrs=EMPTY_DICT)
+
+
+def _first(row: Sequence[Any]) -> Any:
+    return row[0]
+
 
 _TIMES = (Date, DateTime, Interval, Time)
-_QUOTIENTS = (operators.truediv, operators.floordiv)
 
 
 class Computations:
-    """Collects what a server computes.
+    """Collects the expressions that a server computes.
 
     :param groups: the expressions of GROUP BY.
-    :param added: takes the hidden columns.
-    :param recipe: returns how an aggregate is made of a column.
+    :param added: collects the hidden columns.
+    :param recipe: returns the recipe of an aggregate.
     """
 
     def __init__(
@@ -72,13 +209,9 @@ class Computations:
         self._parts: list[Part] = []
         self._expressions: list[Any] = []
 
-    def __bool__(self) -> bool:
-        """Tell whether there is any."""
-        return bool(self._expressions)
-
     @property
     def computation(self) -> Computation | None:
-        """All of them; None where there is none."""
+        """The expressions that were added; None if there are none."""
         if not self._expressions:
             return None
         return Computation(tuple(self._parts), tuple(self._expressions))
@@ -86,58 +219,63 @@ class Computations:
     def add(self, element: Any) -> Computed:
         """Let a server compute an expression.
 
-        :raises ScatterUnsupportedError: when it needs more than numbers.
+        :raises ScatterUnsupportedError: if it needs more than numbers.
         """
         if any(isinstance(part, FunctionFilter) for part in walk(element)):
-            raise self._refused(
+            raise self._refusal(
                 element,
-                "FILTER, for which func.sum(case((condition, value))) can "
-                "stand,",
+                "FILTER (use func.sum(case((condition, value))) instead)",
             )
         made = replacement_traverse(element, {}, self._replaced)
         for part in walk(made):
             if is_select(part) or isinstance(part, Over):
-                raise self._refused(element, "a subquery or window function")
+                raise self._refusal(element, "a subquery or window function")
             if is_column(part) and not _is_part(part):
-                raise self._refused(element, f"{part}, not in GROUP BY,")
+                raise self._refusal(element, f"{part}, not in GROUP BY,")
             if is_textual(part) and not _is_part(part):
-                raise self._refused(element, "SQL as text")
+                raise self._refusal(element, "SQL as text")
         self._expressions.append(made)
         return Computed(len(self._expressions) - 1)
 
     def _replaced(self, element: Any, **kw: Any) -> Any:
-        """Return the column that takes the place of a part, or None."""
-        if isinstance(element, FunctionElement) and aggregates(element):
+        """Return the column that replaces a part, or None."""
+        if isinstance(element, FunctionElement) and may_aggregate(element):
             return self._aggregate(element)
         if any(same(element, group) for group in self._groups):
             if not _is_number(element):
-                raise self._refused(element, f"{element}, which is no number,")
+                raise self._refusal(
+                    element, f"{element}, which is not a number,"
+                )
             at = self._added.comparable(element, "GROUP BY")
             return self._part(First(at), _form(element), element.type)
         return None
 
     def _aggregate(self, function: Any) -> Any:
-        name = str(function.name).lower()
+        name = name_of(function)
         arguments = list(function.clauses)
         if name != "count":
             for argument in arguments:
                 if not _is_number(argument):
-                    raise self._refused(function, "what is no number")
-                if _divides(argument):
-                    raise self._refused(
+                    raise self._refusal(
+                        function, "a value that is not a number"
+                    )
+                if divides(argument):
+                    raise self._refusal(
                         function,
                         "an aggregate of a quotient, which has more digits "
                         "than servers show,",
                     )
         if name == "avg" and len(arguments) == 1:
-            # Of which servers have more digits than they show.
+            # Servers compute with more of its digits than they return.
             total = self._aggregate(func.sum(arguments[0]))
             count = self._aggregate(func.count(arguments[0]))
             return Averaged(total, count, function.type)
         recipe = self._recipe(function, self._added.value(function))
         if isinstance(recipe, Extreme):
-            # With all digits that a float has.
-            recipe = Extreme(recipe.by, recipe.by, recipe.greatest)
+            # A float is compared, and computed with, in all of its digits.
+            recipe = Extreme(
+                recipe.sort_index, recipe.sort_index, recipe.greatest
+            )
         if name == "count":
             return self._part(recipe, NumberForm("integer"), BigInteger(), 0)
         form = _form(arguments[0])
@@ -152,10 +290,10 @@ class Computations:
         name = name_of_part(len(self._parts) - 1)
         return literal_column(name, type_)
 
-    def _refused(self, element: Any, what: str) -> ScatterUnsupportedError:
+    def _refusal(self, element: Any, what: str) -> ScatterUnsupportedError:
         return ScatterUnsupportedError(
-            f"{element} over several shards: {what} cannot be computed with "
-            "once the shards' rows are merged; select the aggregates "
+            f"{element} over several shards: {what} cannot be part of a "
+            "computation with merged rows; select the aggregates "
             "themselves, and compute in Python",
             construct="a computation",
         )
@@ -167,28 +305,15 @@ def _is_part(element: Any) -> bool:
 
 def _is_number(element: Any) -> bool:
     return kind_of(element) in ("float", "plain") and not isinstance(
-        _bare(element.type), _TIMES
+        plain_type(element.type), _TIMES
     )
 
 
-def _bare(type_: Any) -> Any:
-    while isinstance(type_, TypeDecorator):
-        type_ = type_.impl_instance
-    return type_
-
-
 def _form(element: Any) -> NumberForm:
-    """Return how an expression is written where it is NULL."""
-    type_ = _bare(element.type)
+    """Return the form of an expression in SQL if it is NULL."""
+    type_ = plain_type(element.type)
     if isinstance(type_, Float):
         return NumberForm("double")
     if isinstance(type_, Numeric):
         return NumberForm("decimal", type_.scale or 0)
     return NumberForm("integer")
-
-
-def _divides(element: Any) -> bool:
-    return any(
-        isinstance(part, BinaryExpression) and part.operator in _QUOTIENTS
-        for part in walk(element)
-    )

@@ -1,7 +1,8 @@
-"""The parts of a SELECT that look at many rows: ORDER BY, GROUP BY, LIMIT."""
+"""The parts of a SELECT that read many rows: ORDER BY, GROUP BY, LIMIT."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import func
 from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.elements import Label
@@ -20,24 +22,27 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Join
 from sqlalchemy.sql.visitors import iterate
 
+from sqla_shard.dialects.decimals import DIVISIONS
+from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sorting import kind_of
+from sqla_shard.dialects.sorting import OfText
 from sqla_shard.dialects.sorting import SortKey
-from sqla_shard.dialects.weights import OfText
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.merging.merge import First
+from sqla_shard.merging.merge import Key
+from sqla_shard.merging.merge import most_of
+from sqla_shard.merging.values import Text
+from sqla_shard.routing.aggregates import is_textual
+from sqla_shard.routing.aggregates import may_aggregate
+from sqla_shard.routing.aggregates import RANDOM
 from sqla_shard.routing.clauses import children
 from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.clauses import walk
-from sqla_shard.routing.cutting import aggregates
-from sqla_shard.routing.cutting import is_textual
-from sqla_shard.routing.cutting import RANDOM
-from sqla_shard.scattering import First
-from sqla_shard.scattering import Key
-from sqla_shard.scattering.merge import most_of
-from sqla_shard.scattering.texts import Text
 from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
     "Added",
@@ -46,6 +51,8 @@ __all__ = [
     "bounds_of",
     "counting",
     "depends_only_on",
+    "divides",
+    "group_elements",
     "groupings",
     "has_aggregate",
     "is_random",
@@ -62,7 +69,7 @@ class Ordering:
     """One element of ORDER BY.
 
     :ivar element: the expression itself.
-    :ivar nulls_last: what is said of NULL; None for nothing.
+    :ivar nulls_last: NULLS LAST or NULLS FIRST; None if not given.
     """
 
     element: Any
@@ -74,12 +81,12 @@ class Ordering:
 
 
 class Added:
-    """The hidden columns of a statement, while they are collected.
+    """Collects the hidden columns of a statement.
 
-    :ivar grouped: whether rows are groups: then what is made of their
-        columns is asked for as the least of a group, in which it is always
-        the same.  Servers do not let through what is merely made of them.
-    :ivar texts: where those columns have the weights of texts.
+    :ivar grouped: whether rows are groups.  Hidden columns are then min() of
+        the group, where all values are equal: servers refuse expressions of
+        columns that are not in GROUP BY themselves.
+    :ivar texts: the positions of the weights of texts.
     """
 
     def __init__(self) -> None:
@@ -93,57 +100,62 @@ class Added:
         return len(self.elements) - 1
 
     def value(self, element: Any) -> int:
-        """Add the value of an expression as it is shown."""
+        """Add the value of an expression as it is returned."""
         return self.add(_whole(element))
 
     def comparable(self, element: Any, construct: str) -> int:
-        """Add what compares in Python as an expression on the server.
+        """Add a column that compares in Python as an expression on the server.
 
-        :param construct: what compares it, for the message.
-        :raises ScatterUnsupportedError: when nothing does.
+        :param construct: the clause that compares it, for the message.
+        :raises ScatterUnsupportedError: if there is no such column.
         """
         element = _whole(element)
-        kind = _kind(element, construct)
-        if kind == "uuid" and construct == "ORDER BY":
-            kind = "sorted_uuid"
-        key = SortKey(element, kind)
+        key = SortKey(element, _kind(element, construct))
         return self.add(self._of_group(element, key))
 
     def key(self, ordering: Ordering, *, distinct: bool = False) -> Key:
-        """Add what rows are sorted by.
+        """Add the columns that rows are sorted by.
 
-        :param distinct: whether rows are dropped that are equal in all of
-            their columns, also in this.
-        :raises ScatterUnsupportedError: when their order cannot be told.
+        :param distinct: whether rows that are equal in all columns, including
+            these, are dropped.
+        :raises ScatterUnsupportedError: if Python cannot compare them.
         """
         element = ordering.element
         how = ordering.descending, ordering.nulls_last
-        if _kind(_whole(element), "ORDER BY") != "text":
-            return Key(First(self.comparable(element, "ORDER BY")), *how)
-        made = [
-            OfText(element, "same" if distinct else "sorted"),
-            OfText(element, "sorted_padding"),
-            element,
-        ]
-        text = Text(*[self.add(self._of_group(element, m)) for m in made])
+        made = _sorted_by(element, distinct=distinct)
+        at = [self.add(self._of_group(element, one)) for one in made]
+        if len(at) == 1:
+            return Key(First(at[0]), *how)
+        text = Text(*at)
         self.texts.append(text)
-        return Key(First(text.at), *how, sorted_by=text.shown)
+        return Key(First(text.index), *how, sorted_by=text.shown)
 
     def extreme(self, chosen: Any, shown: int) -> int:
-        """Add what the least or greatest texts of shards are compared by.
+        """Add the columns that the least or greatest texts are compared by.
 
         :param chosen: the ``min()`` or ``max()`` of a text.
-        :param shown: its own position.
+        :param shown: position of ``chosen``.
         """
         at = self.add(OfText(chosen, "extreme"))
         padding = self.add(OfText(chosen, "extreme_padding"))
         self.texts.append(Text(at, padding, shown))
         return at
 
-    def identity(self, element: Any, construct: str) -> tuple[int, bool]:
-        """Add what is equal for values that the server takes for equal.
+    def identities(
+        self, elements: Iterable[Any], construct: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Add :meth:`identity` of each element.
 
-        :returns: its position, and whether they are texts.
+        :returns: positions of the columns, and of those that are of texts.
+        """
+        found = [self.identity(each, construct) for each in elements]
+        texts = tuple(at for at, is_text in found if is_text)
+        return tuple(at for at, _ in found), texts
+
+    def identity(self, element: Any, construct: str) -> tuple[int, bool]:
+        """Add a column that is equal for values that are equal on servers.
+
+        :returns: position of the column, and whether the values are texts.
         """
         if _kind(_whole(element), construct) != "text":
             return self.comparable(element, construct), False
@@ -156,9 +168,62 @@ class Added:
         return made
 
 
+_SORT_KEYS = "_sqla_shard_sort_keys"
+
+
+class _SortKeys:
+    """The sort keys of a column.
+
+    A mapped column is the same object in all statements, and making its sort
+    key is most of the cost of a plan.  The keys are an attribute of the
+    column, so that they are freed with it.  SQLAlchemy copies attributes to
+    annotated copies of a column, which need keys of their own.
+
+    :ivar column: the column that the keys were made for.
+    :ivar made: the hidden columns, with and without DISTINCT.
+    """
+
+    def __init__(self, column: Any) -> None:
+        self.column = column
+        self.made: dict[bool, tuple[Any, ...]] = {}
+
+    def __reduce__(self) -> Any:
+        # Pickled as None, because other releases may load the statement.
+        return type(None), ()
+
+
+def _sorted_by(element: Any, *, distinct: bool) -> tuple[Any, ...]:
+    """Return the hidden columns for an element of ORDER BY; 3 for a text.
+
+    :raises ScatterUnsupportedError: if Python cannot compare them.
+    """
+    keys: _SortKeys | None = element.__dict__.get(_SORT_KEYS)
+    if keys is None or keys.column is not element:
+        if element.__visit_name__ != "column":
+            return _sort_columns(element, distinct=distinct)
+        keys = element.__dict__[_SORT_KEYS] = _SortKeys(element)
+    made = keys.made.get(distinct)
+    if made is None:
+        made = _sort_columns(element, distinct=distinct)
+        keys.made[distinct] = made
+    return made
+
+
+def _sort_columns(element: Any, *, distinct: bool) -> tuple[Any, ...]:
+    whole = _whole(element)
+    kind = _kind(whole, "ORDER BY")
+    if kind != "text":
+        return (SortKey(whole, "sorted_uuid" if kind == "uuid" else kind),)
+    return (
+        OfText(element, "same" if distinct else "sorted"),
+        OfText(element, "sorted_padding"),
+        element,
+    )
+
+
 def _whole(element: Any) -> Any:
-    """Return an expression with the whole id in place of a local one."""
-    # The local part of an id says nothing beyond its shard.
+    """Return an expression with the whole id instead of a local one."""
+    # The local part of an id has a meaning on its shard only.
     return full_id(element) if isinstance(element.type, ShardedId) else element
 
 
@@ -167,9 +232,9 @@ def _kind(element: Any, construct: str) -> str:
     if kind is None:
         raise ScatterUnsupportedError(
             f"{construct} over several shards compares {element}, whose "
-            f"type is {element.type!r}: how its values compare is known to "
-            "the server only. Use cast() or type_coerce() to a number, a "
-            "time or a text",
+            f"type is {element.type!r}: how its values compare depends on "
+            "the server. Use cast() or type_coerce() to a number, a time or "
+            "a text",
             construct=construct,
         )
     return kind
@@ -178,10 +243,10 @@ def _kind(element: Any, construct: str) -> str:
 def orderings(statement: Any) -> list[Ordering]:
     """Return the ORDER BY of a SELECT.
 
-    :raises ScatterUnsupportedError: when an element cannot be read.
+    :raises ScatterUnsupportedError: if an element cannot be read.
     """
     found = []
-    for clause in statement._order_by_clauses:
+    for clause in private.order_by_clauses(statement):
         descending = False
         nulls_last = None
         element = clause
@@ -205,10 +270,9 @@ def orderings(statement: Any) -> list[Ordering]:
 
 
 def is_random(element: Any) -> bool:
-    """Tell whether an expression has another value each time."""
+    """Return whether an expression has a random value."""
     return any(
-        isinstance(part, FunctionElement)
-        and str(getattr(part, "name", "")).lower() in RANDOM
+        isinstance(part, FunctionElement) and name_of(part) in RANDOM
         for part in walk(element)
     )
 
@@ -216,25 +280,30 @@ def is_random(element: Any) -> bool:
 def groupings(statement: Any) -> list[Any]:
     """Return the expressions of GROUP BY.
 
-    :raises ScatterUnsupportedError: when an element cannot be read.
+    :raises ScatterUnsupportedError: if an element cannot be read.
     """
     found = []
-    for clause in statement._group_by_clauses:
-        # SQLAlchemy takes a function for a table, and lists its columns.
-        listed = clause.__visit_name__ == "clauselist"
-        for element in clause.clauses if listed else (clause,):
-            _check_position(element, "GROUP BY")
-            while (
-                under := _named(element, statement, "GROUP BY")
-            ) is not None:
-                _check_shadow(element, under, statement)
-                element = under  # down to the expression
-            found.append(element)
+    for element in group_elements(statement):
+        _check_position(element, "GROUP BY")
+        while (under := _named(element, statement, "GROUP BY")) is not None:
+            _check_shadow(element, under, statement)
+            element = under  # down to the expression
+        found.append(element)
     return found
 
 
+def group_elements(statement: Any) -> Iterator[Any]:
+    """Yield the elements of GROUP BY."""
+    for clause in private.group_by_clauses(statement):
+        # SQLAlchemy treats a function as a table and wraps it in a ClauseList.
+        if clause.__visit_name__ == "clauselist":
+            yield from clause.clauses
+        else:
+            yield clause
+
+
 def _named(element: Any, statement: Any, construct: str) -> Any:
-    """Return what a label, or the name of one, stands for; None for others."""
+    """Return the element of a label or of its name; None if there is none."""
     if isinstance(element, Label):
         return element.element
     name = element.__visit_name__
@@ -252,7 +321,7 @@ def _named(element: Any, statement: Any, construct: str) -> Any:
 
 
 def _check_position(element: Any, construct: str) -> None:
-    """Refuse a number, which drivers may send as that of a column."""
+    """Refuse a number, which servers may treat as the position of a column."""
     while isinstance(element, UnaryExpression) and element.modifier:
         element = element.element
     if isinstance(element, BindParameter):
@@ -264,7 +333,10 @@ def _check_position(element: Any, construct: str) -> None:
 
 
 def _check_shadow(element: Any, under: Any, statement: Any) -> None:
-    """Refuse a label that servers do not mean by its name in GROUP BY."""
+    """Refuse a label name that servers would resolve to a column.
+
+    In GROUP BY, servers prefer the column of that name.
+    """
     if element.__visit_name__ != "textual_label_reference":
         return
     name = element.element
@@ -279,7 +351,7 @@ def _check_shadow(element: Any, under: Any, statement: Any) -> None:
             raise ScatterUnsupportedError(
                 f"GROUP BY {name!r} over several shards: a column of "
                 f"{source} has that name as well, and servers group by it "
-                "rather than by what is shown; pass the expression itself",
+                "rather than by the label; pass the expression itself",
                 construct="GROUP BY",
             )
 
@@ -293,7 +365,7 @@ def _all_columns(source: Any) -> Iterator[Any]:
 
 
 def _column(name: str, statement: Any, construct: str) -> Any:
-    """Return the column that a SELECT shows under a name."""
+    """Return the column of a SELECT with the given name."""
     for column in statement.selected_columns:
         if name in (column.key, getattr(column, "name", None)):
             return column
@@ -306,22 +378,22 @@ def _column(name: str, statement: Any, construct: str) -> Any:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which rows of a SELECT are in the answer.
+    """The LIMIT and OFFSET of a SELECT.
 
-    :ivar limit: how many at most; None for all.
-    :ivar offset: how many of the first ones are skipped.
+    :ivar limit: maximum number of rows; None for all.
+    :ivar offset: number of rows to skip.
     """
 
     limit: int | None = None
     offset: int = 0
 
     def __bool__(self) -> bool:
-        """Tell whether they leave anything out."""
+        """Return whether there is a LIMIT or an OFFSET."""
         return self.limit is not None or self.offset > 0
 
     @property
-    def most(self) -> int | None:
-        """How many rows of each shard are needed; None for all."""
+    def row_limit(self) -> int | None:
+        """Number of rows needed from each shard; None for all."""
         return most_of(self.limit, self.offset)
 
 
@@ -329,11 +401,14 @@ def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
     """Return the LIMIT and OFFSET of a SELECT.
 
     :param max_offset: the largest OFFSET that is allowed.
-    :raises ScatterUnsupportedError: when one of them is no plain number, or
+    :raises ScatterUnsupportedError: if one of them is not a plain number, or
         there is an OFFSET and none is allowed.
-    :raises ScatterLimitError: when it is larger than that.
+    :raises ScatterLimitError: if the OFFSET is larger than ``max_offset``.
     """
-    limit, offset = statement._limit_clause, statement._offset_clause
+    limit, offset = (
+        private.limit_clause(statement),
+        private.offset_clause(statement),
+    )
     found = Bounds(
         None if limit is None else _number(limit, parameters, "LIMIT"),
         0 if offset is None else _number(offset, parameters, "OFFSET"),
@@ -345,10 +420,10 @@ def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
             )
         raise ScatterUnsupportedError(
             f"OFFSET {found.offset} over several shards: each of them would "
-            "read the rows that are skipped, too. session.scatter_page() "
-            "goes on after the last row shown, and costs the same on every "
-            "page; .options(scatter(max_offset=1000)) allows page numbers "
-            "up to there",
+            "also read the rows that are skipped. session.scatter_page() "
+            "continues after the last row of a page, at the same cost for "
+            "every page; .options(scatter(max_offset=1000)) allows an OFFSET "
+            "up to that number",
             construct="OFFSET",
         )
     return found
@@ -363,61 +438,71 @@ def _number(clause: Any, parameters: Any, construct: str) -> int:
     if type(value) is not int or value < 0:
         raise ScatterUnsupportedError(
             f"{construct} {clause} over several shards: the number must be "
-            "known before the statement is sent; pass an int",
+            "known before the statement is executed; pass an int",
             construct=construct,
         )
     return value
 
 
 def counting(statement: Any, inner: Any) -> Any:
-    """Return a count of rows that counts those of another SELECT.
+    """Return a count of rows that counts the rows of another SELECT.
 
-    :param statement: what :func:`~sqla_shard.routing.counted_select` knows.
+    :param statement: a statement for which
+        :func:`~sqla_shard.routing.counted_select` does not return None.
     """
-    (source,) = statement._from_obj
-    made = statement.select_from()
-    # Made a moment ago, so nobody else's.
-    made._from_obj = (inner.subquery(source.name),)
-    return made
+    (source,) = private.from_obj(statement)
+    subquery = inner.subquery(source.name)
+    return private.copy_with(statement, from_obj=(subquery,))
 
 
 def has_aggregate(element: Any) -> bool:
-    """Tell whether an expression looks at all rows of a group."""
-    if isinstance(element, FunctionElement) and aggregates(element):
+    """Return whether an expression has an aggregate."""
+    if isinstance(element, FunctionElement) and may_aggregate(element):
         return True
     if element.__visit_name__ in ("select", "scalar_select", "over"):
         return False
     return any(has_aggregate(part) for part in children(element))
 
 
+def divides(element: Any) -> bool:
+    """Return whether an expression has a quotient.
+
+    Servers compute with more digits of a quotient than they return.
+    """
+    return any(
+        isinstance(part, BinaryExpression) and part.operator in DIVISIONS
+        for part in walk(element)
+    )
+
+
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two expressions are one and the same."""
+    """Return whether two expressions are the same."""
     try:
         if not one.compare(other):
             return False
     except AttributeError:
-        # SQLAlchemy takes the mapped classes of two functions for
+        # SQLAlchemy treats the mapped classes of two functions as
         # expressions, unless they are the same class.
         return False
-    # It also takes two aliases of a table for one another.
+    # SQLAlchemy also treats two aliases of a table as the same.
     return _sources(one) == _sources(other)
 
 
 def _sources(element: Any) -> list[Any]:
     """Return the table, or its alias, of each column in an expression."""
     parts: Iterator[Any] = iterate(element)
-    return [part._from_objects for part in parts if is_column(part)]
+    return [private.from_objects(part) for part in parts if is_column(part)]
 
 
 def depends_only_on(element: Any, known: Sequence[Any]) -> bool:
-    """Tell whether an expression is told by the values of others."""
+    """Return whether an expression is determined by the given ones."""
     if any(same(element, one) for one in known):
         return True
     if isinstance(element, (BindParameter, Null)):
         return True
     if is_column(element) and element.__visit_name__ == "column":
         return False
-    if is_select(element) or aggregates(element) or is_textual(element):
+    if is_select(element) or may_aggregate(element) or is_textual(element):
         return False
     parts = list(_parts(element))
     return bool(parts) and all(depends_only_on(p, known) for p in parts)

@@ -1,10 +1,10 @@
-"""HAVING: conditions on what is made of the groups of one or more shards.
+"""HAVING: conditions on the groups of one or more shards.
 
-Over several shards they are about the groups of all.
-What looks at the columns of GROUP BY alone is the same on each shard, which
-is asked for it.  Counts, sums and extremes of numbers are compared in Python,
-where they are exact.  Servers compare averages and quotients with more digits
-than they show, so one of them tells which groups fulfil such a condition.
+Over several shards HAVING filters the merged groups.  A condition on the
+columns of GROUP BY alone is the same on each shard, which computes it.
+Counts, sums and extremes of numbers are compared in Python, where they are
+exact.  Servers compare averages and quotients with more digits than they
+return, so that a server evaluates such a condition.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import Boolean
@@ -31,25 +33,118 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.visitors import replacement_traverse
 
+from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sql import BlobValue
+from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import counting
 from sqla_shard.merging.elements import depends_only_on
+from sqla_shard.merging.elements import divides
+from sqla_shard.merging.elements import group_elements
 from sqla_shard.merging.elements import same
+from sqla_shard.merging.merge import First
+from sqla_shard.merging.merge import Recipe
+from sqla_shard.merging.merge import Row
 from sqla_shard.routing import counted_select
+from sqla_shard.routing.aggregates import may_aggregate
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.routing.clauses import walk
-from sqla_shard.routing.cutting import aggregates
-from sqla_shard.scattering import First
-from sqla_shard.scattering.filtering import AllOf
-from sqla_shard.scattering.filtering import AnyOf
-from sqla_shard.scattering.filtering import Compared
-from sqla_shard.scattering.filtering import IsNull
-from sqla_shard.scattering.filtering import Negated
-from sqla_shard.scattering.merge import Recipe
+from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Having", "of_groups"]
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "Compared",
+    "Having",
+    "IsNull",
+    "Negated",
+    "of_groups",
+]
+
+
+# As on a server, a condition is true, false or, with NULL, None.
+_NUMBERS = (int, float, Decimal)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison of two numbers."""
+
+    one: Recipe
+    other: Recipe
+    operator: Callable[[Any, Any], Any]
+
+    def __call__(self, rows: Sequence[Row]) -> bool | None:
+        """Return the result; None if one of the numbers is NULL.
+
+        :raises ScatterUnsupportedError: if one is not a number.
+        """
+        one, other = self.one(rows), self.other(rows)
+        if one is None or other is None:
+            return None
+        for value in (one, other):
+            if not isinstance(value, _NUMBERS):
+                raise ScatterUnsupportedError(
+                    f"HAVING over several shards compares numbers, and not "
+                    f"{value!r}; read the groups and filter them in Python",
+                    construct="HAVING",
+                )
+        if isinstance(one, float) or isinstance(other, float):
+            # As servers do; to Python, 0.1 is not Decimal("0.1").
+            one, other = float(one), float(other)
+        return bool(self.operator(one, other))
+
+
+@dataclass(frozen=True)
+class IsNull:
+    """True if the value is NULL."""
+
+    of: Recipe
+
+    def __call__(self, rows: Sequence[Row]) -> bool | None:
+        """Return whether the value is NULL."""
+        return self.of(rows) is None
+
+
+@dataclass(frozen=True)
+class Negated:
+    """NOT of a condition."""
+
+    of: Recipe
+
+    def __call__(self, rows: Sequence[Row]) -> bool | None:
+        """Return the result."""
+        value = self.of(rows)
+        return None if value is None else not value
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Conditions with AND."""
+
+    parts: tuple[Recipe, ...]
+
+    def __call__(self, rows: Sequence[Row]) -> bool | None:
+        """Return the result."""
+        values = [part(rows) for part in self.parts]
+        if any(value is not None and not value for value in values):
+            return False
+        return None if None in values else True
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Conditions with OR."""
+
+    parts: tuple[Recipe, ...]
+
+    def __call__(self, rows: Sequence[Row]) -> bool | None:
+        """Return the result."""
+        values = [part(rows) for part in self.parts]
+        if any(values):
+            return True
+        return None if None in values else False
+
 
 _COMPARISONS: Mapping[Any, Callable[[Any, Any], Any]] = {
     operator: operator
@@ -62,17 +157,17 @@ _COMPARISONS: Mapping[Any, Callable[[Any, Any], Any]] = {
         operators.ge,
     )
 }
-#: Whether they are negated.
+#: Whether the operator is negated.
 _BETWEEN = {operators.between_op: False, operators.not_between_op: True}
 _EXACT = frozenset(["count", "sum", "min", "max"])
 
 
 def of_groups(statement: Any) -> Any:
-    """Return a SELECT with a HAVING that servers take.
+    """Return a SELECT with a HAVING that servers accept.
 
-    MySQL and MariaDB know the columns of GROUP BY there, but neither a field
-    of a blob nor anything else that rows are grouped by.  All of a group have
-    it in common, so it is the least of them.
+    In HAVING, MySQL and MariaDB accept the columns of GROUP BY, but neither a
+    field of a blob nor any other expression that rows are grouped by.  Such an
+    expression is the same in all rows of a group, so that min() replaces it.
     """
     counted = counted_select(statement)
     if counted is not None:
@@ -80,15 +175,15 @@ def of_groups(statement: Any) -> Any:
         return statement if made is counted else counting(statement, made)
     if (
         not isinstance(statement, Select)
-        or not statement._having_criteria
-        or not statement._group_by_clauses
+        or not private.having_criteria(statement)
+        or not private.group_by_clauses(statement)
     ):
         return statement
     common = list(_common(statement))
 
     def least(element: Any, **kw: Any) -> Any:
         if is_select(element) or (
-            isinstance(element, FunctionElement) and aggregates(element)
+            isinstance(element, FunctionElement) and may_aggregate(element)
         ):
             return element
         found = any(same(element, one) for one in common)
@@ -96,46 +191,42 @@ def of_groups(statement: Any) -> Any:
 
     if not common:
         return statement
-    made = statement._generate()
-    made._having_criteria = tuple(
+    having = tuple(
         replacement_traverse(clause, {}, least)
-        for clause in statement._having_criteria
+        for clause in private.having_criteria(statement)
     )
-    return made
+    return private.copy_with(statement, having_criteria=having)
 
 
 def _common(statement: Any) -> Iterator[Any]:
-    """Yield what the rows of a group have in common, but columns."""
+    """Yield the expressions other than columns that are equal in a group."""
     shown = {column.key: column for column in statement.selected_columns}
-    for clause in statement._group_by_clauses:
-        # SQLAlchemy takes a function for a table, and lists its columns.
-        listed = clause.__visit_name__ == "clauselist"
-        for element in clause.clauses if listed else (clause,):
-            if element.__visit_name__ == "textual_label_reference":
-                named = shown.get(element.element)
-            elif element.__visit_name__ == "label_reference":
-                named = element.element
-            else:
-                named = element
-            found = unlabelled(named)
-            if isinstance(found, ColumnElement) and (
-                found.__visit_name__ != "column"
-            ):
-                yield found
-    # Told by the columns of GROUP BY, such as a primary key.
+    for element in group_elements(statement):
+        if element.__visit_name__ == "textual_label_reference":
+            named = shown.get(element.element)
+        elif element.__visit_name__ == "label_reference":
+            named = element.element
+        else:
+            named = element
+        found = unlabelled(named)
+        if isinstance(found, ColumnElement) and (
+            found.__visit_name__ != "column"
+        ):
+            yield found
+    # Determined by the columns of GROUP BY, such as a primary key.
     for column in map(unlabelled, shown.values()):
         if isinstance(column, BlobValue):
             yield column
 
 
 class Having:
-    """Makes a condition of the HAVING of a SELECT.
+    """Converts the HAVING of a SELECT to a condition on merged groups.
 
-    :param groups: the expressions of its GROUP BY.
-    :param added: takes the hidden columns.
-    :param recipe: returns how an aggregate is made of a column.
+    :param groups: the expressions of GROUP BY.
+    :param added: collects the hidden columns.
+    :param recipe: returns the recipe of an aggregate.
     :param compute: lets a server compute a condition.
-    :param exact: whether Python may compare.
+    :param exact: whether Python may compare the values.
     """
 
     def __init__(
@@ -154,9 +245,9 @@ class Having:
         self._recipe = recipe
 
     def condition(self, criteria: Sequence[Any]) -> Recipe | None:
-        """Return what is true for groups that are shown; None for all.
+        """Return the condition on the groups; None if there is none.
 
-        :raises ScatterUnsupportedError: when it cannot be told exactly.
+        :raises ScatterUnsupportedError: if it cannot be evaluated exactly.
         """
         if not criteria:
             return None
@@ -165,10 +256,10 @@ class Having:
     def _condition(self, clause: Any) -> Recipe:
         clause = unlabelled(clause)
         # SQLAlchemy gives no type to NOT of several conditions.
-        told = isinstance(clause.type, Boolean)
+        is_typed = isinstance(clause.type, Boolean)
         if not self._exact:
             return self._compute(clause)
-        if told and depends_only_on(clause, self._groups):
+        if is_typed and depends_only_on(clause, self._groups):
             return First(self._added.comparable(clause, "HAVING"))
         if isinstance(clause, BooleanClauseList):
             parts = tuple(self._condition(part) for part in clause.clauses)
@@ -189,7 +280,7 @@ class Having:
         return self._compute(clause)
 
     def _binary(self, clause: Any) -> Recipe | None:
-        """Return a comparison that is exact in Python; None of others."""
+        """Return a comparison that is exact in Python, or None."""
         if isinstance(clause.right, Null):
             if not self._is_exact(clause.left):
                 return None
@@ -221,9 +312,9 @@ class Having:
         element = unlabelled(element)
         if isinstance(element, BindParameter):
             return True
-        if not _is_number(element.type) or _divides(element):
+        if not _is_number(element.type) or divides(element):
             return False
-        name = str(getattr(element, "name", "")).lower()
+        name = name_of(element)
         return depends_only_on(element, self._groups) or (
             isinstance(element, FunctionElement) and name in _EXACT
         )
@@ -231,20 +322,11 @@ class Having:
     def _number(self, element: Any) -> Recipe:
         element = unlabelled(element)
         if isinstance(element, BindParameter):
-            # The server knows best what a driver makes of a value.
+            # The value as the server receives it from the driver.
             return First(self._added.add(element))
         if depends_only_on(element, self._groups):
             return First(self._added.comparable(element, "HAVING"))
         return self._recipe(element, self._added.value(element))
-
-
-def _divides(element: Any) -> bool:
-    # A quotient has more digits on some servers than they show.
-    return any(
-        isinstance(part, BinaryExpression)
-        and part.operator in (operators.truediv, operators.floordiv)
-        for part in walk(element)
-    )
 
 
 def _is_number(type_: Any) -> bool:

@@ -1,9 +1,9 @@
-"""From a SELECT to what each shard is asked and what is made of the answers.
+"""The merge of a SELECT: the statement for each shard, and the rest.
 
-On one database LIMIT, ORDER BY and counts look at all rows; here each shard
-looks at its own.  The statement that is sent may therefore show more columns
-than were asked for, which the merge needs and removes; the columns, objects
-and options of the statement itself stay as they are.
+On one database LIMIT, ORDER BY and counts read all rows; here each shard reads
+its own.  The statement that is sent may therefore have further columns, which
+the merge needs and removes; the columns, objects and options of the statement
+itself do not change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from sqla_shard.dialects.numbers import is_grouped_whole
 from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.combining import Combiner
-from sqla_shard.merging.combining import is_combined
 from sqla_shard.merging.elements import Added
 from sqla_shard.merging.elements import Bounds
 from sqla_shard.merging.elements import bounds_of
@@ -36,27 +34,30 @@ from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
+from sqla_shard.merging.groups import Combiner
+from sqla_shard.merging.groups import is_combined
+from sqla_shard.merging.merge import Extreme
+from sqla_shard.merging.merge import First
+from sqla_shard.merging.merge import GroupRule
+from sqla_shard.merging.merge import Key
+from sqla_shard.merging.merge import LimitedCount
+from sqla_shard.merging.merge import Merge
+from sqla_shard.merging.merge import Total
 from sqla_shard.routing import counted_select
+from sqla_shard.routing import exists_columns
 from sqla_shard.routing import shows_if
-from sqla_shard.routing import sought
 from sqla_shard.routing import Spread
 from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.scattering import Combine
-from sqla_shard.scattering import First
-from sqla_shard.scattering import Key
-from sqla_shard.scattering import Merge
-from sqla_shard.scattering.merge import Extreme
-from sqla_shard.scattering.merge import Total
-from sqla_shard.scattering.merge import Within
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["Planned", "plan"]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What is sent, and what is made of the answers.
+    """A statement to send, and the merge of its rows.
 
-    :ivar merge: None where rows are put one after another.
+    :ivar merge: the merge; None if the rows are concatenated.
     """
 
     statement: Any
@@ -71,16 +72,16 @@ def plan(
     keeps_order: bool = False,
     max_offset: int = 0,
 ) -> Planned:
-    """Plan the merge of a SELECT that several shards are asked.
+    """Plan the merge of a SELECT that is sent to several shards.
 
-    :param statement: a statement that the router has let through.
-    :param parameters: those given with it, if any.
-    :param spread: what the router knows of its groups.
-    :param keeps_order: the reader needs the order of the rows of each
-        shard by themselves only, as relationships do.
+    :param statement: a statement that the router has accepted.
+    :param parameters: the parameters of the statement, if any.
+    :param spread: the rows that are on one shard together.
+    :param keeps_order: whether only the order of rows of the same shard
+        matters, as for relationships.
     :param max_offset: the largest OFFSET that is allowed.
-    :raises ScatterUnsupportedError: when no correct merge is known.
-    :raises ScatterLimitError: when an OFFSET is larger than that.
+    :raises ScatterUnsupportedError: if there is no correct merge.
+    :raises ScatterLimitError: if an OFFSET is larger than ``max_offset``.
     """
     if isinstance(statement, FromStatement):
         if plan(statement.element, parameters, spread).merge is not None:
@@ -93,9 +94,9 @@ def plan(
     if not isinstance(statement, Select):
         return Planned(statement, None)
     try:
-        missing = sought(statement)
+        missing = exists_columns(statement)
         if missing is not None:
-            return _sought(statement, missing)
+            return _plan_exists(statement, missing)
         inner = counted_select(statement)
         if inner is None:
             bounds = bounds_of(statement, parameters, max_offset)
@@ -108,24 +109,24 @@ def plan(
         raise
 
 
-def _sought(statement: Any, missing: tuple[bool, ...]) -> Planned:
-    """Plan to tell whether any shard has a row, or each of them has none."""
+def _plan_exists(statement: Any, missing: tuple[bool, ...]) -> Planned:
+    """Plan the merge of ``exists()``: true if any shard has a row."""
     columns = tuple(
         Extreme(at, at, greatest=not negated)
         for at, negated in enumerate(missing)
     )
-    steps = ("there is a row if there is one on any shard",)
+    steps = ("true if any shard has a row",)
     return Planned(
-        statement, Merge(combine=Combine((), (), columns), steps=steps)
+        statement, Merge(combine=GroupRule((), (), columns), steps=steps)
     )
 
 
 def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
-    if bounds and statement._for_update_arg is not None:
+    if bounds and private.for_update_arg(statement) is not None:
         raise ScatterUnsupportedError(
             "LIMIT or OFFSET with FOR UPDATE over several shards: each shard "
             "would lock as many rows, and those that are not returned would "
-            "stay locked, also with SKIP LOCKED. A worker of a queue takes "
+            "stay locked, even with SKIP LOCKED. A worker of a queue takes "
             'jobs of one shard at a time: bind_arguments={"shard_id": n}. Or '
             "read the ids first, then lock those",
             construct="LIMIT",
@@ -133,22 +134,22 @@ def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
     added = Added()
     if is_combined(statement, grouped_on_shard=spread.grouped_on_shard):
         return _combined(statement, bounds, added, spread)
-    added.grouped = bool(statement._group_by_clauses)
+    added.grouped = bool(private.group_by_clauses(statement))
     ordered = orderings(statement)
     if shows_if(statement):
-        # Each shard that has such a row shows it.
+        # Each shard with such a row returns one.
         bounds = Bounds(1)
     combine = None
-    if statement._distinct:
+    if private.distinct(statement):
         _check_distinct(statement, ordered)
         if not spread.distinct_on_shard:
-            combine = _distinct(statement, added)
+            combine = _distinct_rule(statement, added)
     distinct = combine is not None
     keys = tuple(added.key(one, distinct=distinct) for one in ordered)
     if any(is_random(one.element) for one in ordered):
         statement = _sorted_as_drawn(statement, ordered, keys)
-    if statement._offset_clause is not None:
-        statement = statement.limit(bounds.most).offset(None)
+    if private.offset_clause(statement) is not None:
+        statement = statement.limit(bounds.row_limit).offset(None)
     if not keys and not bounds and combine is None:
         return Planned(statement, None)
     steps = list(_steps(ordered, bounds, combine))
@@ -160,23 +161,24 @@ def _sorted_as_drawn(
 ) -> Any:
     """Sort by the random numbers that the merge compares.
 
-    Others would be drawn for ORDER BY, and with LIMIT the rows of a small
-    shard be more likely than those of a large one.
+    Otherwise ORDER BY would generate other numbers, and with LIMIT the rows of
+    a small shard would be more likely than those of a large one.
     """
     clauses = []
     for clause, one, key in zip(
-        statement._order_by_clauses, ordered, keys, strict=True
+        private.order_by_clauses(statement), ordered, keys, strict=True
     ):
         drawn = clause
         if is_random(one.element):
             if kind_of(one.element) == "text":
                 raise ScatterUnsupportedError(
                     f"ORDER BY {one.element} over several shards: each shard "
-                    "would draw its texts twice; order by rand() itself",
+                    "would generate its random values twice; order by rand() "
+                    "itself",
                     construct="ORDER BY",
                 )
             assert isinstance(key.recipe, First)  # noqa: S101  # no text
-            drawn = literal_column(Hidden.name(key.recipe.at))
+            drawn = literal_column(Hidden.name(key.recipe.index))
             drawn = drawn.desc() if one.descending else drawn
         clauses.append(drawn)
     return statement.order_by(None).order_by(*clauses)
@@ -185,20 +187,21 @@ def _sorted_as_drawn(
 def _counting(
     statement: Any, inner: Any, bounds: Bounds, spread: Spread
 ) -> Planned:
-    """Plan to count the rows that another SELECT has over all shards."""
-    alike = inner._distinct and not spread.distinct_on_shard
+    """Plan to count the rows of another SELECT over all shards."""
+    alike = private.distinct(inner) and not spread.distinct_on_shard
     if not alike and not is_combined(
         inner, grouped_on_shard=spread.grouped_on_shard
     ):
-        if bounds or inner._offset_clause is not None:
-            part = inner.limit(bounds.most).offset(None)
+        if bounds or private.offset_clause(inner) is not None:
+            part = inner.limit(bounds.row_limit).offset(None)
             statement = counting(statement, part)
-        counted = Within(Total(0), bounds.limit, bounds.offset)
+        counted = LimitedCount(Total(0), bounds.limit, bounds.offset)
         steps = ["add the counts of the shards", *_steps([], bounds, None)]
-        combine = Combine((), (), (counted,))
+        combine = GroupRule((), (), (counted,))
         return Planned(statement, Merge(combine=combine, steps=tuple(steps)))
     if alike and (
-        inner._group_by_clauses or is_combined(inner, grouped_on_shard=False)
+        private.group_by_clauses(inner)
+        or is_combined(inner, grouped_on_shard=False)
     ):
         raise ScatterUnsupportedError(
             "DISTINCT of counts or groups over several shards is not "
@@ -206,7 +209,7 @@ def _counting(
             construct="DISTINCT",
         )
     groups = _groups_of(statement, inner, alike=alike)
-    # It is about the columns, of which there is another one now.
+    # The statement has different columns now.
     spread = replace(spread, counted_on_shard=())
     planned = _combined(groups, bounds, Added(), spread)
     assert planned.merge is not None  # noqa: S101  # groups are merged
@@ -216,18 +219,24 @@ def _counting(
 
 
 def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
-    """Return the statement that has a count for each row of another.
+    """Return a statement that returns a count for each row of another.
 
     :param alike: whether those rows are DISTINCT.
     """
-    groups = inner.order_by(None).with_only_columns(*statement._raw_columns)
-    if not inner._from_obj:
-        sources = [f for c in inner._raw_columns for f in c._from_objects]
-        # What is joined to others must not stand in FROM a second time.
+    groups = inner.order_by(None).with_only_columns(
+        *private.raw_columns(statement)
+    )
+    if not private.from_obj(inner):
+        sources = [
+            f
+            for c in private.raw_columns(inner)
+            for f in private.from_objects(c)
+        ]
+        # A joined table must not be in FROM a second time.
         groups = groups.select_from(
-            *sources[: 1 if inner._setup_joins else None]
+            *sources[: 1 if private.setup_joins(inner) else None]
         )
-    if _tables(groups) != _tables(inner):
+    if _from_elements(groups) != _from_elements(inner):
         raise ScatterUnsupportedError(
             "DISTINCT or GROUP BY over several shards cannot be counted "
             "where columns are of a table that is neither in select_from() "
@@ -236,23 +245,22 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
         )
     if alike:
         groups = groups.group_by(*map(unlabelled, inner.selected_columns))
-    # Made a moment ago, so nobody else's.
-    groups._distinct = False
-    groups._execution_options = statement._execution_options
-    # Its other options are about objects that it does not load.
-    groups._with_options = (
-        *statement._with_options,
-        *[
-            option
-            for option in inner._with_options
-            if isinstance(option, LoaderCriteriaOption)
-        ],
+    # The other options apply to objects that this statement does not load.
+    criteria = [
+        option
+        for option in private.with_options(inner)
+        if isinstance(option, LoaderCriteriaOption)
+    ]
+    return private.copy_with(
+        groups,
+        distinct=False,
+        execution_options=statement.get_execution_options(),
+        with_options=(*private.with_options(statement), *criteria),
     )
-    return groups
 
 
-def _tables(statement: Any) -> Counter[Any]:
-    """Return what is in the FROM of a SELECT."""
+def _from_elements(statement: Any) -> Counter[Any]:
+    """Return the elements of a SELECT's FROM clause."""
     found: Counter[Any] = Counter()
     todo = list(statement.get_final_froms())
     while todo:
@@ -270,42 +278,37 @@ def _combined(
     combiner = Combiner(statement, added, spread.counted_on_shard)
     combine, keys = combiner.combine()
     ordered = orderings(statement)
-    # A group may be among the first ones of all shards and of none.
+    # A group that is among the first of all shards together may not be among
+    # the first of any single shard.
     statement = statement.order_by(None).limit(None).offset(None)
     statement = statement.group_by(*combiner.split)
-    what = "groups" if statement._group_by_clauses else "aggregates"
+    what = "groups" if private.group_by_clauses(statement) else "aggregates"
     steps = [f"combine the {what} of the shards"]
-    if statement._having_criteria:
-        criteria = statement._having_criteria
+    if private.having_criteria(statement):
+        criteria = private.having_criteria(statement)
         steps.append(f"keep those with {' and '.join(map(str, criteria))}")
-        # Made a moment ago, so nobody else's.
-        statement._having_criteria = ()
+        statement = private.copy_with(statement, having_criteria=())
     if combine.computation is not None:
-        steps.append("let one server compute what is made of them")
+        steps.append("compute expressions of them on one server")
     steps += _steps(ordered, bounds, None)
     return _with_hidden(statement, added, keys, bounds, combine, steps)
 
 
-def _distinct(statement: Any, added: Added) -> Combine:
-    """Return how equal rows of several shards become one."""
-    same = []
-    texts = []
-    for column in statement._raw_columns:
+def _distinct_rule(statement: Any, added: Added) -> GroupRule:
+    """Return the rule that merges equal rows of several shards into one."""
+    columns = private.raw_columns(statement)
+    for column in columns:
         if not isinstance(column, ColumnElement):
             raise ScatterUnsupportedError(
                 f"DISTINCT over several shards needs single columns, not "
                 f"{column}; select its columns, or its id among them",
                 construct="DISTINCT",
             )
-        at, is_text = added.identity(unlabelled(column), "DISTINCT")
-        same.append(at)
-        if is_text:
-            texts.append(at)
-    return Combine(tuple(same), tuple(texts))
+    return GroupRule(*added.identities(map(unlabelled, columns), "DISTINCT"))
 
 
 def _check_distinct(statement: Any, ordered: list[Ordering]) -> None:
-    """Refuse to sort distinct rows by what they do not tell."""
+    """Refuse to sort distinct rows by a column that they do not have."""
     shown = [unlabelled(column) for column in statement.selected_columns]
     for ordering in ordered:
         if not depends_only_on(ordering.element, shown):
@@ -321,11 +324,11 @@ def _with_hidden(
     added: Added,
     keys: tuple[Key, ...],
     bounds: Bounds,
-    combine: Combine | None,
+    combine: GroupRule | None,
     steps: list[str],
 ) -> Planned:
     if added.elements:
-        distinct = statement._distinct
+        distinct = private.distinct(statement)
         statement = statement.prefix_with(
             Hidden(
                 added.elements,
@@ -333,9 +336,8 @@ def _with_hidden(
                 sorts=_changes_in_groups(statement, added),
             )
         )
-        # Made a moment ago, so nobody else's; there is no other way to take
-        # the word back, and it would be written after the prefix.
-        statement._distinct = False
+        # Otherwise DISTINCT would be written again, after the prefix.
+        statement = private.copy_with(statement, distinct=False)
     merge = Merge(
         len(added.elements),
         keys,
@@ -349,19 +351,21 @@ def _with_hidden(
 
 
 def _changes_in_groups(statement: Any, added: Added) -> bool:
-    """Tell whether a temporary table would change a value of a group."""
-    # Sorting groups in descending order, MariaDB takes NULL for the decimal
-    # that comes before it.
-    if not statement._group_by_clauses or statement._order_by_clauses:
+    """Return whether a temporary table would change a value of a group."""
+    # When it sorts groups in descending order, MariaDB replaces NULL by the
+    # preceding decimal.
+    if not private.group_by_clauses(statement) or private.order_by_clauses(
+        statement
+    ):
         return False
     shown = [*added.elements, *statement.selected_columns]
     return not all(map(is_grouped_whole, shown))
 
 
 def _steps(
-    ordered: list[Ordering], bounds: Bounds, combine: Combine | None
+    ordered: list[Ordering], bounds: Bounds, combine: GroupRule | None
 ) -> Iterator[str]:
-    """Yield what is done, in words."""
+    """Yield descriptions of the steps of a merge."""
     if combine is not None:
         yield "drop rows that other shards have as well"
     if ordered:

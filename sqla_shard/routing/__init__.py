@@ -1,32 +1,26 @@
-"""Statement or id -> virtual shards, and why.
+"""Routing of statements to virtual shards, with the reasons.
 
-``specs``       what is known of a table
-``clauses``     questions about parts of a statement
-``conditions``  what a WHERE clause says, given its values
-``rendered``    what SQLAlchemy makes of a statement
-``rows``        rows that are combined, and what ties them to one shard
-``forms``       local ids and whole ids, not to be mixed up
-``blocks``      the SELECTs of a statement, and where a column is from
-``cutting``     what looks at more than one row
-``counting``    what counts the rows of a subquery, or looks for any
-``reading``     all of a statement
-``telling``     what its conditions say of the shards
-``shapes``      what the form of a statement says
-``router``      the decision
+``specs``       the keyspace and shard key of a table
+``clauses``     functions that examine parts of a statement
+``sources``     the SELECTs of a statement, and the rows that they combine
+``conditions``  the shards that a WHERE clause allows, given its values
+``aggregates``  parts of a SELECT that depend on more than one row
+``reader``      a whole SELECT, UPDATE or DELETE
+``router``      the shards that a statement is sent to
 """
 
 from __future__ import annotations
 
-from sqla_shard.routing.counting import constant
-from sqla_shard.routing.counting import counted_select
-from sqla_shard.routing.counting import shows_if
-from sqla_shard.routing.counting import sought
+from sqla_shard.routing.aggregates import constant
+from sqla_shard.routing.aggregates import counted_select
+from sqla_shard.routing.aggregates import exists_columns
+from sqla_shard.routing.aggregates import shows_if
 from sqla_shard.routing.router import check
 from sqla_shard.routing.router import Decision
 from sqla_shard.routing.router import keyspace_of
 from sqla_shard.routing.router import locate
 from sqla_shard.routing.router import route
-from sqla_shard.routing.shapes import Spread
+from sqla_shard.routing.router import Spread
 from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import columns_set
 from sqla_shard.routing.specs import declare
@@ -48,6 +42,7 @@ __all__ = [
     "constant",
     "counted_select",
     "declare",
+    "exists_columns",
     "has_objects",
     "is_placed",
     "keyspace_of",
@@ -57,6 +52,5 @@ __all__ = [
     "routes",
     "routing_column",
     "shows_if",
-    "sought",
     "spec_of",
 ]

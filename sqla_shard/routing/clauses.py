@@ -1,4 +1,4 @@
-"""Small questions about parts of a statement."""
+"""Functions that examine parts of a statement."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.sql.selectable import TextualSelect
 
 from sqla_shard.dialects.sql import BlobValue
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
     "children",
@@ -55,12 +56,12 @@ def nested(element: Any) -> Any:
 
 
 def is_select(element: Any) -> bool:
-    """Tell a SELECT, also as a value, from other expressions."""
+    """Return whether an expression is a SELECT, even a scalar one."""
     return isinstance(element, (SelectBase, ScalarSelect))
 
 
 def is_list(clause: Any, operator: Any) -> bool:
-    """Tell whether a clause joins others by AND, or by OR."""
+    """Return whether a clause joins others by AND, or by OR."""
     return (
         isinstance(clause, (BooleanClauseList, ExpressionClauseList))
         and clause.operator is operator
@@ -92,25 +93,25 @@ def unlabelled(column: Any) -> Any:
 
 
 def composed(element: Any) -> Any:
-    """Return the expression inside ``full_id()``; None for others."""
+    """Return the argument of ``full_id()``; None for any other expression."""
     if (
         isinstance(element, BinaryExpression)
         and element.operator is operators.add
         and isinstance(element.left, TypeCoerce)
         and isinstance(element.right, BindParameter)
-        and element.right._orig_key == "sqla_shard_prefix"
+        and private.original_key(element.right) == "sqla_shard_prefix"
     ):
         return element.left.clause
     return None
 
 
 def is_column(element: Any) -> bool:
-    """Tell a column, or a field of a blob, from other expressions."""
+    """Return whether an expression is a column or a field of a blob."""
     return element.__visit_name__ == "column" or isinstance(element, BlobValue)
 
 
 def walk(element: Any) -> Iterator[Any]:
-    """Yield an expression and all its parts, but no nested SELECT."""
+    """Yield an expression and all its parts except nested SELECTs."""
     yield element
     for child in children(element):
         if not is_select(child):
@@ -118,7 +119,7 @@ def walk(element: Any) -> Iterator[Any]:
 
 
 def children(element: Any) -> Any:
-    """Return the parts of an expression; a table has none here."""
+    """Return the parts of an expression; empty for a table."""
     # A function is a FROM element too, since some return tables.
     if isinstance(element, FromClause) and not isinstance(
         element, (SelectBase, FunctionElement)

@@ -1,8 +1,8 @@
-"""From a statement and its parameters to the shards it must visit.
+"""The route of a statement: the shards that it must be sent to.
 
-:func:`route` is pure: it reads the statement, asks nothing and sends
-nothing.  What the form of a statement says is remembered (:mod:`.shapes`);
-after that a decision costs about as much as looking at the values.
+:func:`route` reads the statement and sends nothing.  The shape of a statement
+is cached under its cache key; after that a decision costs about as much as
+reading the values.
 """
 
 from __future__ import annotations
@@ -11,39 +11,287 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqla_shard.engines import Places
+from sqlalchemy.orm.context import FromStatement
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.selectable import Select
+from sqlalchemy.sql.selectable import TableClause
+from sqlalchemy.sql.selectable import TextualSelect
+from sqlalchemy.util import LRUCache
+
+from sqla_shard.engine import Places
 from sqla_shard.exc import KeyspaceMismatchError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
+from sqla_shard.routing.aggregates import constant
+from sqla_shard.routing.aggregates import counted_distinct
+from sqla_shard.routing.aggregates import exists_columns
+from sqla_shard.routing.aggregates import row_expressions
+from sqla_shard.routing.aggregates import shows_if
+from sqla_shard.routing.conditions import AllOf
+from sqla_shard.routing.conditions import AnyOf
+from sqla_shard.routing.conditions import Condition
+from sqla_shard.routing.conditions import ConditionReader
 from sqla_shard.routing.conditions import Values
-from sqla_shard.routing.forms import form_of
-from sqla_shard.routing.forms import mixed
-from sqla_shard.routing.forms import Problem
-from sqla_shard.routing.shapes import ALONE
-from sqla_shard.routing.shapes import Group
-from sqla_shard.routing.shapes import Shape
-from sqla_shard.routing.shapes import shape_of
-from sqla_shard.routing.shapes import Spread
+from sqla_shard.routing.conditions import Within
+from sqla_shard.routing.reader import Reader
+from sqla_shard.routing.sources import are_incomparable
+from sqla_shard.routing.sources import form_of
+from sqla_shard.routing.sources import groups_of
+from sqla_shard.routing.sources import Leaf
+from sqla_shard.routing.sources import Problem
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.topology import Keyspace
-from sqla_shard.types.binds import Slotted
+from sqla_shard.types import IdType
+from sqla_shard.types.shard_bound import Slotted
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
+    "ALONE",
     "Decision",
+    "Group",
+    "Shape",
     "Spread",
     "check",
     "keyspace_of",
     "locate",
     "route",
+    "shape_of",
 ]
+
+
+#: Rows of a reference table, which every shard would return.
+ALONE = "rows of a reference table without one of the shard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The sets of rows of a SELECT that are definitely on one shard.
+
+    :ivar grouped_on_shard: whether the rows of each group are.
+    :ivar distinct_on_shard: whether the rows that DISTINCT merges are.
+    :ivar counted_on_shard: for each ``count(distinct(x))``, from left to
+        right, whether the rows that are equal in ``x`` are.
+    """
+
+    grouped_on_shard: bool = False
+    distinct_on_shard: bool = False
+    counted_on_shard: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Tables that are tied to one another, and the condition on their ids.
+
+    :ivar cut: the clause of a subquery, such as LIMIT, that conditions
+        outside the subquery do not pass; None if there is none.
+    """
+
+    names: tuple[str, ...]
+    condition: Condition | None
+    cut: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The routing of a form of statement, for any values.
+
+    :ivar tables: all tables, at any depth.
+    :ivar groups: the groups that determine the shards; empty if each shard
+        has all rows of all tables.
+    :ivar problems: constructs that are refused in any case.
+    :ivar single_shard_problems: constructs that need a single shard.
+    :ivar assigned: the ids that an UPDATE sets.
+    :ivar settable: the columns whose ids may be set by execution parameters.
+    :ivar lists: lists of ids that may be execution parameters.
+    :ivar spread: which rows are together on one shard, for the merge.
+    :ivar constant: whether the statement selects constants, from any server.
+    """
+
+    tables: tuple[Any, ...] = ()
+    groups: tuple[Group, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    single_shard_problems: tuple[str, ...] = ()
+    assigned: tuple[Condition, ...] = ()
+    settable: tuple[tuple[str, IdType], ...] = ()
+    lists: tuple[Within, ...] = ()
+    spread: Spread = Spread()
+    constant: bool = False
+
+
+_shapes: LRUCache[Any, Shape] = LRUCache(1000)
+
+
+def shape_of(statement: Any) -> tuple[Any, Shape]:
+    """Return the bind parameters of a statement, and its shape.
+
+    :raises NoShardKeyError: if it contains an INSERT.
+    """
+    shown: tuple[Any, ...] = ()
+    if isinstance(statement, FromStatement):
+        shown = tuple(private.raw_columns(statement))
+        statement = statement.element
+    if isinstance(statement, TextualSelect):
+        statement = statement.element
+    if isinstance(statement, TextClause):
+        if not shown and constant(statement) is not None:
+            return (), Shape(constant=True)
+        return (), _textual(shown)
+    key = private.cache_key(statement)
+    if key is None:
+        binds = _binds_of(statement)
+        return binds, _read(statement, binds)
+    shape = _shapes.get(key.key)
+    if shape is None:
+        shape = _shapes[key.key] = _read(statement, key.bindparams)
+    return key.bindparams, shape
+
+
+def _binds_of(statement: Any) -> list[Any]:
+    return [
+        element
+        for element in visitors.iterate(statement)
+        if isinstance(element, BindParameter)
+    ]
+
+
+def _textual(shown: tuple[Any, ...]) -> Shape:
+    """Return the shape of SQL text whose rows are loaded as mapped classes."""
+    tables = [
+        table
+        for element in shown
+        for table in private.from_objects(element)
+        if isinstance(table, TableClause)
+    ]
+    groups = [
+        Group(names=(table.name,), condition=None, cut=None)
+        for table in tables
+        if spec_of(table).kind != "global"
+    ]
+    # The text may contain LIMIT, aggregates and the like.
+    return Shape(
+        tables=tuple(tables),
+        groups=tuple(groups),
+        single_shard_problems=("SQL as text",),
+    )
+
+
+def _read(statement: Any, binds: Any) -> Shape:
+    if getattr(statement, "is_insert", False):
+        raise NoShardKeyError(
+            "an INSERT inside another statement does not determine its "
+            'shard; pass bind_arguments={"shard_id": n}',
+            tables=(statement.table.name,),
+        )
+    bind_index = {bind.key: index for index, bind in enumerate(binds)}
+    reader = Reader(statement, bind_index)
+    groups = tuple(_groups(reader, bind_index))
+    single = list(reader.single_shard_problems)
+    if not reader.top:
+        single += _without_from(statement, reader)
+    if groups and any(_repeats(block.leaves) for block in reader.shown):
+        single.append(ALONE)
+    return Shape(
+        tables=tuple(leaf.table for leaf in reader.leaves),
+        groups=groups,
+        problems=tuple(reader.problems),
+        single_shard_problems=tuple(single),
+        assigned=tuple(reader.assigned),
+        settable=tuple(_settable(statement)),
+        lists=tuple(
+            within
+            for group in groups
+            if group.condition
+            for within in _lists(group.condition)
+        ),
+        spread=_spread(reader),
+        constant=constant(statement) is not None,
+    )
+
+
+def _without_from(statement: Any, reader: Reader) -> Iterator[str]:
+    """Yield the constructs of a SELECT without FROM that need one shard."""
+    if exists_columns(statement) is None and not shows_if(statement):
+        # It returns one row on each shard.
+        yield "a SELECT without FROM"
+        return
+    for block in reader.blocks[1:]:
+        if block.outer is not reader.blocks[0]:
+            continue
+        for cut in block.cuts:
+            # DISTINCT and GROUP BY leave a row if there is any.
+            if cut.name == "OFFSET" or not cut.mergeable:
+                yield cut.name
+            elif private.having_criteria(block.select):
+                yield "HAVING"
+
+
+def _repeats(leaves: Sequence[Leaf]) -> bool:
+    """Return whether several shards may return the same row."""
+    return any(leaf.is_copied for leaf in leaves) and all(
+        leaf.is_copied or leaf.level.may_be_missing for leaf in leaves
+    )
+
+
+def _spread(reader: Reader) -> Spread:
+    """Return which rows are together on one shard."""
+    if len(reader.shown) != 1:
+        return Spread()
+    (block,) = reader.shown
+    select = block.select
+    if not isinstance(select, Select):
+        return Spread()
+    groups = private.group_by_clauses(select)
+    return Spread(
+        grouped_on_shard=bool(groups) and reader.keyed(groups, block),
+        distinct_on_shard=reader.keyed(select.selected_columns, block),
+        counted_on_shard=tuple(
+            reader.keyed([counted], block)
+            for counted in counted_distinct(row_expressions(select))
+        ),
+    )
+
+
+def _settable(statement: Any) -> Iterator[tuple[str, IdType]]:
+    """Yield the columns of an UPDATE whose ids route."""
+    if getattr(statement, "is_update", False):
+        for column in statement.table.c:
+            if isinstance(column.type, IdType) and column.type.routes:
+                yield column.key, column.type
+
+
+def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[Group]:
+    """Yield the tables that determine the shards, with their conditions."""
+    conditions = ConditionReader(reader.blocks, bind_index)
+    sharded = [
+        leaf
+        for leaf in reader.leaves
+        if spec_of(leaf.table).kind != "global" and not leaf.is_copied
+    ]
+    for members in groups_of(sharded):
+        yield Group(
+            names=tuple(dict.fromkeys(leaf.name for leaf in members)),
+            condition=conditions.read(members),
+            cut=next((m.level.cut for m in members if m.level.cut), None),
+        )
+
+
+def _lists(condition: Condition) -> list[Within]:
+    if isinstance(condition, Within):
+        return [condition] if condition.item is None else []
+    if isinstance(condition, (AllOf, AnyOf)):
+        return [found for part in condition.parts for found in _lists(part)]
+    return []
 
 
 _NOTHING_KNOWN = Spread()
@@ -55,18 +303,18 @@ def _no_reason(shard_id: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Where a statement goes, and why.
+    """The shards that a statement is sent to, and why.
 
     :ivar keyspace: the keyspace of its tables.
-    :ivar shards: in ascending order; empty where no row can match.
-    :ivar why: the conditions that decided.
-    :ivar reasons: returns what has named one of the shards.
+    :ivar shards: shards in ascending order; empty if no row can match.
+    :ivar why: the conditions that determined the shards.
+    :ivar reasons: returns the conditions, with values, that name a shard.
     :ivar parameters: the parameters, with every list of ids in a slot.
-    :ivar spread: what the merge has to know, of several shards.
-    :ivar scattered: whether it goes to all shards because it was told to,
-        and nothing in it tells them.
-    :ivar anywhere: whether every shard has all that it asks for; it goes to
-        one, and ``shards`` is empty.
+    :ivar spread: which rows are together on one shard, for the merge.
+    :ivar scattered: whether the statement is sent to all shards by
+        ``scatter()``, since nothing in it determines them.
+    :ivar anywhere: whether every shard has all rows that it reads; the
+        statement is sent to one shard, and ``shards`` is empty.
     """
 
     keyspace: Keyspace
@@ -89,13 +337,13 @@ def route(
     """Decide which shards a SELECT, UPDATE or DELETE must visit.
 
     :param parameters: the dictionary given with the statement, if any.
-    :param scatter: go to all shards where nothing tells them.
-    :raises NoShardKeyError: when nothing tells the shards.
-    :raises KeyspaceMismatchError: when it names tables of two keyspaces.
-    :raises ScatterUnsupportedError: when it names several shards whose
+    :param scatter: read all shards if nothing determines them.
+    :raises NoShardKeyError: if nothing determines the shards.
+    :raises KeyspaceMismatchError: if it names tables of two keyspaces.
+    :raises ScatterUnsupportedError: if it names several shards whose
         rows cannot be merged correctly.
-    :raises UnsupportedStatementError: when it would give a wrong answer.
-    :raises InvalidIdError: when a value is not an object id.
+    :raises UnsupportedStatementError: if it would give a wrong answer.
+    :raises InvalidIdError: if a value is not an object id.
     """
     binds, shape = shape_of(statement)
     _raise(shape.problems)
@@ -108,11 +356,11 @@ def route(
 def locate(
     statement: Any, parameters: Any, places: Places, *, scatter: bool = False
 ) -> Decision:
-    """Return what :func:`route` would, for a statement that it may refuse.
+    """Return the decision of :func:`route`, even if that would refuse it.
 
-    For explanations; such a statement is not to be executed.
+    For explanations; such a statement must not be executed.
 
-    :raises NoShardKeyError: when nothing tells the shards.
+    :raises NoShardKeyError: if nothing determines the shards.
     """
     binds, shape = shape_of(statement)
     return _decide(binds, shape, parameters, places, scatter)
@@ -126,7 +374,7 @@ def _decide(
         return Decision(
             keyspace=min(known, key=lambda one: one.kind != "global"),
             shards=(),
-            why="constants, which every server knows",
+            why="constants, which any server returns",
             parameters=parameters,
             anywhere=True,
         )
@@ -149,6 +397,9 @@ def _decide(
     given: Mapping[str, Any] = (
         parameters if isinstance(parameters, Mapping) else {}
     )
+    slots = _slots(shape, binds, given)
+    if slots:
+        parameters = given = {**given, **slots}
 
     def value(index: int) -> Any:
         bind = binds[index]
@@ -156,47 +407,53 @@ def _decide(
             return given[bind.key]
         return bind.callable() if bind.callable else bind.effective_value
 
-    told = _told(shape, value, scatter, keyspace)
-    shards = range(keyspace.shards) if told is None else sorted(told)
+    named = _shards(shape, value, scatter, keyspace)
+    shards = range(keyspace.shards) if named is None else sorted(named)
     _check_assigned(shape, value, given, shards)
     return Decision(
         keyspace=keyspace,
         shards=tuple(shards),
-        why="scatter()" if told is None else _why(shape),
-        reasons=partial(_reason, shape, value, told is None),
-        parameters=_with_slots(shape, binds, given, parameters),
+        why="scatter()" if named is None else _why(shape),
+        reasons=partial(_reason, shape, value, named is None),
+        parameters=parameters,
         spread=shape.spread,
-        scattered=told is None,
+        scattered=named is None,
     )
 
 
 def check(statement: Any) -> None:
-    """Refuse what is wrong on any shard, of a statement that is told one.
+    """Refuse constructs that are wrong even if the shard is given.
 
-    :raises UnsupportedStatementError: when it would give a wrong answer.
+    :raises UnsupportedStatementError: if it would give a wrong answer.
     """
     if getattr(statement, "is_insert", False):
         select = getattr(statement, "select", None)
         if select is not None:
             _, shape = shape_of(select)
-            _raise((*_wrong(shape), *_inserted(statement, select)))
+            _raise(
+                (*_problems_on_any_shard(shape), *_inserted(statement, select))
+            )
         return
     _, shape = shape_of(statement)
-    _raise(_wrong(shape))
+    _raise(_problems_on_any_shard(shape))
 
 
-def _wrong(shape: Shape) -> Iterator[Problem]:
-    """Yield the problems that a statement has on every shard."""
-    return (problem for problem in shape.problems if not problem.unread)
+def _problems_on_any_shard(shape: Shape) -> Iterator[Problem]:
+    """Yield the problems that a statement has even if the shard is given."""
+    return (problem for problem in shape.problems if not problem.is_unreadable)
 
 
 def _inserted(statement: Any, select: Any) -> Iterator[Problem]:
     """Find ids in the wrong form in INSERT .. FROM SELECT."""
     for name, shown in zip(
-        statement._select_names or (), select.selected_columns, strict=False
+        private.select_names(statement) or (),
+        select.selected_columns,
+        strict=False,
     ):
         column = statement.table.c.get(name)
-        if column is not None and mixed(form_of(column), form_of(shown)):
+        if column is not None and are_incomparable(
+            form_of(column), form_of(shown)
+        ):
             yield Problem(
                 f"INSERT INTO {column}",
                 f"{column} and {shown} hold ids in different forms; "
@@ -211,10 +468,10 @@ def _raise(problems: Iterable[Problem]) -> None:
         )
 
 
-def _told(
+def _shards(
     shape: Shape, value: Values, scatter: bool, keyspace: Keyspace
 ) -> frozenset[int] | None:
-    """Return the shards that conditions leave; None for all there are."""
+    """Return the shards that the conditions determine; None for all."""
     union: frozenset[int] = frozenset()
     for group in shape.groups:
         condition = group.condition
@@ -231,15 +488,15 @@ def _told(
 def _reason(
     shape: Shape, value: Values, scattered: bool, shard_id: int
 ) -> str:
-    """Return why a statement goes to one of its shards, with the values."""
+    """Return why a statement is sent to a shard, with the values."""
     if scattered:
         return "scatter()"
-    told = [
+    reasons = [
         group.condition.reason(value, shard_id)
         for group in shape.groups
         if group.condition is not None
     ]
-    return " and ".join(filter(None, told))
+    return " and ".join(filter(None, reasons))
 
 
 def _why(shape: Shape) -> str:
@@ -281,18 +538,18 @@ def _no_shard_key(
     names = ", ".join(map(repr, group.names))
     if keyspace.kind == "mod":
         return NoShardKeyError(
-            f"the shards of {names} cannot be told from this statement: the "
-            "hash of a key names them, and the class computes it. Read with "
-            "Class.resolve(session, key) or the like, or say "
+            f"the shards of {names} cannot be determined from this "
+            "statement: the class computes them from the hash of a key. Read "
+            "with Class.resolve(session, key) or the like, or pass "
             'bind_arguments={"shard_id": Class.shard_of(session, key)}; '
-            ".options(scatter()) means all shards",
+            ".options(scatter()) reads all shards",
             tables=group.names,
         )
     if group.cut is not None:
         return NoShardKeyError(
             f"{group.cut} in a subquery over {names} would see the rows of "
-            "one shard only, and nothing in the subquery tells that it is "
-            "about that shard; name ids inside of it, or read it first",
+            "one shard only, and nothing in the subquery names that shard; "
+            "name ids inside it, or execute it first",
             tables=group.names,
         )
     others = [g for g in shape.groups if g is not group]
@@ -304,20 +561,20 @@ def _no_shard_key(
     if others:
         remedy = f"join it by id to {others[0].names[0]!r}, or {remedy}"
     return NoShardKeyError(
-        f"the shards of {names} cannot be told from this statement, and "
-        f"reading all of them is not done by accident: {remedy}. "
-        ".options(scatter()) means all of them, "
+        f"the shards of {names} cannot be determined from this statement, "
+        f"and all of them are read on request only: {remedy}. "
+        ".options(scatter()) reads all of them, "
         'bind_arguments={"shard_id": n} one',
         tables=group.names,
     )
 
 
-#: What to write in place of something that cannot be merged.
+#: The alternatives to constructs that cannot be merged.
 _INSTEAD = {
-    "OFFSET": "leave it out of the subquery; it may also come of "
+    "OFFSET": "leave it out of the subquery; it may also be made by "
     "joinedload() of a collection: use selectinload()",
     "FETCH": "use limit()",
-    "LIMIT": "name the ids of one shard; a subquery may also come of "
+    "LIMIT": "name the ids of one shard; a subquery may also be made by "
     "joinedload() of a collection: use selectinload()",
     "HAVING": "compare the value in Python",
     "UNION": "execute its SELECTs one by one",
@@ -330,7 +587,7 @@ _INSTEAD = {
 
 
 def _check_mergeable(shape: Shape) -> None:
-    limits = list(shape.single)
+    limits = list(shape.single_shard_problems)
     if len(shape.groups) > 1:
         names = ", ".join(g.names[0] for g in shape.groups)
         limits.append(f"a combination of {names} that no id ties together")
@@ -341,34 +598,34 @@ def _check_mergeable(shape: Shape) -> None:
         )
         raise ScatterUnsupportedError(
             f"{limits[0]} over several shards is not supported: each shard "
-            f"would answer for itself. Instead, {instead}",
+            f"would apply it to its own rows. Instead, {instead}",
             construct=limits[0],
         )
 
 
-def _with_slots(
-    shape: Shape, binds: Any, given: Mapping[str, Any], parameters: Any
-) -> Any:
-    """Put lists of ids, given by name, behind one placeholder each.
+def _slots(
+    shape: Shape, binds: Any, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the lists of ids that are given by name, each as one parameter.
 
-    Without it each shard would be sent the ids of all the others.
+    Otherwise each shard would receive the ids of all other shards.
     """
-    changed = None
+    slots: dict[str, Slotted] = {}
     for within in shape.lists:
         key = binds[within.index].key
-        values = given.get(key)
+        # The ids of an iterator can be read once.
+        values = slots[key].slot.ids if key in slots else given.get(key)
         if values is not None and type(values) is not Slotted:
-            changed = changed or dict(given)
-            changed[key] = within.kind.slot(values)()
-    return parameters if changed is None else changed
+            slots[key] = within.kind.slot(values)()
+    return slots
 
 
 def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
-    """Return the one keyspace of some tables.
+    """Return the keyspace of the given tables.
 
-    :raises KeyspaceMismatchError: when they are of two.
-    :raises NoShardKeyError: when there is no table, and no single global
-        keyspace to take its place.
+    :raises KeyspaceMismatchError: if they are in two keyspaces.
+    :raises NoShardKeyError: if there is no table, and not exactly one global
+        keyspace.
     """
     found: dict[str, Keyspace] = {}
     names: dict[str, list[str]] = {}
@@ -387,8 +644,8 @@ def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
         return places.keyspace(None, "global")
     except UnknownKeyspaceError as error:
         raise NoShardKeyError(
-            "the statement names no table, so nothing tells where to run "
-            'it; say bind_arguments={"shard_id": n}, or {"keyspace": name} '
-            "for one that is not sharded",
+            "the statement names no table, which would determine its "
+            'keyspace; pass bind_arguments={"shard_id": n}, or '
+            '{"keyspace": name} for one that is not sharded',
             tables=(),
         ) from error

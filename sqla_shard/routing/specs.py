@@ -1,6 +1,6 @@
-"""What the package knows of a table: its keyspace, and what finds a row.
+"""The routing metadata of a table: its keyspace and its shard key.
 
-The facts are kept in ``Table.info``, so that a Core statement is routed like
+It is stored in ``Table.info``, so that a Core statement is routed like
 an ORM statement of the mapped class.
 """
 
@@ -17,6 +17,7 @@ from sqlalchemy.exc import NoReferenceError
 
 from sqla_shard.topology import Topology
 from sqla_shard.types import IdType
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
     "Colocation",
@@ -38,8 +39,8 @@ class Colocation:
     """The field that ties an object to the shard of its parent.
 
     :ivar field: attribute that holds the parent's id.
-    :ivar read: returns its value for an object, None where it is not set
-        or not loaded; it never loads.
+    :ivar read: returns the attribute's value for an object, None if it is not
+        set or not loaded; it never loads.
     :ivar type_ids: returns the type ids that the parent may have; empty
         for any.  A callable, because a class may be named before it exists.
     """
@@ -51,28 +52,28 @@ class Colocation:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """Where the rows of a table live.
+    """The keyspace and the shard key of a table.
 
-    :ivar kind: kind of its keyspace.
+    :ivar kind: kind of the keyspace.
     :ivar keyspace: name of the keyspace; None for the only one of the kind.
-    :ivar id_index: position, in the primary key, of the id that names the
-        shard; None in a global keyspace, and where no key column does so.
-    :ivar type_id: type of its objects; None for other tables.
-    :ivar colocation: None for roots.
+    :ivar id_index: position of the id that routes in the primary key; None
+        if it has none.
+    :ivar type_id: type id of the objects; None if rows are not objects.
+    :ivar colocation: the field that colocates; None for roots.
     :ivar encode_row: turns a dictionary of attributes of a mapper, given to
         a bulk INSERT, into one of mapped columns.
-    :ivar loaded_as: returns the attributes that are read for those of a
-        list, of an object; None where they are the same.
-    :ivar is_shown: tells whether reads show an object that they are not
-        asked for in particular; None for all.
+    :ivar loaded_as: returns the attributes to load for a list of attributes
+        of an object; None if they are the same.
+    :ivar is_shown: returns whether reads return an object that is not
+        requested by id; None for all.
     :ivar check: raises an error for an object that was loaded from a cache
         and cannot be read; None for no check.
-    :ivar commits_late: whether the COMMIT of its rows comes after that of
-        others, where a transaction writes several servers in order.
+    :ivar commits_late: whether its rows are committed after the rows of other
+        tables, if a transaction writes to several servers in order.
     :ivar guard: called with each INSERT, UPDATE and DELETE of a caller;
-        raises for those that would leave out something else.
-    :ivar reference: name of the class, of a table that has the same rows
-        on every shard; None for others.
+        raises an error for a statement that would bypass other writes.
+    :ivar reference: name of the class of a reference table, which has the
+        same rows on every shard; None for any other table.
     """
 
     kind: str
@@ -85,7 +86,7 @@ class TableSpec:
     is_shown: Callable[[Any], bool] | None = None
     check: Callable[[Any], None] | None = None
     commits_late: bool = False
-    # Each class has one of its own, so that none is equal to another.
+    # Each class has a separate function, so that specs would never be equal.
     guard: Callable[[Any], None] | None = field(default=None, compare=False)
     reference: str | None = None
 
@@ -94,31 +95,33 @@ _NOTHING_KNOWN = TableSpec(kind="global")
 
 
 def declare(table: Table, spec: TableSpec) -> None:
-    """Record the facts of a table."""
+    """Set the routing metadata of a table."""
     table.info[_INFO] = spec
 
 
 def spec_of(table: Any) -> TableSpec:
-    """Return the facts of a table.
+    """Return the routing metadata of a table.
 
-    A table that nothing was declared of is in an objects keyspace if its
-    primary key holds an id that routes, or a foreign key to a row of the
-    same shard, such as those of a link table; else in a global keyspace.
+    A table without a declaration is in an objects keyspace if its primary key
+    holds an id that routes, or if it has a foreign key to a row of the same
+    shard, as a link table has; otherwise it is in a global keyspace.
     """
-    # table() without columns of a Table says nothing of itself.
+    # table() of SQLAlchemy has no metadata.
     if not isinstance(table, Table):
         return _NOTHING_KNOWN
     found: TableSpec | None = table.info.get(_INFO)
     if found is None:
         found = _inferred(table)
         # A foreign key has no type until the other table is defined.
-        if not any(column.type._isnull for column in table.columns):
+        if not any(
+            private.is_null_type(column.type) for column in table.columns
+        ):
             table.info[_INFO] = found
     return found
 
 
 def is_placed(table: Any) -> bool:
-    """Tell whether anything says which keyspace a table is in."""
+    """Return whether the keyspace of a table is known."""
     return spec_of(table) != _NOTHING_KNOWN
 
 
@@ -139,7 +142,7 @@ def _inferred(table: Table) -> TableSpec:
 
 
 def _keyspace_of(column: Any) -> str | None:
-    """Return the keyspace of the table that a foreign key leads to."""
+    """Return the keyspace of the table that a foreign key refers to."""
     for key in column.foreign_keys:
         # The other table may belong to code that is not imported here.
         with suppress(NoReferenceError):
@@ -149,28 +152,28 @@ def _keyspace_of(column: Any) -> str | None:
 
 
 def routes(column: Any) -> bool:
-    """Tell whether the id in a column names the shard of its row."""
+    """Return whether the id in a column names the shard of its row."""
     return isinstance(column.type, IdType) and column.type.routes
 
 
 def routing_column(table: Any) -> Any:
     """Return the column whose id names the shard of a row.
 
-    :param table: of a keyspace of objects.
+    :param table: a table of an objects keyspace.
     """
     return table.primary_key.columns[spec_of(table).id_index]
 
 
 def has_objects(table: Any) -> bool:
-    """Tell whether each row of a table is an object, which has an id."""
+    """Return whether each row of a table is an object, which has an id."""
     return spec_of(table).id_index == 0 and len(table.primary_key) == 1
 
 
 def name_of(spec: TableSpec, topology: Topology) -> str | None:
     """Return the name of the keyspace that a table is in.
 
-    :returns: None where it cannot be told: the table names none, and the
-        topology has not exactly one of its kind.
+    :returns: None if the table does not name a keyspace, and the topology does
+        not have exactly one of its kind.
     """
     if spec.keyspace is not None:
         return spec.keyspace
@@ -182,6 +185,6 @@ def name_of(spec: TableSpec, topology: Topology) -> str | None:
 def columns_set(statement: Any) -> list[Any]:
     """Return the columns that an INSERT or UPDATE sets, or their names."""
     return [
-        *dict(getattr(statement, "_values", None) or ()),
-        *dict(getattr(statement, "_ordered_values", None) or ()),
+        *dict(private.values(statement) or ()),
+        *dict(private.ordered_values(statement) or ()),
     ]

@@ -3,49 +3,62 @@
 ``env.py`` of an application is one call, :func:`run_env`; from then on the
 commands of alembic work on all virtual shards of a keyspace.
 
-``selecting``, ``options``  which shards, and how many at a time
-``reports``, ``progress``   what became of them
-``statements``              what a statement does, from its text
-``internal``, ``migrations/``  the tables of this package itself
-``versions``                at which revision shards are
-``revisions/``              what is written into revisions
-``running/``                revisions on many shards, in processes
-``settings``, ``environment``, ``env``  what ``env.py`` calls
-``status``, ``resolving``, ``commands``  commands beside alembic's
-``provisioning/``           databases for shards that a topology opens
-``drift/``                  whether the tables of all shards are alike
+``selection``           the shards of a command, and how many at a time
+``effects``             the effect of a statement, read from its text
+``ledger``              the tables of this package, and its marks in them
+``migrations/``         revisions of these tables
+``versions``            the revision of every shard
+``reports``             the outcome of every shard, and progress
+``topology_changes``    shards that were moved during a run
+``journal``             a revision on a shard, statement by statement
+``static_revisions``    revisions that send the same to every shard
+``applier``             a process that changes shards of a server
+``waves``               canary, wave, all: the processes of a run
+``environment``         a command of alembic on many shards
+``commands``            upgrade, downgrade, status and resolve
+``provisioning_checks`` databases that exist, compared with those in use
+``provisioning``        databases for shards that a topology opens
+``drift``               comparison of the tables of all shards
+``drift_report``        its result, as data and as text
+``revisions/``          contents of revisions
 """
 
 from __future__ import annotations
 
+from sqla_shard.schema.applier import Applier
+from sqla_shard.schema.commands import Answer
 from sqla_shard.schema.commands import downgrade
+from sqla_shard.schema.commands import Resolution
 from sqla_shard.schema.commands import resolve
+from sqla_shard.schema.commands import ShardStatus
 from sqla_shard.schema.commands import status
+from sqla_shard.schema.commands import StatusReport
 from sqla_shard.schema.commands import upgrade
-from sqla_shard.schema.drift import DriftReport
 from sqla_shard.schema.drift import verify
-from sqla_shard.schema.env import current_shard
-from sqla_shard.schema.env import run_env
-from sqla_shard.schema.options import RunOptions
-from sqla_shard.schema.progress import progress_on
+from sqla_shard.schema.drift_report import DriftReport
+from sqla_shard.schema.environment import current_shard
+from sqla_shard.schema.environment import run_env
+from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.provisioning import provision
 from sqla_shard.schema.provisioning import ProvisionReport
 from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import progress_on
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
-from sqla_shard.schema.resolving import Answer
-from sqla_shard.schema.resolving import Resolution
 from sqla_shard.schema.revisions import comparing
 from sqla_shard.schema.revisions import init
 from sqla_shard.schema.revisions import template_path
-from sqla_shard.schema.selecting import parse_shards
-from sqla_shard.schema.selecting import Shard
-from sqla_shard.schema.status import ShardStatus
-from sqla_shard.schema.status import StatusReport
+from sqla_shard.schema.selection import parse_shards
+from sqla_shard.schema.selection import RunOptions
+from sqla_shard.schema.selection import Shard
+from sqla_shard.schema.waves import check_target
+from sqla_shard.schema.waves import run
 
 __all__ = [
     "Answer",
+    "Applier",
     "DriftReport",
+    "Journal",
     "Outcome",
     "ProvisionReport",
     "Resolution",
@@ -55,6 +68,7 @@ __all__ = [
     "ShardStatus",
     "State",
     "StatusReport",
+    "check_target",
     "comparing",
     "current_shard",
     "downgrade",
@@ -63,6 +77,7 @@ __all__ = [
     "progress_on",
     "provision",
     "resolve",
+    "run",
     "run_env",
     "status",
     "template_path",

@@ -1,4 +1,11 @@
-"""One command of alembic, on the virtual shards of a keyspace."""
+"""A command of alembic on the virtual shards of a keyspace.
+
+``env.py`` of a sharded application calls :func:`run_env`.  ``upgrade``,
+``downgrade`` and ``stamp`` then change every shard, ``current`` shows the
+revisions of all shards; ``revision --autogenerate`` and ``check`` compare the
+models with one shard; ``--sql`` prints the statements once, since they are the
+same for all shards.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +14,117 @@ import sys
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from alembic import op
+from alembic.runtime.migration import MigrationStep
 from alembic.runtime.migration import RevisionStep
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 from sqlalchemy import MetaData
 
-from sqla_shard.cluster import Cluster
+from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
-from sqla_shard.following import load_location
-from sqla_shard.schema.emptied import marked
-from sqla_shard.schema.emptied import others_of
-from sqla_shard.schema.emptied import without_tables
-from sqla_shard.schema.newer import Newer
-from sqla_shard.schema.options import RunOptions
-from sqla_shard.schema.printing import databases
-from sqla_shard.schema.printing import printable
-from sqla_shard.schema.progress import Progress
-from sqla_shard.schema.progress import progress_on
+from sqla_shard.exc import ShardError
+from sqla_shard.schema.applier import Applier
+from sqla_shard.schema.reports import progress_on
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.revisions.autogenerate import comparing
-from sqla_shard.schema.running.applying import Applier
-from sqla_shard.schema.running.waves import check_target
-from sqla_shard.schema.running.waves import run
-from sqla_shard.schema.selecting import as_ranges
-from sqla_shard.schema.selecting import Shard
-from sqla_shard.schema.selecting import shards_of
-from sqla_shard.schema.settings import is_portable
-from sqla_shard.schema.settings import merged
+from sqla_shard.schema.revisions.autogenerate import is_portable
+from sqla_shard.schema.revisions.autogenerate import merged
+from sqla_shard.schema.selection import as_ranges
+from sqla_shard.schema.selection import RunOptions
+from sqla_shard.schema.selection import Shard
+from sqla_shard.schema.selection import shards_of
+from sqla_shard.schema.topology_changes import TopologyChanges
+from sqla_shard.schema.versions import mark_lost
+from sqla_shard.schema.versions import others_of
 from sqla_shard.schema.versions import read_versions
 from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import without_tables
+from sqla_shard.schema.waves import check_target
+from sqla_shard.schema.waves import run
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import load_location
 
-__all__ = ["ATTRIBUTE", "Environment"]
+__all__ = [
+    "ATTRIBUTE",
+    "Environment",
+    "current_shard",
+    "run_env",
+]
 
-#: Where commands of this package leave what they need in alembic's
-#: ``Config.attributes``.
+
+_Steps = Callable[..., Iterable[MigrationStep]]
+
+
+def _printable(fn: _Steps) -> _Steps:
+    """Return steps whose errors name the revision that cannot be printed."""
+
+    def steps(heads: Any, context: Any) -> Iterator[MigrationStep]:
+        for step in fn(heads, context):
+            if isinstance(step, RevisionStep):
+                step.migration_fn = _with_named_errors(step)
+            yield step
+
+    return steps
+
+
+def _with_named_errors(step: RevisionStep) -> Callable[..., None]:
+    run = step.migration_fn
+    direction = "upgrade" if step.is_upgrade else "downgrade"
+
+    # Alembic prints the name of the function that it runs.
+    @wraps(run)
+    def named(**kwargs: Any) -> None:
+        try:
+            run(**kwargs)
+        # A query returns None here, which may cause any error in the
+        # revision.
+        except Exception as error:
+            raise SchemaError(
+                f"{direction} of {step.revision.revision} cannot be printed "
+                "with --sql, which has no connection; does it run a query? "
+                f"{type(error).__name__}: {error}. Print the revisions "
+                "before and after it, and write this one by hand"
+            ) from error
+
+    return named
+
+
+def _databases(shards: Sequence[Shard]) -> str:
+    """Return the names of the databases, with runs as ``first to last``."""
+    runs: list[list[Shard]] = []
+    for shard in shards:
+        if runs and runs[-1][-1].shard_id + 1 == shard.shard_id:
+            runs[-1].append(shard)
+        else:
+            runs.append([shard])
+    return ", ".join(
+        run[0].database
+        if len(run) == 1
+        else f"{run[0].database} to {run[-1].database}"
+        for run in runs
+    )
+
+
+#: Key in alembic's ``Config.attributes`` for the arguments of the commands of
+#: this package.
 ATTRIBUTE = "sqla_shard"
 _EVERYWHERE = frozenset(
     {"upgrade", "downgrade", "do_stamp", "do_ensure_version"}
 )
-#: What makes tables in a database without a revision, or says it has them.
+#: Commands after which a database that lost its tables would look complete.
 _FILLING = frozenset({"upgrade", "stamp"})
 _ON_REFERENCE = frozenset({"retrieve_migrations", "edit_current"})
 
@@ -63,9 +132,9 @@ _ON_REFERENCE = frozenset({"retrieve_migrations", "edit_current"})
 class Environment:
     """One command of alembic, on the shards of a keyspace.
 
-    :ivar places: where the shards are.
-    :ivar keyspace: whose shards they are.
-    :ivar newer: compares with the topology that is published by now.
+    :ivar places: the locations of the shards.
+    :ivar keyspace: the keyspace.
+    :ivar topology_changes: compares the topology with the published one.
     """
 
     def __init__(
@@ -88,7 +157,9 @@ class Environment:
         self._newest: dict[tuple[str, ...], bool] = {}
         self.places = self._cluster.places
         self.keyspace = self._keyspace()
-        self.newer = Newer(self.places.topology, self.keyspace.name, read)
+        self.topology_changes = TopologyChanges(
+            self.places.topology, self.keyspace.name, read
+        )
         self.version_table = settings.get("version_table", "alembic_version")
         ours = comparing(
             metadata,
@@ -106,18 +177,17 @@ class Environment:
         return found
 
     def _from_config(self) -> Cluster:
-        # Without the last good topology: what is changed must be what is
-        # there, so that a source that cannot be asked is an error here.
-        # Nor do processes inherit a thread that follows it.
+        # Use no snapshot, since an outdated topology would migrate the wrong
+        # databases, and no follower thread, since processes are forked.
         return Cluster(load_location(self._location()))
 
     def _location(self) -> str:
         path = self._option("topology")
         if path is None:
             raise SchemaOptionError(
-                "alembic.ini names no topology; write topology = "
+                "alembic.ini has no topology; write topology = "
                 "%(here)s/topology.toml below "
-                f"[{self._config.config_ini_section}], or give run_env() a "
+                f"[{self._config.config_ini_section}], or pass run_env() a "
                 "cluster",
                 option="topology",
                 value="",
@@ -125,10 +195,10 @@ class Environment:
         return path
 
     def _reader(self) -> Callable[[], Topology]:
-        """Return what reads the topology that is there by now."""
+        """Return a function that reads the published topology."""
         if self._closes:
             return partial(load_location, self._location())
-        # One that follows its topology has a newer one as soon as it comes.
+        # A cluster that follows its topology has the newest topology.
         cluster = self._cluster
         return lambda: cluster.topology
 
@@ -149,31 +219,29 @@ class Environment:
 
     @property
     def script(self) -> ScriptDirectory:
-        """The revisions of the application."""
+        """The revision scripts of the application."""
         found: ScriptDirectory = self._context.script
         return found
 
     def is_newest(self, heads: tuple[str, ...]) -> bool:
-        """Tell whether a shard at some revisions needs no upgrade.
+        """Return whether a shard at the given revisions needs no upgrade.
 
-        Alembic notes none that another one depends on, so they need not be
-        the newest of the scripts.
+        Alembic does not store a revision that another one depends on, so
+        the revisions can differ from the heads of the scripts.
         """
         if heads not in self._newest:
             try:
-                revisions: Any = heads  # alembic's annotation has one
+                revisions: Any = heads  # alembic annotates a single one
                 steps = self.script._upgrade_revs("heads", revisions)
             except CommandError:
-                # A revision that no script has.
+                # A revision has no script.
                 self._newest[heads] = False
             else:
                 self._newest[heads] = not steps
         return self._newest[heads]
 
-    # -- what is asked for
-
     def shards(self) -> list[Shard]:
-        """Return the shards that the command is for."""
+        """Return the selected shards."""
         return shards_of(
             self.places,
             self.keyspace,
@@ -182,56 +250,56 @@ class Environment:
         )
 
     def reference(self) -> Shard:
-        """Return the shard that models are compared with."""
+        """Return the shard with which models are compared."""
         number = self.options.reference or 0
         return shards_of(self.places, self.keyspace, [number])[0]
 
     def versions(self, shards: list[Shard] | None = None) -> list[Version]:
-        """Return where shards are, by default all that it is for."""
+        """Return the revisions of the given or of the selected shards."""
         return read_versions(
             self.places,
             self.shards() if shards is None else shards,
             self.version_table,
         )
 
-    def judged(self, versions: list[Version]) -> list[Version]:
-        """Return versions again, with what was lost there.
+    def with_lost_marked(self, versions: list[Version]) -> list[Version]:
+        """Return versions with :attr:`Version.lost` set.
 
-        :raises UnknownShardError: when a shard is said to be new that is
-            not open.
+        :raises UnknownShardError: if a shard of the option ``new`` is not
+            open.
         """
         new = self.options.new or ()
         if new:
             shards_of(self.places, self.keyspace, new)
         every = shards_of(self.places, self.keyspace)
         others = self.versions(others_of(versions, every))
-        return marked(versions, others, new)
+        return mark_lost(versions, others, new)
 
     def run(self) -> None:
-        """Do what the command does."""
+        """Run the command."""
         try:
             self._check_scripts()
             if self._context.is_offline_mode():
                 self._print_sql()
                 return
-            # Without a connection: only to learn the command.
-            self._configure(dialect_name=self._dialect())
+            # No connection is needed: this only determines the command.
+            url = self.reference().place.engine.url
+            self._configure(dialect_name=url.get_backend_name())
             opts = self._context.get_context().opts
             fn = opts["fn"]
             own = self._given.get("command")
             if own is not None:
                 own(self, fn)
             elif fn.__name__ in _EVERYWHERE:
-                self.everywhere(fn, _shown(opts.get("destination_rev")))
+                self.everywhere(fn, _text(opts.get("destination_rev")))
             elif fn.__name__ == "display_version":
-                self._current(fn)
+                self._print_current()
             elif fn.__name__ in _ON_REFERENCE:
-                self._on_reference()
+                self._run_on_reference()
             else:
                 raise SchemaError(
-                    f"{fn.__name__!r} is no command that is known to work on "
-                    "many databases; use upgrade, downgrade, stamp, current, "
-                    "check or revision"
+                    f"{fn.__name__!r} is not supported on virtual shards; use "
+                    "upgrade, downgrade, stamp, current, check or revision"
                 )
         finally:
             if self._closes:
@@ -243,29 +311,23 @@ class Environment:
         except KeyError as error:
             raise SchemaError(
                 f"a script has {error} as its down_revision, or in "
-                "depends_on, and no script is that revision; bring its file "
-                "back, or put down_revision right"
+                "depends_on, but there is no script of that revision; restore "
+                "its file, or correct down_revision"
             ) from error
 
     def _configure(self, **more: Any) -> None:
         self._context.configure(**{**self.settings, **more})
 
-    def _dialect(self) -> str:
-        engine = self.reference().place.engine
-        return engine.url.get_backend_name()
-
-    # -- on every shard
-
     def everywhere(self, fn: Callable[..., Any], target: str) -> RunReport:
-        """Change every shard that needs it.
+        """Change every shard that is not at the target.
 
-        :raises MigrationFailedError: when one could not be changed.
+        :raises MigrationFailedError: if a shard could not be changed.
         """
         command = fn.__name__.removeprefix("do_")
         versions = self.versions()
         check_target(target, versions)
         if command in _FILLING:
-            versions = self.judged(versions)
+            versions = self.with_lost_marked(versions)
         if command == "stamp":
             versions = without_tables(self.places, versions)
         report = self.change(
@@ -273,11 +335,13 @@ class Environment:
             fn,
             command=command,
             target=target,
-            moves=self.newer.moves,
+            has_moved=self.topology_changes.has_moved,
         )
         chosen = self.options.shards or self.options.servers
-        report = self.newer.judged(report, all_shards=chosen is None)
-        self.tell(report)
+        report = self.topology_changes.with_moved_shards(
+            report, all_shards=chosen is None
+        )
+        self.write_report(report)
         return report
 
     def change(
@@ -289,21 +353,23 @@ class Environment:
         target: str,
         steps: Callable[[tuple[str, ...]], Iterable[Any]] | None = None,
         applier: Callable[..., Applier] = Applier,
-        moves: Callable[[Collection[int]], bool] | None = None,
+        has_moved: Callable[[Collection[int]], bool] | None = None,
     ) -> RunReport:
-        """Change those shards that need it, and return what became of all.
+        """Change the shards that are not at the target; return the report.
 
-        :param versions: where each shard is.
-        :param fn: the steps of a database, as alembic's commands give them.
-        :param steps: what there is to do for a shard at some revisions; by
+        :param versions: the revisions of each shard.
+        :param fn: returns the migration steps of a database, as alembic's
+            commands define it.
+        :param steps: returns the migration steps from the given revisions; by
             default the steps of ``fn``.
-        :param applier: makes what does it, in each process.
-        :param moves: tells before each wave whether one of some shards is
-            elsewhere by now, and the run ends; by default nothing does.
+        :param applier: the class of the :class:`Applier` of a process.
+        :param has_moved: is called before each wave and returns whether any of
+            the given shards was moved, which ends the run; by default this
+            is not checked.
         """
         unwritten = self._write("", "a")
         if unwritten is not None:
-            # Known before anything is changed, rather than after it.
+            # Raise the error before anything is changed.
             raise unwritten
         context = self._context.get_context()
         purges = context.opts.get("purge", False)
@@ -322,43 +388,38 @@ class Environment:
                 self.settings,
             ),
             options=self.options,
-            progress=self._progress(),
-            moves=moves or _stays,
+            progress=self._given.get("progress") or progress_on(sys.stderr),
+            has_moved=has_moved or (lambda shard_ids: False),
         )
-        # Servers may have ended what was idle for as long as that took.
+        # Servers may have closed connections that were idle during the run.
         for engine in {version.shard.place.engine for version in versions}:
             engine.dispose()
         return report
 
-    def _progress(self) -> Progress:
-        given: Progress | None = self._given.get("progress")
-        return given or progress_on(sys.stderr)
+    def write_report(self, report: RunReport) -> None:
+        """Print the report, and write it to the file of the option.
 
-    def tell(self, report: RunReport) -> None:
-        """Print and write the report, where that is asked for.
-
-        :raises MigrationFailedError: when not every shard is as it should
-            be.
-        :raises SchemaOptionError: when it cannot be written any more.
+        :raises MigrationFailedError: if a shard is not at the target.
+        :raises SchemaOptionError: if the file cannot be written.
         """
         if "progress" not in self._given:
             self._config.print_stdout("%s", report)
-        text = json.dumps(report.to_mapping(), indent=2)
+        text = json.dumps(report.as_dict(), indent=2)
         unwritten = self._write(f"{text}\n", "w")
         if not report.ok:
             bad = [o for o in report.outcomes if not o.state.is_good]
             raise MigrationFailedError(
                 str(report),
-                report=report.to_mapping(),
-                shards=[one.shard_id for one in bad],
+                report=report.as_dict(),
+                shards=tuple(one.shard_id for one in bad),
             ) from unwritten
         if unwritten is not None:
             raise unwritten
 
     def _write(self, text: str, mode: str) -> SchemaOptionError | None:
-        """Write to the file of the report, where that is asked for.
+        """Write to the file of the option ``report``, if any.
 
-        :returns: why that is not possible.
+        :returns: the error, or None.
         """
         path = self.options.report
         if path is None:
@@ -368,21 +429,19 @@ class Environment:
                 file.write(text)
         except OSError as error:
             return SchemaOptionError(
-                f"the report cannot be written: {error.strerror}; name "
+                f"the report cannot be written: {error.strerror}; choose "
                 "another file",
                 option="report",
                 value=path,
             )
         return None
 
-    # -- on one, or none
-
     def stamp(
         self, connection: Connection, shard: Shard, direction: str, to: str
     ) -> None:
-        """Write down that a revision was applied to a shard, or undone.
+        """Record that a revision was applied to a shard, or undone.
 
-        :param connection: on the shard; it is left to be committed.
+        :param connection: on the shard; the caller commits.
         :param direction: ``"upgrade"`` or ``"downgrade"``.
         :param to: the revision that was applied, or undone.
         """
@@ -390,7 +449,7 @@ class Environment:
         step = RevisionStep(
             self.script.revision_map, script, direction == "upgrade"
         )
-        step.migration_fn = _nothing
+        step.migration_fn = lambda **kwargs: None
 
         def steps(heads: Any, context: Any) -> Any:
             return [step]
@@ -398,15 +457,15 @@ class Environment:
         self._configure(connection=connection, fn=steps, sqla_shard=shard)
         self._context.get_context().run_migrations()
 
-    def _on_reference(self) -> None:
+    def _run_on_reference(self) -> None:
         version = self.versions([self.reference()])[0]
         shard = version.shard
         if not version.is_known:
             raise SchemaError(
-                f"the models are compared with {shard}, which "
-                f"{version.error or 'is missing'}; choose another with -x "
-                "reference=N, or make the databases with: sqla-shard schema "
-                "provision"
+                f"the models are compared with {shard}, but "
+                f"{version.error or 'its database was not found'}; choose "
+                "another with -x reference=N, or create the databases with: "
+                "sqla-shard schema provision"
             )
         with self.places.engines.visit(shard.place.engine) as connection:
             shard.place.backend.ddl.enter(connection, shard.schema)
@@ -414,14 +473,14 @@ class Environment:
             with self._context.begin_transaction():
                 self._context.run_migrations()
 
-    def _current(self, fn: Callable[..., Any]) -> None:
+    def _print_current(self) -> None:
         groups: dict[tuple[str, ...], list[Version]] = {}
-        lost = []
+        unread = []
         for version in self.versions():
             if version.is_known:
                 groups.setdefault(version.heads, []).append(version)
             else:
-                lost.append(version)
+                unread.append(version)
         for heads, versions in groups.items():
             ids = as_ranges(version.shard.shard_id for version in versions)
             self._config.print_stdout(
@@ -429,57 +488,116 @@ class Environment:
                 f"{len(versions)} of {self.keyspace.name}"
                 f"{'' if heads else ', at no revision'}: {ids}",
             )
-            # Alembic itself prints the revision, as its options want it.
+            # Alembic prints the revision according to its options.
             shard = versions[0].shard
             with self.places.engines.visit(shard.place.engine) as connection:
                 shard.place.backend.ddl.enter(connection, shard.schema)
                 self._configure(connection=connection)
                 self._context.run_migrations()
-        if lost:
+        if unread:
             raise SchemaError(
                 "; ".join(
-                    f"{v.shard}: {v.error or 'no such database'}" for v in lost
+                    f"{one.shard}: {one.error or 'no such database'}"
+                    for one in unread
                 )
             )
 
     def _print_sql(self) -> None:
         shards = self.shards()
         url = shards[0].place.engine.url
-        # Without the rest: only to learn the steps.
+        # This is needed to get the steps only.
         self._configure(dialect_name=url.get_backend_name())
         self._configure(
             dialect_name=url.get_backend_name(),
             literal_binds=True,
             dialect_opts={"paramstyle": "named"},
-            fn=printable(self._context.get_context().opts["fn"]),
+            fn=_printable(self._context.get_context().opts["fn"]),
         )
         context = self._context.get_context()
         context.impl.static_output(
             f"-- The same for each of {len(shards)} databases: "
-            f"{databases(shards)}"
+            f"{_databases(shards)}"
         )
         with self._context.begin_transaction():
             self._context.run_migrations()
 
 
-def _shown(target: Any) -> str:
+def _text(target: Any) -> str:
     if target is None:
         return "head"
     return target if isinstance(target, str) else ", ".join(target)
 
 
-def _stays(shard_ids: Collection[int]) -> bool:
-    return False
-
-
-def _nothing(**kwargs: Any) -> None:
-    """Stand for a revision whose work is done."""
-
-
 def _x_arguments(context: Any) -> dict[str, list[str]]:
-    """Return what ``-x`` has given; alembic would keep the last of a name."""
+    """Return all values of each ``-x`` name; alembic returns the last one."""
     found: dict[str, list[str]] = {}
     for argument in context.get_x_argument():
         name, _, value = argument.partition("=")
         found.setdefault(name, []).append(value)
     return found
+
+
+def run_env(
+    context: Any,
+    metadata: MetaData,
+    *,
+    cluster: Cluster | None = None,
+    **settings: Any,
+) -> None:
+    """Run alembic's command on every virtual shard of a keyspace.
+
+    This is the whole ``env.py``::
+
+        from alembic import context
+        from myapp.models import Base
+        from sqla_shard.schema import run_env
+
+        run_env(context, Base.metadata)
+
+    The options ``topology`` and ``keyspace`` in ``alembic.ini`` name the file
+    of the topology, and the keyspace.
+
+    :param context: ``alembic.context``.
+    :param metadata: the tables of the models.
+    :param cluster: the cluster, if the application creates it.
+    :param settings: further arguments of alembic's ``context.configure()``,
+        such as ``include_object``, which is called for the tables of the
+        keyspace; see :mod:`sqla_shard.schema.revisions.autogenerate`.
+    :raises SchemaOptionError: if a setting, or an option of alembic.ini,
+        cannot be used.
+    :raises MigrationFailedError: if not every shard could be changed;
+        alembic's own command line prints the report and exits with status 1
+        instead.
+    :raises SchemaError: if the command cannot be run.
+    """
+    by_command_line = context.config.cmd_opts is not None
+    try:
+        Environment(context, metadata, cluster, settings).run()
+    except MigrationFailedError as error:
+        if by_command_line:
+            # A traceback through alembic would bury the report.
+            raise SystemExit(1) from error
+        raise
+    except ShardError as error:
+        if by_command_line:
+            raise CommandError(str(error)) from error
+        raise
+
+
+def current_shard() -> Shard:
+    """Return the virtual shard on which a revision is running.
+
+    Use it in revisions that differ on one shard.  All shards must
+    have the same tables afterwards, or queries fail on some of them.
+
+    :raises SchemaError: outside a revision, and with ``--sql``.
+    """
+    with suppress(NameError):
+        found = op.get_context().opts.get("sqla_shard")
+        if isinstance(found, Shard):
+            return found
+    raise SchemaError(
+        "no revision is running on a virtual shard: current_shard() is for "
+        "upgrade() and downgrade(), but not with --sql, which is printed "
+        "once for all shards"
+    )

@@ -1,23 +1,43 @@
-"""What became of every virtual shard."""
+"""The report of a run, and its progress: a bar on a terminal, or lines."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from enum import Enum
+from time import monotonic
 from typing import Any
+from typing import TextIO
 
-from sqla_shard.schema.selecting import as_ranges
-from sqla_shard.schema.selecting import Shard
+from rich.console import Console
+from rich.progress import BarColumn
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress as Bar
+from rich.progress import TextColumn
+from rich.progress import TimeRemainingColumn
 
-__all__ = ["NOT_READ", "Outcome", "RunReport", "State"]
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.schema.selection import as_ranges
+from sqla_shard.schema.selection import Shard
+
+__all__ = [
+    "NOT_READ",
+    "LineProgress",
+    "Outcome",
+    "Progress",
+    "RunReport",
+    "State",
+    "TerminalProgress",
+    "progress_on",
+]
 
 
 class State(Enum):
-    """What became of a virtual shard."""
+    """The outcome of a command on a virtual shard."""
 
     CHANGED = "changed"
     CURRENT = "nothing to do"
@@ -35,27 +55,26 @@ class State(Enum):
 
     @property
     def is_good(self) -> bool:
-        """Whether the shard is as the command wants it."""
+        """Whether the shard is in the state that the command requires."""
         return self in (State.CHANGED, State.CURRENT)
 
 
-#: Those of shards whose databases could not be read.
+#: States of shards whose databases could not be read.
 NOT_READ = (State.MISSING, State.UNREACHABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one virtual shard.
+    """The outcome of a command on one virtual shard.
 
     :ivar steps: the revisions that were applied, such as ``"upgrade of
         1975ea83b712"``, in order.
-    :ivar statements: how many statements ran.
-    :ivar seconds: how long it took.
-    :ivar error: what went wrong, or None.
+    :ivar statements: number of statements that were executed.
+    :ivar seconds: duration in seconds.
+    :ivar error: the error, or None.
     :ivar step: the revision that failed, or None.
-    :ivar done: the statements of that revision which have taken effect all
-        the same, because the server cannot roll them back; None where that
-        is not known.
+    :ivar done: the statements of that revision that have taken effect, since
+        the server cannot roll back DDL; None if this is unknown.
     """
 
     shard_id: int
@@ -71,9 +90,9 @@ class Outcome:
 
     @classmethod
     def of(cls, shard: Shard, state: State, **more: Any) -> Outcome:
-        """Return what became of a shard.
+        """Return the outcome for a shard.
 
-        :param more: the other attributes, as far as there are any.
+        :param more: further attributes.
         """
         return cls(
             shard_id=shard.shard_id,
@@ -83,25 +102,27 @@ class Outcome:
             **more,
         )
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
         return {**asdict(self), "state": self.state.value}
+
+    to_mapping = as_dict
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What became of every virtual shard that a command was for.
+    """The outcomes of a command, shard by shard.
 
-    ``str()`` has a line for each kind of outcome and some for each failure.
+    ``str()`` of it has one line for each state, and a few for each failure.
 
-    :ivar command: such as ``"upgrade"``.
-    :ivar target: the revision asked for.
-    :ivar keyspace: whose shards they are.
-    :ivar outcomes: one for each shard, in order.
-    :ivar seconds: how long it took in all.
-    :ivar interrupted: whether it was told to stop.
-    :ivar topology_error: why it is not known that shards are where the run
-        looked for them, or None.
+    :ivar command: name of the command, such as ``"upgrade"``.
+    :ivar target: the target revision.
+    :ivar keyspace: name of the keyspace.
+    :ivar outcomes: one for each selected shard, in order.
+    :ivar seconds: duration of the run in seconds.
+    :ivar interrupted: whether the run was stopped by a signal.
+    :ivar topology_error: reason why the locations of the shards are
+        uncertain, or None.
     """
 
     command: str
@@ -114,17 +135,17 @@ class RunReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every shard is as the command wants it."""
+        """Whether every shard is in the state that the command requires."""
         return self.topology_error is None and all(
             outcome.state.is_good for outcome in self.outcomes
         )
 
     def of(self, state: State) -> list[Outcome]:
-        """Return the outcomes of one kind."""
+        """Return the outcomes with a state."""
         return [one for one in self.outcomes if one.state is state]
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
         return {
             "command": self.command,
             "target": self.target,
@@ -134,8 +155,10 @@ class RunReport:
             "topology_error": self.topology_error,
             "seconds": round(self.seconds, 3),
             "counts": {state.value: len(self.of(state)) for state in State},
-            "shards": [outcome.to_mapping() for outcome in self.outcomes],
+            "shards": [outcome.as_dict() for outcome in self.outcomes],
         }
+
+    to_mapping = as_dict
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -161,39 +184,219 @@ _SHOWN = 10
 
 
 def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Show each error once, with the shards that had it.
-
-    And that are alike in what has taken effect, which is told with it.
-    """
-    alike: dict[tuple[object, ...], list[Outcome]] = {}
+    """Yield each error once, with its shards and the completed statements."""
+    groups: dict[tuple[object, ...], list[Outcome]] = {}
     for one in outcomes:
         if one.error is not None:
             error = one.error.replace(one.database, "<database>")
             key = (error, one.state, one.step, one.done)
-            alike.setdefault(key, []).append(one)
-    for found in list(alike.values())[:_SHOWN]:
+            groups.setdefault(key, []).append(one)
+    for found in list(groups.values())[:_SHOWN]:
         first = found[0]
-        names = ", ".join(
-            f"{one.database} on {one.server}" for one in found[:3]
+        names = shortened_list(
+            [f"{one.database} on {one.server}" for one in found], 3
         )
-        if len(found) > 3:
-            names += f" and {len(found) - 3} more"
         yield f"{first.state.value}: {names}"
         for line in (first.error or "").splitlines():
             yield f"    {line}"
         if first.step is not None and first.done is not None:
-            yield from _already(first.step, first.done)
-    if len(alike) > _SHOWN:
-        yield f"and {len(alike) - _SHOWN} other errors; see the JSON report"
+            yield from _done(first.step, first.done)
+    if len(groups) > _SHOWN:
+        yield f"and {len(groups) - _SHOWN} other errors; see the JSON report"
 
 
-def _already(step: str, done: Sequence[str]) -> Iterator[str]:
+def _done(step: str, done: Sequence[str]) -> Iterator[str]:
     if not done:
-        yield f"    nothing of the {step} has taken effect"
+        yield f"    no statement of the {step} has taken effect"
         return
     yield (
-        f"    of the {step} {len(done)} statement(s) have taken effect "
-        "already; the next run goes on after them:"
+        f"    {len(done)} statement(s) of the {step} have already taken "
+        "effect; the next run resumes after them:"
     )
     for number, statement in enumerate(done, 1):
         yield f"      {number}. {statement}"
+
+
+class Progress:
+    """Receives the outcome of each shard as soon as it is known.
+
+    This base class displays nothing.
+    """
+
+    def begin(
+        self,
+        command: str,
+        target: str,
+        total: int,
+        known: Iterable[Outcome],
+    ) -> None:
+        """Begin a run.
+
+        :param total: number of selected shards.
+        :param known: outcomes of shards that the run skips.
+        """
+
+    def advance(self, outcome: Outcome) -> None:
+        """Count a shard."""
+
+    def stopping(self, kills: bool) -> None:
+        """Handle a request to stop.
+
+        :param kills: whether worker processes are killed now.
+        """
+
+    def end(self, report: RunReport) -> None:
+        """End a run; the report follows."""
+
+
+_INTERVAL = 5.0
+#: States of shards that are left for the next run; they are not failures.
+_LEFT = frozenset({State.INTERRUPTED, State.SKIPPED})
+
+
+class _Display(Progress):
+    """Counts shards, and prints failures immediately."""
+
+    _total = _known = _done = _failed = 0
+    _began = 0.0
+
+    def begin(
+        self,
+        command: str,
+        target: str,
+        total: int,
+        known: Iterable[Outcome],
+    ) -> None:
+        outcomes = list(known)
+        self._began = monotonic()
+        self._total = total
+        # Including them in the rate would make the remaining time too short.
+        self._known = self._done = len(outcomes)
+        self._failed = sum(
+            not one.state.is_good and one.state not in _LEFT
+            for one in outcomes
+        )
+        self._start(f"{command} to {target}")
+
+    def advance(self, outcome: Outcome) -> None:
+        if outcome.state in _LEFT:
+            return
+        self._done += 1
+        if not outcome.state.is_good:
+            self._failed += 1
+            error = (outcome.error or "").splitlines()
+            if error:
+                self._print(
+                    f"{outcome.database} on {outcome.server}: "
+                    f"{outcome.state.value}: {error[0]}"
+                )
+        now = monotonic()
+        self._show(
+            now, (self._done - self._known) / max(now - self._began, 1e-6)
+        )
+
+    def stopping(self, kills: bool) -> None:
+        self._print(
+            "stopped: processes were killed; the next run resumes"
+            if kills
+            else "stopping: waiting for the statements in flight; interrupt "
+            "a third time to kill the processes"
+        )
+
+    def _start(self, title: str) -> None:
+        raise NotImplementedError
+
+    def _show(self, now: float, rate: float) -> None:
+        """Show the counts.
+
+        :param rate: shards per second.
+        """
+        raise NotImplementedError
+
+    def _print(self, line: str) -> None:
+        raise NotImplementedError
+
+
+class LineProgress(_Display):
+    """Prints a line every few seconds and for each failure, for logs."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._shown = 0.0
+
+    def _start(self, title: str) -> None:
+        self._shown = self._began
+        self._print(
+            f"{title}: {self._total - self._done} of {self._total} virtual "
+            "shards to do"
+        )
+
+    def _show(self, now: float, rate: float) -> None:
+        if now - self._shown >= _INTERVAL:
+            self._shown = now
+            left = (self._total - self._done) / rate
+            self._print(
+                f"{self._done} of {self._total}, {self._failed} failed, "
+                f"{rate:.0f} a second, {left:.0f} s left"
+            )
+
+    def _print(self, line: str) -> None:
+        self._file.write(f"{line}\n")
+        self._file.flush()
+
+
+class TerminalProgress(_Display):
+    """Shows a bar with the rate, the remaining time and the failures."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("[red]{task.fields[failed]}"),
+            console=console,
+            transient=True,
+            # Draw the bar when a shard ends: a refresh thread could hold a
+            # lock when worker processes are forked.
+            auto_refresh=False,
+        )
+
+    def _start(self, title: str) -> None:
+        self._task = self._bar.add_task(
+            title,
+            total=self._total,
+            completed=self._done,
+            failed=self._failed_text(),
+            rate="",
+        )
+        self._bar.start()
+        self._bar.refresh()
+
+    def _show(self, now: float, rate: float) -> None:
+        self._bar.update(
+            self._task,
+            advance=1,
+            failed=self._failed_text(),
+            rate=f"{rate:.0f}/s",
+            refresh=True,
+        )
+
+    def _print(self, line: str) -> None:
+        self._bar.console.print(line, markup=False, highlight=False)
+
+    def end(self, report: RunReport) -> None:
+        """Remove the bar; the report follows."""
+        self._bar.stop()
+
+    def _failed_text(self) -> str:
+        return f"{self._failed} failed" if self._failed else ""
+
+
+def progress_on(file: TextIO | None = None) -> Progress:
+    """Return the progress display for a stream, by default stderr."""
+    file = sys.stderr if file is None else file
+    if file.isatty():
+        return TerminalProgress(Console(file=file))
+    return LineProgress(file)

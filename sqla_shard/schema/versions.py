@@ -1,4 +1,12 @@
-"""At which revision every virtual shard is: one or few reads per server."""
+"""The revisions of all virtual shards, with a few queries per server.
+
+A database that has lost its tables, because the shard was moved or its
+database dropped, looks like a new one.  An upgrade must not create empty
+tables there: ids would begin with 1 again, and two objects would have the same
+id.  So a database without a revision, where other shards of the keyspace have
+one, is changed only if the mark of provision, its own ledger, or an option of
+the command shows that it is new.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +18,32 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.engines import Places
+from sqla_shard.engine import Places
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.internal import LEDGER
-from sqla_shard.schema.internal import VERSION_TABLE
-from sqla_shard.schema.selecting import Shard
+from sqla_shard.outbox.tables import LEDGER
+from sqla_shard.outbox.tables import PREFIX
+from sqla_shard.schema.ledger import UNDONE
+from sqla_shard.schema.ledger import VERSION_TABLE
+from sqla_shard.schema.selection import as_ranges
+from sqla_shard.schema.selection import Shard
 
-__all__ = ["Open", "Version", "listed", "read_versions", "without_ledger"]
+__all__ = [
+    "Open",
+    "Version",
+    "mark_lost",
+    "others_of",
+    "read_versions",
+    "revisions_text",
+    "without_ledger",
+    "without_tables",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Open:
-    """A revision that has begun on a shard and has not ended.
+    """An unfinished revision on a shard.
 
-    :ivar number: position of the last statement that was begun.
+    :ivar number: position of the last statement that was sent.
     """
 
     direction: str
@@ -32,25 +52,26 @@ class Open:
 
     @property
     def step(self) -> str:
-        """The revision, as messages name it."""
+        """The name of the revision in messages."""
         return f"{self.direction} of {self.revision}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What a virtual shard says of itself.
+    """The revisions of a virtual shard, and the state of its ledger.
 
-    :ivar heads: the revisions that it is at; none for one without tables.
+    :ivar heads: the current revisions of the shard; empty if it has no
+        tables.
     :ivar internal: the revision of this package's own tables, or None.
     :ivar open: the revision that was interrupted there, or None.
-    :ivar closed: direction and state of the last entry of its ledger that
-        is closed, for one without revisions; None where there is none.
-    :ivar has_ledger: whether that is there, where tables of this package
-        are.
+    :ivar closed: direction and state of the last closed entry of its ledger,
+        for a database without revisions; None if there is no such entry.
+    :ivar has_ledger: False if the ledger is missing, although other tables
+        of this package exist.
     :ivar is_missing: whether its server has no such database.
-    :ivar lost: why it is taken for one that has lost its tables, or None.
-    :ivar error: why its server could not be asked, or None.
-    :ivar cause: the exception that says so, or None.
+    :ivar lost: reason to assume that it has lost its tables, or None.
+    :ivar error: error of reading from its server, or None.
+    :ivar cause: the exception of ``error``, or None.
     """
 
     shard: Shard
@@ -66,23 +87,23 @@ class Version:
 
     @property
     def is_known(self) -> bool:
-        """Whether the database is there and has answered."""
+        """Whether the database was found and read."""
         return not self.is_missing and self.error is None
 
 
 def without_ledger(version: Version) -> str:
-    """Return what is the matter where the ledger is gone."""
+    """Return the error for a missing ledger."""
     return (
-        f"{version.shard.database} has lost its table {LEDGER.name}, so it "
-        "is not known whether a revision is unfinished there. Compare its "
-        "tables with those of others (sqla-shard schema verify), and put "
-        f"them right; then DROP TABLE {VERSION_TABLE} there, and the next "
-        "upgrade makes the ledger again"
+        f"{version.shard.database} has lost its table {LEDGER.name}, so an "
+        "unfinished revision would not be noticed. Compare its tables with "
+        "those of other shards (sqla-shard schema verify) and correct them; "
+        f"then DROP TABLE {VERSION_TABLE} there, and the next upgrade "
+        "creates the ledger again"
     )
 
 
-def listed(heads: Sequence[str]) -> str:
-    """Return the revisions of a shard, as messages name them."""
+def revisions_text(heads: Sequence[str]) -> str:
+    """Return the revisions of a shard for a message."""
     return ", ".join(heads) or "no revision"
 
 
@@ -91,15 +112,15 @@ def read_versions(
 ) -> list[Version]:
     """Return the version of every shard, in the order given.
 
-    All servers are asked at the same time; one that does not answer is told
-    of in the versions of its shards.
+    All servers are queried at the same time; the error of a server that
+    does not respond is in the versions of its shards.
 
     :param version_table: the name of alembic's table.
     """
     servers: dict[str, list[Shard]] = {}
     for shard in shards:
         servers.setdefault(shard.server, []).append(shard)
-    answers = places.engines.at_once(
+    answers = places.engines.in_parallel(
         [
             partial(_on_server, on_one, version_table)
             for on_one in servers.values()
@@ -116,16 +137,16 @@ def read_versions(
 
 def _on_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
     try:
-        return _asked(shards, version_table)
+        return _read_server(shards, version_table)
     except (DBAPIError, ServerUnreachableError, OSError) as error:
-        # OSError where the directory of SQLite files cannot be read.
+        # OSError: the directory of SQLite files cannot be read.
         return [
             Version(shard=shard, error=str(error), cause=error)
             for shard in shards
         ]
 
 
-def _asked(shards: Sequence[Shard], version_table: str) -> list[Version]:
+def _read_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
     place = shards[0].place
     names = place.backend.catalogue.databases(place.engine)
     versions = {
@@ -151,10 +172,10 @@ def _read(
 ) -> list[Version]:
     engine, ddl = shards[0].place.engine, shards[0].place.backend.ddl
     schemas = [shard.schema for shard in shards]
-    heads = ddl.rows(engine, schemas, version_table, ["version_num"])
-    internal = ddl.rows(engine, schemas, VERSION_TABLE, ["version_num"])
+    heads = ddl.read_table(engine, schemas, version_table, ["version_num"])
+    internal = ddl.read_table(engine, schemas, VERSION_TABLE, ["version_num"])
     columns = list(Open.__dataclass_fields__)
-    opened = ddl.rows(
+    opened = ddl.read_table(
         engine,
         [schema for schema in schemas if internal.get(schema)],
         LEDGER.name,
@@ -165,7 +186,9 @@ def _read(
     closed: dict[str, list[tuple[Any, ...]]] = {}
     if without:
         names = ["id", "direction", "state"]
-        closed = ddl.rows(engine, without, LEDGER.name, names, "NOT is_open")
+        closed = ddl.read_table(
+            engine, without, LEDGER.name, names, "NOT is_open"
+        )
     return [
         replace(
             versions[shard.shard_id],
@@ -193,3 +216,104 @@ def _newest(rows: Sequence[tuple[Any, ...]]) -> tuple[str, str] | None:
         return None
     _, direction, state = max(rows)
     return direction, state
+
+
+_ADVICE = (
+    "Its objects may be on another server, or lost. Compare the topology of "
+    "this command with the published one, and find the objects; with empty "
+    "tables here their ids would be used again. If the shard was never in "
+    "use: sqla-shard schema upgrade --new NUMBERS, or alembic -x "
+    "new=NUMBERS; for the shards of a new topology: sqla-shard schema "
+    "provision"
+)
+
+
+def others_of(
+    versions: Sequence[Version], shards: Sequence[Shard]
+) -> list[Shard]:
+    """Return the other shards to read, to recognize lost databases.
+
+    :param shards: all shards of the keyspace.
+    """
+    if not any(_is_blank(version) for version in versions) or any(
+        version.heads for version in versions
+    ):
+        return []
+    asked = {version.shard.shard_id for version in versions}
+    return [shard for shard in shards if shard.shard_id not in asked]
+
+
+def mark_lost(
+    versions: Sequence[Version],
+    others: Sequence[Version],
+    new: Sequence[int] = (),
+) -> list[Version]:
+    """Return versions with :attr:`Version.lost` set.
+
+    :param others: versions of the other shards, see :func:`others_of`.
+    :param new: numbers of the shards that are new.
+    """
+    reason = _reason([*versions, *others])
+    if reason is None:
+        return list(versions)
+    return [
+        replace(version, lost=f"it has no revision, and {reason}. {_ADVICE}")
+        if _is_blank(version) and version.shard.shard_id not in new
+        else version
+        for version in versions
+    ]
+
+
+def without_tables(
+    places: Places, versions: Sequence[Version]
+) -> list[Version]:
+    """Return versions with :attr:`Version.lost` reset if tables exist.
+
+    ``stamp`` needs it: it sets the revision of existing tables.
+    """
+    found = []
+    for version in versions:
+        shard = version.shard
+        if version.lost is not None:
+            with places.engines.visit(shard.place.engine) as connection:
+                shard.place.backend.ddl.enter(connection, shard.schema)
+                names = shard.place.backend.ddl.names(connection)
+            if any(not name.startswith(PREFIX) for name in names):
+                version = replace(version, lost=None)
+        found.append(version)
+    return found
+
+
+def _is_blank(version: Version) -> bool:
+    """Return whether a database has no revision for an unknown reason."""
+    if not version.is_known or version.heads or version.open is not None:
+        return False
+    if version.closed is None:
+        return True
+    # The mark of provision is an entry older than those of revisions.  After
+    # a finished upgrade there was a version, which was removed.
+    direction, state = version.closed
+    return direction == "upgrade" and state != UNDONE
+
+
+def _reason(versions: Sequence[Version]) -> str | None:
+    """Return the reason why a database without a revision is not new."""
+    for version in versions:
+        if version.heads:
+            ids = [
+                one.shard.shard_id
+                for one in versions
+                if one.heads == version.heads
+            ]
+            return (
+                f"others have one: {revisions_text(version.heads)} on shard "
+                f"{as_ranges(ids, 4)}"
+            )
+    silent = [one for one in versions if one.error is not None]
+    if silent:
+        ids = [one.shard.shard_id for one in silent]
+        return (
+            "it is not known whether others have one: shard "
+            f"{as_ranges(ids, 4)} could not be read"
+        )
+    return None

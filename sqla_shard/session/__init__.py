@@ -1,30 +1,29 @@
 """The session and its parts.
 
-``placement``     the virtual shard of a new object
-``transactions``  what a transaction has written, and where
-``views``         a server's connection, seen from one shard
-``contract``      what the parts ask of the session
-``links``         what ties the shards of objects to one another
-``unit_of_work``  before a flush
-``loading``       get and get_many
-``usage``         one thread or task at a time
-``bypassing``     the option of reads that go past the cache
-``arguments``     the place that a caller names
-``inserting``     the shard of a row
-``nearest``       where to ask for what every shard has
-``statements``    between execute and the server
-``core``          :class:`ShardSession`
-``begun``         a session and its transaction, for ``with``
+``session``        :class:`ShardSession`
+``events``         the listeners of SQLAlchemy's session events
+``get``            get and get_many
+``execute``        the routing of each statement
+``connections``    the connections to servers, and their views by shard
+``flush``          the shards of objects, before a flush
+``insert``         the shards of the rows of an INSERT
+``placement``      the virtual shard of a new object
+``transaction``    the writes of a transaction
+``commit``         COMMIT, one server after another
+``row_cache``      reads from the row cache
+``invalidation``   writes that invalidate rows in the cache
+``paging``         pages and bookmarks
+``scatter_pages``  pages of a statement on all shards
 """
 
 from __future__ import annotations
 
-from sqla_shard.session.bypassing import no_cache
-from sqla_shard.session.contract import INCLUDE_INACTIVE
-from sqla_shard.session.core import CrossShard
-from sqla_shard.session.core import ShardSession
+from sqla_shard.session.get import INCLUDE_INACTIVE
 from sqla_shard.session.placement import PlacementPolicy
 from sqla_shard.session.placement import RandomPlacement
+from sqla_shard.session.row_cache import no_cache
+from sqla_shard.session.session import CrossShard
+from sqla_shard.session.session import ShardSession
 
 __all__ = [
     "INCLUDE_INACTIVE",

@@ -1,14 +1,14 @@
 """The virtual shard of a new object.
 
-An object lives where its id says, for ever; so the only moment of choice is
-its INSERT.  In this order:
+The id of an object contains its shard and never changes, so the shard is
+chosen at INSERT.  In this order:
 
-1. an id that it was given names its shard;
+1. the shard of the id, if it is given;
 2. ``shard_id=`` on the object;
-3. the parent's shard, where its class says ``colocate_with``;
-4. for roots, the shard that the transaction writes already, so that a user
-   and what belongs to it can be written as one; else the choice of the
-   cluster's :class:`PlacementPolicy`.
+3. the parent's shard, if its class has ``colocate_with``;
+4. for root objects the ``shard_id`` of the session, or the shard that the
+   transaction has written, so that a user and its objects are one
+   transaction; else the choice of the cluster's :class:`PlacementPolicy`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import PlacementError
@@ -25,31 +26,34 @@ from sqla_shard.ids import unpack
 from sqla_shard.routing import TableSpec
 from sqla_shard.topology import Keyspace
 
-__all__ = ["PlacementPolicy", "RandomPlacement", "parent_shard"]
+if TYPE_CHECKING:
+    from sqla_shard.session.session import ShardSession
+
+__all__ = ["PlacementPolicy", "RandomPlacement", "parent_shard", "root_shard"]
 
 
 class PlacementPolicy(Protocol):
-    """Chooses the shard of a root object."""
+    """Choice of the shard of a root object."""
 
     def __call__(
         self, *, keyspace: Keyspace, cls: type[Any] | None, **context: Any
     ) -> int:
         """Return an open shard of the keyspace.
 
-        :param keyspace: of the object's class.
+        :param keyspace: keyspace of the object's class.
         :param cls: the class; None for rows of a Core INSERT.
-        :param context: room for more; accept and ignore it.
+        :param context: reserved for later arguments; accept and ignore it.
         """
         ...
 
 
 class RandomPlacement:
-    """Any shard, as likely as the weight of its server says.
+    """Random choice of a shard, by the weights of the servers.
 
-    A server's weight is its share of new roots, spread evenly over its
-    shards; weight 0 takes none.
+    A server's weight is its share of new root objects, spread evenly over
+    its shards; a server of weight 0 gets none.
 
-    :param rng: source of randomness; give a seeded one in tests.
+    :param rng: random number generator; pass a seeded one in tests.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -61,10 +65,10 @@ class RandomPlacement:
     ) -> int:
         """Return a random shard.
 
-        :raises PlacementError: when every server has weight 0.
+        :raises PlacementError: if every server has weight 0.
         """
         known = self._tables.get(id(keyspace))
-        # The keyspace is kept with its table, so its id() is not reused.
+        # Keep a reference to the keyspace, so that its id() is not reused.
         if known is None or known[0] is not keyspace:
             known = (
                 keyspace,
@@ -74,9 +78,9 @@ class RandomPlacement:
         sums = known[1]
         if sums[-1] <= 0:
             raise PlacementError(
-                f"no server of keyspace {keyspace.name!r} takes new roots: "
-                "all weights are 0. Give one a weight in the topology, or "
-                "say shard_id="
+                f"no server of keyspace {keyspace.name!r} takes new root "
+                "objects: all weights are 0. Set a weight in the topology, or "
+                "pass shard_id="
             )
         at = bisect_right(sums, self._rng.random() * sums[-1])
         server = keyspace.servers[min(at, len(sums) - 1)]
@@ -88,19 +92,34 @@ class RandomPlacement:
         raise PlacementError(f"server {server.name!r} has no shard")
 
 
+def root_shard(
+    session: ShardSession, keyspace: Keyspace, cls: type[Any] | None
+) -> int:
+    """Return the shard of new root objects of a transaction.
+
+    :param cls: class of the objects; None for rows of a Core INSERT.
+    """
+    if session.root_shard_id is not None:
+        return session.root_shard_id
+    first = session.log.first_place(keyspace.name)
+    if first is not None:
+        return first.shard_id
+    return session.cluster.placement(keyspace=keyspace, cls=cls)
+
+
 def parent_shard(spec: TableSpec, name: str, value: Any) -> int:
     """Return the shard of a parent's id.
 
-    :param name: the class of the new object, for messages.
-    :param value: the value of its colocating field.
-    :raises ColocationError: when it is not an id of the parent's type.
+    :param name: name of the class of the new object, for messages.
+    :param value: value of its colocating field.
+    :raises ColocationError: if the value is not an id of the parent's type.
     """
-    assert spec.colocation is not None  # noqa: S101  # the caller has asked
+    assert spec.colocation is not None  # noqa: S101  # checked before
     where = spec.colocation.field
     if value is None:
         raise ColocationError(
-            "is None, so the shard of the new object cannot be told; a "
-            "parent gets its id when it is flushed: session.add(parent); "
+            "is None, so the shard of the new object cannot be determined; "
+            "a parent gets its id when it is flushed: session.add(parent); "
             "session.flush()",
             class_name=name,
             field=where,

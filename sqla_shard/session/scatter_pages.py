@@ -1,18 +1,26 @@
-"""Pages of what several shards have, in one order.
+"""Pages of the rows of several shards, in one order.
 
-A page goes on after the last row of the page before it: the bookmark holds
-that row's values in ORDER BY, and its primary key, which no two rows share.
-So rows that come and go meanwhile neither repeat others nor hide them, and
-each shard reads a page at most, wherever in the order it is.
+The next page begins after the last row of a page: the bookmark contains that
+row's values of ORDER BY, and its primary key, which is unique.  So rows that
+are inserted or deleted cause no other row to be repeated or skipped, and each
+shard reads at most one page, at any position.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
 from typing import Any
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from sqlalchemy import and_
 from sqlalchemy import false
@@ -22,6 +30,8 @@ from sqlalchemy import literal_column
 from sqlalchemy import or_
 from sqlalchemy import true
 from sqlalchemy import type_coerce
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.lambdas import LambdaElement
 from sqlalchemy.sql.selectable import Alias
 from sqlalchemy.sql.selectable import Join
@@ -30,9 +40,11 @@ from sqlalchemy.sql.selectable import TableClause
 from sqlalchemy.types import NullType
 
 from sqla_shard.dialects.sorting import kind_of
-from sqla_shard.dialects.weights import OfText
-from sqla_shard.dialects.weights import TOO_LONG
-from sqla_shard.dialects.weights import UNSORTED
+from sqla_shard.dialects.sorting import OfText
+from sqla_shard.dialects.sorting import TOO_LONG
+from sqla_shard.dialects.sorting import UNSORTED
+from sqla_shard.engine import limits_of
+from sqla_shard.engine import Scatter
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
@@ -42,27 +54,123 @@ from sqla_shard.merging import is_random
 from sqla_shard.merging import Ordering
 from sqla_shard.merging import orderings
 from sqla_shard.merging import same
-from sqla_shard.paging import check_limit
-from sqla_shard.paging import Page
-from sqla_shard.paging import shown
-from sqla_shard.paging import Subject
 from sqla_shard.routing import keyspace_of
-from sqla_shard.scattering import limits_of
-from sqla_shard.scattering import Scatter
-from sqla_shard.session.contract import Scope
-from sqla_shard.session.fingerprints import bare
-from sqla_shard.session.fingerprints import fingerprint
-from sqla_shard.session.marks import Mark
-from sqla_shard.session.marks import opened
-from sqla_shard.session.marks import packed
-from sqla_shard.session.marks import UnfitError
+from sqla_shard.session.paging import bookmark_text
+from sqla_shard.session.paging import BookmarkValueError
+from sqla_shard.session.paging import check_limit
+from sqla_shard.session.paging import Mark
+from sqla_shard.session.paging import pack
+from sqla_shard.session.paging import Page
+from sqla_shard.session.paging import Subject
+from sqla_shard.session.paging import unpack
 from sqla_shard.types import ShardedId
+from sqla_shard.types.shard_bound import ShardBound
+from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["scatter_page"]
+if TYPE_CHECKING:
+    from sqla_shard.session.session import ShardSession
+
+__all__ = [
+    "Key",
+    "bare",
+    "fingerprint",
+    "scatter_page",
+]
+
+
+# The fingerprint of a SELECT: its FROM and WHERE, with the values in them.
+#
+# A bookmark belongs to one condition: with another one, rows would be skipped
+# silently.  The SQL is compiled with an unconnected dialect, so that it is
+# the same in all processes, and without the selected columns, which a
+# deployment may extend.
+
+
+_PLAIN = (
+    type(None),
+    bytes,
+    str,
+    float,
+    Decimal,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    Enum,
+    UUID,
+)
+
+
+def bare(statement: Any) -> Any:
+    """Return a SELECT with only the FROM and WHERE of another."""
+    made = statement.with_only_columns(
+        literal(1), maintain_column_froms=True
+    ).order_by(None)
+    # Other options, such as eager loading, change only what is selected.
+    options = tuple(
+        option
+        for option in private.with_options(made)
+        if isinstance(option, LoaderCriteriaOption)
+    )
+    return private.copy_with(made, with_options=options)
+
+
+def fingerprint(
+    statement: Any, parameters: Mapping[str, Any] | None, dialect: Dialect
+) -> tuple[str, ...]:
+    """Return the SQL of :func:`bare`, and the values of its parameters.
+
+    :param parameters: parameters of the statement, as for ``execute()``.
+    :raises UnsupportedStatementError: if a value has no unambiguous string.
+    """
+    kind: Any = type(dialect)
+    compiled = bare(statement).compile(dialect=_untouched(kind))
+    values = compiled.construct_params(parameters)
+    texts = []
+    for name, bind in sorted(
+        (name, bind) for bind, name in compiled.bind_names.items()
+    ):
+        type_ = bind.type.dialect_impl(compiled.dialect)
+        process = type_.bind_processor(compiled.dialect)
+        value = values[name]
+        if bind.expanding and isinstance(value, (list, tuple)):
+            # Sort: a set has another order in each process.
+            items = sorted(_text(one, process) for one in value)
+            texts.append(f"{name}={items}")
+        else:
+            texts.append(f"{name}={_text(value, process)}")
+    return str(compiled), *texts
+
+
+@lru_cache(maxsize=16)
+def _untouched(kind: Any) -> Dialect:
+    # Named parameters, since drivers differ in their styles
+    made: Dialect = kind(paramstyle="named")
+    return made
+
+
+def _text(value: Any, process: Callable[[Any], Any] | None) -> str:
+    """Return a string for a value that is the same in all processes."""
+    if isinstance(value, ShardBound):
+        value = value.whole
+    if isinstance(value, int):
+        # Hexadecimal: Python limits the digits of decimal strings.
+        return f"{value:x}"
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_text(one, process) for one in value)}]"
+    if process is not None:
+        return _text(process(value), None)
+    raise UnsupportedStatementError(
+        f"scatter_page(): a bookmark cannot identify a value of type "
+        f"{type(value).__name__} in WHERE; compare with a number, a time or "
+        "a string",
+        construct="WHERE",
+    )
 
 
 def scatter_page(
-    scope: Scope,
+    session: ShardSession,
     statement: Any,
     limit: int,
     after: str | None,
@@ -71,11 +179,11 @@ def scatter_page(
     """Return a page; see ``ShardSession.scatter_page``."""
     check_limit(limit)
     if isinstance(statement, LambdaElement):
-        statement = statement._resolved
+        statement = private.resolved(statement)
     keys = _keys(statement)
-    bookmarks = Bookmarks(scope, statement, keys, parameters)
+    bookmarks = Bookmarks(session, statement, keys, parameters)
     count = len(statement.column_descriptions)
-    mark = Mark() if after is None else bookmarks.opened(after)
+    mark = Mark() if after is None else bookmarks.read_bookmark(after)
     if mark.back:
         keys = [replace(key, descending=not key.descending) for key in keys]
     made = statement.order_by(None).limit(limit + 1)
@@ -90,20 +198,20 @@ def scatter_page(
     if mark.values:
         made = made.where(_beyond(keys, mark.values))
     made = made.options(_limits(statement, limit))
-    found = scope.execute(made, parameters).freeze()
+    found = session.execute(made, parameters).freeze()
     rows = found().all()
     if count == 1:
         items = list(found().scalars())[:limit]
     else:
-        items = found().columns(*range(count)).all()[:limit]
+        items = list(found().columns(*range(count)).all()[:limit])
     onward = turned = None
     if len(rows) > limit:
         last = _bookmarked(rows, limit - 1, count, keys)
-        onward = bookmarks.made(last, back=mark.back)
+        onward = bookmarks.make_bookmark(last, back=mark.back)
     if mark.values:
-        # Of a page without rows, the one before is the last of all.
+        # The page before an empty page is the last one.
         first = _bookmarked(rows, 0, count, keys) if rows else ()
-        turned = bookmarks.made(first, back=not mark.back)
+        turned = bookmarks.make_bookmark(first, back=not mark.back)
     if mark.back:
         return Page(items[::-1], turned, onward)
     return Page(items, onward, turned)
@@ -112,26 +220,26 @@ def scatter_page(
 class Bookmarks:
     """The bookmarks of a statement and its order.
 
-    :ivar subject: what they are of.
+    :ivar subject: the rows that the bookmarks belong to.
     :raises UnsupportedStatementError: see :func:`fingerprint`.
     """
 
     def __init__(
         self,
-        scope: Scope,
+        session: ShardSession,
         statement: Any,
-        keys: Sequence[_Key],
+        keys: Sequence[Key],
         parameters: Any = None,
     ) -> None:
         self._keys = keys
-        self._seal = scope.cluster.seal
+        self._seal = session.cluster.seal
         tables = [
             getattr(table, "element", table)
             for source in _sources(statement)
             for table in _tables(source)
         ]
-        keyspace = keyspace_of(tuple(tables), scope.places)
-        self._dialect = scope.places.place(keyspace, 0).engine.dialect
+        keyspace = keyspace_of(tuple(tables), session.places)
+        self._dialect = session.places.place(keyspace, 0).engine.dialect
         self.subject = Subject(
             f"the rows of {_described(statement)} by {_listed(keys)}",
             (
@@ -140,53 +248,56 @@ class Bookmarks:
             ),
         )
 
-    def opened(self, bookmark: str) -> Mark:
-        """Return what a bookmark holds.
+    def read_bookmark(self, bookmark: str) -> Mark:
+        """Return the position in a bookmark.
 
-        :raises InvalidBookmarkError: when it is none of these rows.
+        :raises InvalidBookmarkError: if the bookmark is not valid for the
+            statement.
         """
         payload = self._seal.unseal(bookmark, self.subject)
         try:
-            return opened(payload, self._keys, self._dialect)
-        except UnfitError as error:
+            return unpack(payload, self._keys, self._dialect)
+        except BookmarkValueError as error:
             raise InvalidBookmarkError(
-                f"{shown(bookmark)} holds no row of this order",
+                f"{bookmark_text(bookmark)} contains no position in this "
+                "order",
                 bookmark=bookmark,
             ) from error
 
-    def made(self, values: Sequence[Any], *, back: bool) -> str:
+    def make_bookmark(self, values: Sequence[Any], *, back: bool) -> str:
         """Return the bookmark of a row.
 
-        :param values: by key, or none.
-        :raises ScatterUnsupportedError: when it cannot hold them.
+        :param values: one value per key, or none.
+        :raises ScatterUnsupportedError: if a bookmark cannot contain the
+            values.
         """
         try:
-            payload = packed(values, self._keys, self._dialect, back=back)
-        except UnfitError as error:
+            payload = pack(values, self._keys, self._dialect, back=back)
+        except BookmarkValueError as error:
             at = error.index
             if at is None:
                 raise _refused(
-                    f"ORDER BY {_listed(self._keys)}, whose values are longer "
-                    "than a URL takes",
-                    "order by func.left() of the texts",
+                    f"ORDER BY {_listed(self._keys)}, whose values are too "
+                    "long for a URL",
+                    "order by func.left() of the strings",
                 ) from error
             raise _refused(
                 f"ORDER BY {self._keys[at].element}, whose value is "
                 f"{values[at]!r:.100}",
-                "order by a number, a time or a text",
+                "order by a number, a time or a string",
             ) from error
         return self._seal.seal(payload, self.subject)
 
 
 def _bookmarked(
-    rows: Sequence[Any], at: int, count: int, keys: Sequence[_Key]
+    rows: Sequence[Any], at: int, count: int, keys: Sequence[Key]
 ) -> Sequence[Any]:
-    """Return the values of the row that another page begins after.
+    """Return the values of the row after which another page begins.
 
-    :param at: which of them.
-    :param count: how many columns come before those values.
-    :raises ScatterUnsupportedError: where servers do not sort as they
-        compare, so that others would be missing or come twice.
+    :param at: index of the row.
+    :param count: number of columns before the values.
+    :raises ScatterUnsupportedError: if servers sort a value differently from
+        how they compare it, so that rows would be skipped or repeated.
     """
     whys = count + len(keys)
     texts = [key for key in keys if key.is_text]
@@ -195,7 +306,7 @@ def _bookmarked(
             if why is None or (why == TOO_LONG and number != at):
                 continue
             raise ScatterUnsupportedError(
-                f"scatter_page() by {key.element}: a text {UNSORTED[why]}",
+                f"scatter_page() by {key.element}: a string {UNSORTED[why]}",
                 construct="ORDER BY",
             )
     values: Sequence[Any] = rows[at][count:whys]
@@ -203,15 +314,15 @@ def _bookmarked(
 
 
 def _limits(statement: Any, limit: int) -> Scatter:
-    """Return the ``scatter()`` of a page, which reads one row more.
+    """Return the ``scatter()`` option of a page, which reads one more row.
 
-    :raises ScatterLimitError: when a page has more rows than it allows.
+    :raises ScatterLimitError: if a page has more rows than ``max_rows``.
     """
     limits = limits_of(statement) or Scatter()
     if limits.on_error != "raise":
         raise UnsupportedStatementError(
-            'scatter_page() does not take scatter(on_error="partial"): the '
-            "next page would go on after rows that are missing from this "
+            'scatter_page() does not support scatter(on_error="partial"): '
+            "the next page would skip the rows that are missing from this "
             "one; leave on_error out",
             construct="scatter(on_error=)",
         )
@@ -226,8 +337,12 @@ def _limits(statement: Any, limit: int) -> Scatter:
 
 
 @dataclass(frozen=True)
-class _Key:
-    """One value by which rows are ordered."""
+class Key:
+    """A value of ORDER BY.
+
+    :ivar element: the expression.
+    :ivar nullable: whether the value may be NULL.
+    """
 
     element: Any
     descending: bool
@@ -235,36 +350,39 @@ class _Key:
 
     @property
     def is_text(self) -> bool:
+        """Whether the value is a string."""
         return kind_of(self.element) == "text"
 
     @property
     def ordered(self) -> Any:
+        """The element of ORDER BY."""
         return self.element.desc() if self.descending else self.element.asc()
 
     @property
     def value(self) -> Any:
-        # What the driver returns, and takes back as it was: a Python value
-        # may be rounded, as the decimals that SQLite holds as floats are,
-        # or unfit for comparisons, as True and members of an Enum are.  The
-        # number that a driver returns for an id is not the id.
+        """The expression to select and to compare."""
+        # Select the driver's value: the Python value may be rounded, such as
+        # decimals that SQLite stores as floats, or not comparable, such as
+        # True and members of an Enum.  Ids are an exception: the driver
+        # returns only their local part.
         if isinstance(self.element.type, ShardedId):
             return self.element
         return type_coerce(self.element, NullType())
 
     def given(self, value: Any) -> Any:
         """Return a value of a bookmark, for comparisons with the key."""
-        # Of its own accord SQLAlchemy would make a timedelta an Interval.
+        # Pass a type: SQLAlchemy would treat a timedelta as an Interval.
         return literal(value, self.value.type)
 
 
-def _keys(statement: Any) -> list[_Key]:
-    """Return what orders the rows of a statement, with no two alike.
+def _keys(statement: Any) -> list[Key]:
+    """Return the keys that order the rows and are unique together.
 
-    :raises ScatterUnsupportedError: when it has no pages.
+    :raises ScatterUnsupportedError: if the statement cannot have pages.
     """
     _check(statement)
     sources = _sources(statement)
-    # A LEFT JOIN has NULL even for a primary key.
+    # In a LEFT JOIN a primary key may be NULL.
     outer = any(_has_outer_join(source) for source in sources)
     keys = [_key(ordering, outer) for ordering in orderings(statement)]
     descending = keys[-1].descending if keys else False
@@ -273,12 +391,12 @@ def _keys(statement: Any) -> list[_Key]:
         for table in _tables(source):
             for column in table.primary_key:
                 if not any(same(column, element) for element in named):
-                    keys.append(_Key(column, descending, outer))
+                    keys.append(Key(column, descending, outer))
     return keys
 
 
 def _sources(statement: Any) -> list[Any]:
-    """Return what is in FROM, without what joined eager loading adds."""
+    """Return the FROM clause, without joins of eager loading."""
     return list(bare(statement).get_final_froms())
 
 
@@ -292,14 +410,14 @@ def _has_outer_join(source: Any) -> bool:
 
 def _check(statement: Any) -> None:
     if not isinstance(statement, Select):
-        raise _refused("anything but select()", "write the statement so")
+        raise _refused("anything but select()", "use select()")
     for construct, used in (
-        ("LIMIT", statement._limit_clause is not None),
-        ("OFFSET", statement._offset_clause is not None),
-        ("DISTINCT", statement._distinct),
-        ("GROUP BY", bool(statement._group_by_clauses)),
+        ("LIMIT", private.limit_clause(statement) is not None),
+        ("OFFSET", private.offset_clause(statement) is not None),
+        ("DISTINCT", private.distinct(statement)),
+        ("GROUP BY", bool(private.group_by_clauses(statement))),
         ("an aggregate", is_combined(statement, grouped_on_shard=False)),
-        ("FOR UPDATE", statement._for_update_arg is not None),
+        ("FOR UPDATE", private.for_update_arg(statement) is not None),
     ):
         if used:
             raise _refused(construct, "leave it out")
@@ -313,7 +431,7 @@ def _refused(construct: str, instead: str) -> ScatterUnsupportedError:
     )
 
 
-def _key(ordering: Ordering, outer: bool) -> _Key:
+def _key(ordering: Ordering, outer: bool) -> Key:
     element = ordering.element
     if ordering.nulls_last is not None:
         raise _refused(
@@ -321,24 +439,24 @@ def _key(ordering: Ordering, outer: bool) -> _Key:
         )
     if is_random(element):
         raise _refused(
-            f"ORDER BY {element}, which has another order for each page",
-            "keep a random number in a column, and order by it",
+            f"ORDER BY {element}, whose order differs for each page",
+            "store a random number in a column, and order by it",
         )
     kind = kind_of(element)
     if kind in (None, "enum"):
         raise _refused(
             f"ORDER BY {element} of type {element.type!r}",
-            "order by a number, a time or a text",
+            "order by a number, a time or a string",
         )
     if kind == "float":
-        # A FLOAT is shown with six digits, and not equal to what is shown.
+        # A FLOAT is returned with six digits; it is not equal to that number.
         element = element + literal_column("0E0", Float())
     nullable = outer or getattr(element, "nullable", True)
-    return _Key(element, ordering.descending, nullable)
+    return Key(element, ordering.descending, nullable)
 
 
 def _tables(source: Any) -> Iterator[Any]:
-    """Yield the tables of an element of FROM, and their aliases."""
+    """Yield the tables and aliases of an element of FROM."""
     if isinstance(source, Join):
         yield from _tables(source.left)
         yield from _tables(source.right)
@@ -347,7 +465,7 @@ def _tables(source: Any) -> Iterator[Any]:
     ):
         if not list(source.primary_key):
             raise _refused(
-                f"{source}, a table without primary key", "give it one"
+                f"{source}, a table without primary key", "add a primary key"
             )
         yield source
     else:
@@ -363,14 +481,14 @@ def _described(statement: Any) -> str:
     )
 
 
-def _listed(keys: Sequence[_Key]) -> str:
+def _listed(keys: Sequence[Key]) -> str:
     return ", ".join(
         f"{key.element}{' DESC' if key.descending else ''}" for key in keys
     )
 
 
-def _beyond(keys: Sequence[_Key], values: Sequence[Any]) -> Any:
-    """Return the condition of the rows after one with some values."""
+def _beyond(keys: Sequence[Key], values: Sequence[Any]) -> Any:
+    """Return the condition of the rows after the row with the values."""
     rest: Any = None
     for key, value in reversed(list(zip(keys, values, strict=True))):
         further = _further(key, value)
@@ -383,18 +501,18 @@ def _beyond(keys: Sequence[_Key], values: Sequence[Any]) -> Any:
     first, value = keys[0], values[0]
     if value is None or len(keys) == 1:
         return rest
-    # Says nothing new, but is what servers look for in an index.
+    # This condition is redundant, but it lets servers use an index.
     return and_(_from(first, value), rest)
 
 
-def _equal(key: _Key, value: Any) -> Any:
+def _equal(key: Key, value: Any) -> Any:
     if value is None:
         return key.value.is_(None)
     return key.value == key.given(value)
 
 
-def _further(key: _Key, value: Any) -> Any:
-    """Return the condition of the rows beyond a value; None for no row."""
+def _further(key: Key, value: Any) -> Any:
+    """Return the condition of the rows after a value, if there are any."""
     element = key.value
     if value is None:
         return None if key.descending else element.is_not(None)
@@ -405,7 +523,7 @@ def _further(key: _Key, value: Any) -> Any:
     return element < key.given(value)
 
 
-def _from(key: _Key, value: Any) -> Any:
+def _from(key: Key, value: Any) -> Any:
     element = key.value
     if not key.descending:
         return element >= key.given(value)

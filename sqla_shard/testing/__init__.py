@@ -1,8 +1,8 @@
 """Real servers, faults, statement logs and a linter for tests.
 
-Nothing of the package itself imports this folder.  A test run gets it as a
-pytest plugin (:mod:`sqla_shard.testing.plugin`, registered on installation);
-everything works without pytest, too::
+The rest of the package does not import it.  It is also a pytest plugin
+(:mod:`sqla_shard.testing.plugin`, registered on installation); everything
+also works without pytest::
 
     from sqla_shard.testing import MariaDBFleet
 
@@ -13,8 +13,8 @@ everything works without pytest, too::
 The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
 :class:`ZooKeeperServer` needs ZooKeeper and Java, :class:`MemcachedServer`
 memcached, :class:`RedisServer` Redis.  :func:`sqlite_topology`,
-:class:`StatementLog`, :class:`ShardLint` and :class:`Proxy` need none of it,
-which is why the names below are imported on use only.
+:class:`StatementLog`, :class:`ShardLint` and :class:`Proxy` need none of
+these, so the names below are imported when they are used.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sqla_shard.testing.callers import SourceLine
-    from sqla_shard.testing.documents import sqlite_topology
-    from sqla_shard.testing.ensemble import ZooKeeperEnsemble
-    from sqla_shard.testing.external import ExternalServer
-    from sqla_shard.testing.findings import Finding
-    from sqla_shard.testing.fleet import MariaDBFleet
-    from sqla_shard.testing.linting import ShardLint
+    from sqla_shard.testing.cache_servers import MemcachedServer
+    from sqla_shard.testing.cache_servers import RedisServer
+    from sqla_shard.testing.lint import Finding
+    from sqla_shard.testing.lint import ShardLint
+    from sqla_shard.testing.lint import SourceLine
     from sqla_shard.testing.mariadb import MariaDBServer
-    from sqla_shard.testing.memcached import MemcachedServer
-    from sqla_shard.testing.pairs import MariaDBPair
+    from sqla_shard.testing.mariadb_fleet import ExternalServer
+    from sqla_shard.testing.mariadb_fleet import MariaDBFleet
+    from sqla_shard.testing.mariadb_pair import MariaDBPair
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.proxy import ProxyCounts
-    from sqla_shard.testing.querylog import LoggedCommand
-    from sqla_shard.testing.querylog import QueryLog
-    from sqla_shard.testing.redis import RedisServer
-    from sqla_shard.testing.statements import LoggedEvent
-    from sqla_shard.testing.statements import StatementLog
+    from sqla_shard.testing.statement_log import LoggedCommand
+    from sqla_shard.testing.statement_log import LoggedEvent
+    from sqla_shard.testing.statement_log import QueryLog
+    from sqla_shard.testing.statement_log import StatementLog
+    from sqla_shard.testing.topology_documents import sqlite_topology
+    from sqla_shard.testing.zookeeper import ZooKeeperEnsemble
     from sqla_shard.testing.zookeeper import ZooKeeperServer
 
 __all__ = [
@@ -64,33 +64,30 @@ __all__ = [
     "sqlite_topology",
 ]
 
-_HOMES = {
-    "ExternalServer": "external",
-    "Finding": "findings",
-    "LoggedCommand": "querylog",
-    "LoggedEvent": "statements",
-    "MariaDBFleet": "fleet",
-    "MariaDBPair": "pairs",
-    "MariaDBServer": "mariadb",
-    "MemcachedServer": "memcached",
-    "Proxy": "proxy",
-    "ProxyCounts": "proxy",
-    "QueryLog": "querylog",
-    "RedisServer": "redis",
-    "ShardLint": "linting",
-    "SourceLine": "callers",
-    "StatementLog": "statements",
-    "ZooKeeperEnsemble": "ensemble",
-    "ZooKeeperServer": "zookeeper",
-    "sqlite_topology": "documents",
+_MODULES = {
+    "cache_servers": ("MemcachedServer", "RedisServer"),
+    "lint": ("Finding", "ShardLint", "SourceLine"),
+    "mariadb": ("MariaDBServer",),
+    "mariadb_fleet": ("ExternalServer", "MariaDBFleet"),
+    "mariadb_pair": ("MariaDBPair",),
+    "proxy": ("Proxy", "ProxyCounts"),
+    "statement_log": (
+        "LoggedCommand",
+        "LoggedEvent",
+        "QueryLog",
+        "StatementLog",
+    ),
+    "topology_documents": ("sqlite_topology",),
+    "zookeeper": ("ZooKeeperEnsemble", "ZooKeeperServer"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            found = importlib.import_module(f"{__name__}.{module}")
+            return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

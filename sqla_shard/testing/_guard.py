@@ -1,14 +1,14 @@
-"""A process that outlives the test run for as long as it takes to clean up.
+"""A process that removes the servers of a test run when it ends.
 
 Run by path, never imported.  It reads one JSON list for each line of its
-standard input: ``["add", pid, directory]``, with 0 for a server that is yet
-to start, or ``["remove", directory]``.  The end of the input means that the
-test run is gone, however it ended: the servers that are still listed are
-killed and their directories removed.
+standard input: ``["add", pid, directory]``, with 0 for a server that is
+not started yet, or ``["remove", directory]``.  At the end of the input the
+test run has ended: the servers that are still listed are killed and their
+directories removed.
 
 ``prctl(PR_SET_PDEATHSIG)`` would need no process, but it fires when the
-*thread* that started the server ends, and it is forgotten when mariadbd
-changes from root to its own user.
+*thread* that started the server ends, and it is reset when mariadbd changes
+from root to its own user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 
 
 def _command_of(pid: int) -> str:
-    """Return the command line of a process, or nothing if it is gone."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
             return file.read()
@@ -38,7 +38,7 @@ def _command_of(pid: int) -> str:
 
 
 def _clean_up(pid: int, directory: str) -> None:
-    # The number may belong to somebody else by now.
+    # The process id may belong to another process by now.
     if pid and directory in _command_of(pid):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,9 +1,8 @@
 """The process of a :class:`~sqla_shard.testing.proxy.Proxy`.
 
 Run by path, never imported: ``_proxying.py HOST PORT DELAY``.  Its standard
-input is a socket.  It takes one command for each line, a JSON object, and
-answers each, in order, with all that there is to know.  The end of the input
-ends the process.
+input is a socket.  Each line is a command, a JSON object; the answers, in
+order, have the counts and the port.  The end of the input ends the process.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import sys
 from collections import deque
 from typing import Any
 
-# What may wait in one direction before no more is read: a client that sends
-# megabytes must not fill the memory of a proxy with a long delay.
+# Limit of bytes in transit in one direction: with a long delay, a client that
+# sends megabytes must not fill the memory.
 _MOST_WAITING = 4_000_000
 
 
@@ -38,14 +37,14 @@ class _PreciseSelector(selectors.EpollSelector):
 
 
 class _Packets:
-    """Finds statements, and COMMIT, in what a client of MySQL says.
+    """Finds statements, and COMMIT, in the packets of a MySQL client.
 
-    A packet has a header of four bytes, its length and its number.  That of
-    a command is 0, and the first byte of a command tells which it is.
+    A packet has a header of four bytes: its length and its number, which is 0
+    for a command.  The first byte of a command is its kind.
     """
 
     _COM_QUERY = b"\x03"
-    # A COMMIT with whatever blanks; more of a packet is not kept.
+    # Enough for COMMIT with spaces; the rest of a packet is skipped.
     _ENOUGH = 32
     _SSL_REQUEST = 32, 0x800
 
@@ -53,11 +52,11 @@ class _Packets:
         self._head = bytearray()
         self._left = 0
         self._first = True
-        # What comes after a request for TLS cannot be read.
+        # Packets after a request for TLS are encrypted.
         self._opaque = False
 
     def statements(self, data: bytes) -> list[bool]:
-        """Return of each statement that ends in data if it is COMMIT."""
+        """Return whether it is COMMIT, for each statement that ends here."""
         found = []
         while data and not self._opaque:
             if self._left == 0 and len(self._head) < 4:
@@ -91,14 +90,13 @@ class _Packets:
 
 
 class _Line:
-    """All connections, and what is done to them.
+    """The proxy: its connections and faults.
 
-    :ivar delay: of a round trip, in seconds.
-    :ivar hanging: whether bytes are swallowed.
-    :ivar what: of what a connection is cut at one: ``commits`` or
-        ``statements``.
-    :ivar left: how many of these until then; 0 for never.
-    :ivar when: ``before`` or ``after`` the server has it.
+    :ivar delay: additional time of a round trip, in seconds.
+    :ivar hanging: whether bytes are dropped.
+    :ivar what: ``commits`` or ``statements``: a connection is reset at one.
+    :ivar left: number of these until the reset; 0 for none.
+    :ivar when: ``before`` or ``after`` the server receives it.
     """
 
     def __init__(self, host: str, port: int, delay: float) -> None:
@@ -118,8 +116,8 @@ class _Line:
             "swallowed": 0,
         }
         self.links: set[_Link] = set()
-        # Bound and never listening: while connections are refused, nobody
-        # else can have the port.
+        # Bound, but not listening: reserves the port while connections are
+        # refused.
         self._holder = self._socket(0)
         self._server: asyncio.Server | None = None
 
@@ -152,7 +150,7 @@ class _Line:
             link.cut()
 
     def executing(self, is_commit: bool) -> str:
-        """Take note of a statement; return when to cut, or nothing."""
+        """Count a statement; return when to cut the connection, or ""."""
         self.counts["statements"] += 1
         self.counts["commits"] += is_commit
         if self.left == 0 or (self.what == "commits" and not is_commit):
@@ -176,8 +174,8 @@ class _Line:
                 self.hanging = False
                 self.left = 0
                 await self.listen()
-        # Sockets are closed at the loop's next turn; who has been told that
-        # connections are cut must not find one that is open.
+        # Sockets are closed in the next iteration of the loop: they must be
+        # closed before the answer.
         await asyncio.sleep(0)
         return {
             **self.counts,
@@ -187,18 +185,18 @@ class _Line:
 
 
 class _Link:
-    """One connection: the client's end and the server's."""
+    """A connection: the ends of the client and of the server."""
 
     def __init__(self, line: _Line) -> None:
         self.line = line
         self.client = _End(self, "sent")
         self.server = _End(self, "received")
         self.client.other, self.server.other = self.server, self.client
-        # Whether bytes were lost.  Nothing passes ever again then: the next
-        # answer would be taken for that of a request that got lost.
+        # Whether bytes were dropped.  Then nothing more is forwarded: the next
+        # answer would be mistaken for the answer to a dropped request.
         self.mute = False
         self.packets = _Packets()
-        # Whether the next word of the server is not passed on any more.
+        # Whether the connection is reset when the server answers.
         self.doomed = False
         self.opening: asyncio.Task[None] | None = None
         self._ended = 0
@@ -209,8 +207,8 @@ class _Link:
         self.opening = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
-        # There, back and there again: only then does a server know of a
-        # new connection.
+        # The TCP handshake: the server accepts after one and a half round
+        # trips.
         await asyncio.sleep(self.line.delay * 1.5)
         if self.line.hanging:
             self.mute = True
@@ -223,7 +221,7 @@ class _Link:
             self.cut()
 
     def end(self) -> None:
-        """Note that one side has sent its last, and the other knows."""
+        """Count the ends of both directions; close after the second."""
         self._ended += 1
         if self._ended == 2:
             self.close()
@@ -248,9 +246,9 @@ class _Link:
 
 
 class _End(asyncio.Protocol):
-    """One end of a link, and what has arrived there for the other.
+    """One end of a link, and its bytes in transit to the other end.
 
-    :param count: where bytes that have passed are counted.
+    :param count: name of the count of forwarded bytes.
     """
 
     other: _End
@@ -259,14 +257,12 @@ class _End(asyncio.Protocol):
         self._link = link
         self._count = count
         self._loop = asyncio.get_running_loop()
-        # When to pass on what; nothing stands for the end.
+        # When to forward which bytes; b"" is the end of the stream.
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
         self._blocked = False
         self.transport: asyncio.Transport | None = None
-
-    # -- what asyncio calls -----------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - typing
@@ -274,7 +270,7 @@ class _End(asyncio.Protocol):
         if self is self._link.client:
             self._link.begin()
         elif self._link not in self._link.line.links:
-            self.reset()  # the client is gone
+            self.reset()  # the client has disconnected
         else:
             self.other.deliver()
 
@@ -287,7 +283,7 @@ class _End(asyncio.Protocol):
             self._pass(data)
 
     def _look(self, data: bytes) -> None:
-        """See to statements of the client."""
+        """Count statements of the client, and cut the connection at one."""
         link = self._link
         for is_commit in link.packets.statements(data):
             if link.line.hanging or link.mute:
@@ -312,15 +308,12 @@ class _End(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.other.block(False)
 
-    # -- passing on -------------------------------------------------------
-
     def _pass(self, data: bytes) -> None:
         link = self._link
         if link.line.hanging or link.mute:
             self._swallow(data)
             return
-        # In order of arrival: after a delay was made shorter, what came later
-        # may be due earlier, and waits.
+        # In order of arrival, even after the delay was shortened.
         due = self._loop.time() + link.line.delay / 2
         self._waiting.append((due, data))
         self._size += len(data)
@@ -333,7 +326,7 @@ class _End(asyncio.Protocol):
             self._link.close()
 
     def deliver(self) -> None:
-        """Pass on what is due, and see to the rest."""
+        """Forward the bytes that are due, and set the timer for the rest."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -356,12 +349,11 @@ class _End(asyncio.Protocol):
         if self._waiting:
             due = self._waiting[0][0]
             self._timer = self._loop.call_at(due, self.deliver)
-        # Whoever called: what has waited before the server was connected,
-        # too, may have stopped the reading.
+        # Reading may have been paused before the server was connected.
         self.block(self._blocked)
 
     def block(self, blocked: bool) -> None:
-        """Read on only if the other end takes it and not much waits."""
+        """Pause reading while the other end is blocked or much waits."""
         self._blocked = blocked
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -381,8 +373,8 @@ class _End(asyncio.Protocol):
 
 
 async def _watch(parent: int) -> None:
-    # A child that the test run has forked holds the other end of our input
-    # open; the end of the test run must end us all the same.
+    # The input stays open in forked children of the test run; this process
+    # must end with the test run itself.
     while os.getppid() == parent:
         await asyncio.sleep(0.5)
 
@@ -413,7 +405,7 @@ async def _run(host: str, port: int, delay: float) -> None:
 
 
 def main() -> None:
-    """Pass bytes on until the test run ends."""
+    """Forward bytes until the test run ends."""
     host, port, delay = sys.argv[1:]
     loop = asyncio.SelectorEventLoop(_PreciseSelector())
     loop.run_until_complete(_run(host, int(port), float(delay)))

@@ -1,37 +1,35 @@
-"""The linter of :mod:`.linting` in a pytest run.
+"""The linter of :mod:`.lint` in a pytest run.
 
-Off unless asked for: for all tests in the configuration, ::
+It is off by default.  Switch it on for all tests in the configuration, ::
 
     [tool.pytest.ini_options]
     sqla_shard_lint = true
 
 or with ``--sqla-shard-lint``; for one test, class or module with
 ``@pytest.mark.sqla_shard_lint``, or with the fixture ``shard_lint``.  A test
-that passed then fails if there are findings, and one that failed shows them
-beside its own error.  What fixtures do before the test is not looked at.
+that has passed fails if there are findings; one that has failed shows them in
+addition to its own error.  Statements of fixtures before the test are not
+checked.
 
-What is meant to be is allowed by kind, on a test, a class or a module::
+Kinds of findings can be allowed for a test, a class or a module::
 
     @pytest.mark.sqla_shard_allow("scatter")
     def test_report(cluster): ...
 
-or for a part of a test, with the fixture, which is the test's
-:class:`~.linting.ShardLint`::
+or for a part of a test, with the fixture, a :class:`.ShardLint`::
 
     def test_report(cluster, shard_lint):
         with shard_lint.allow("scatter"):
             ...
 
-Options in the configuration, which the mark ``sqla_shard_lint`` takes as
-keywords without the prefix, too:
+Options in the configuration, which are also keywords of the mark
+``sqla_shard_lint``, without the prefix:
 
-``sqla_shard_lint_max_repeats``
-    How often a line may send the same SELECT in a session (5).
-``sqla_shard_lint_max_shards``
-    How many shards a statement may go to by the ids that it names (any
-    number).
-``sqla_shard_lint_setup``
-    Whether to look at what fixtures do before the test, too (false).
+``sqla_shard_lint_max_repeats`` Maximum number of times that a line may send
+    the same SELECT in a session (5).  ``sqla_shard_lint_max_shards`` Maximum
+    number of shards of the ids of a statement (no limit).
+    ``sqla_shard_lint_setup`` Whether to also check statements of fixtures
+    before the test (false).
 """
 
 from __future__ import annotations
@@ -45,8 +43,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    # Not at run time: most runs never lint, and load no SQLAlchemy.
-    from sqla_shard.testing.linting import ShardLint
+    # Imported for type checking only: pytest imports this plugin in every
+    # project whose environment has this package.
+    from sqla_shard.testing.lint import ShardLint
 
 __all__ = ["LintHooks", "add_options", "shard_lint"]
 
@@ -64,7 +63,7 @@ _OPTIONS = ("max_repeats", "max_shards", "setup")
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare the options of the linter."""
+    """Add the options of the linter."""
     parser.getgroup("sqla_shard").addoption(
         "--sqla-shard-lint",
         action="store_true",
@@ -78,17 +77,17 @@ def add_options(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "sqla_shard_lint_max_repeats",
-        "how often a line may send the same SELECT in a session",
+        "maximum number of times that a line may send a SELECT in a session",
         default="",
     )
     parser.addini(
         "sqla_shard_lint_max_shards",
-        "how many shards a statement may go to by the ids that it names",
+        "maximum number of shards of the ids of a statement",
         default="",
     )
     parser.addini(
         "sqla_shard_lint_setup",
-        "whether to look at what fixtures do before the test",
+        "whether to check statements of fixtures before the test",
         type="bool",
         default=False,
     )
@@ -96,22 +95,22 @@ def add_options(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def shard_lint(request: pytest.FixtureRequest) -> ShardLint:
-    """Return the linter of this test, which having it switches on."""
+    """Return the linter of this test, and switch it on."""
     item: pytest.Item = request.node
     found = item.stash.get(_LINT, None)
     if found is None:
         raise pytest.UsageError(
             "shard_lint must be an argument of the test or of its fixtures: "
-            "getfixturevalue() comes too late to look at the test"
+            "getfixturevalue() is too late to lint the test"
         )
     return found
 
 
 class LintHooks:
-    """Lints the tests that ask for it.
+    """Lints the tests for which it is switched on.
 
-    It begins to listen at the first of them, and ends with the run: threads
-    that outlive a test may be sending statements at any time.
+    It listens from the first of them to the end of the run: threads that
+    outlive a test may send statements at any time.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -129,8 +128,6 @@ class LintHooks:
         self._current: ShardLint | None = None
         self._listening = False
 
-    # -- before the tests
-
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Check the marks of all tests."""
         for item in items:
@@ -139,13 +136,11 @@ class LintHooks:
             if marks or lints:
                 _check(item, marks, lints)
 
-    # -- around one test
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(
         self, item: pytest.Item
     ) -> Generator[None, object, object]:
-        """Look at fixtures, if that is asked for."""
+        """Create the linter of a test; check its fixtures if configured."""
         item.stash.setdefault(_LINT, None)
         if not self._wanted(item):
             return (yield)
@@ -154,18 +149,18 @@ class LintHooks:
             options.update(mark.kwargs)
         setup = options.pop("setup")
         lint = item.stash[_LINT] = self._linter(item, options)
-        with self._looking(lint if setup else None):
+        with self._checking(lint if setup else None):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(
         self, item: pytest.Item
     ) -> Generator[None, object, object]:
-        """Look at the test, and fail it."""
+        """Check the test, and fail it if there are findings."""
         lint = item.stash.get(_LINT, None)
         if lint is None:
             return (yield)
-        with self._looking(lint):
+        with self._checking(lint):
             result = yield
         text = lint.text()
         if text:
@@ -176,7 +171,7 @@ class LintHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Show the findings of a test that has failed by itself."""
+        """Show the findings of a test that has failed."""
         report = yield
         lint = item.stash.get(_LINT, None)
         if lint is not None and call.when == "call" and report.failed:
@@ -190,12 +185,10 @@ class LintHooks:
         if self._listening:
             from sqlalchemy import event
 
-            from sqla_shard.cluster import Cluster
+            from sqla_shard.cluster.cluster import Cluster
 
             event.remove(Cluster, "after_statement", self._see)
             self._listening = False
-
-    # -- listening
 
     def _wanted(self, item: pytest.Item) -> bool:
         return (
@@ -205,7 +198,7 @@ class LintHooks:
         )
 
     def _linter(self, item: pytest.Item, options: dict[str, Any]) -> ShardLint:
-        from sqla_shard.testing.linting import ShardLint
+        from sqla_shard.testing.lint import ShardLint
 
         allowed = {
             kind
@@ -215,12 +208,12 @@ class LintHooks:
         return ShardLint(allow=allowed, **options)
 
     @contextmanager
-    def _looking(self, lint: ShardLint | None) -> Iterator[None]:
-        """Hand all statements inside the block to a linter."""
+    def _checking(self, lint: ShardLint | None) -> Iterator[None]:
+        """Check all statements inside the block with a linter."""
         if not self._listening:
             from sqlalchemy import event
 
-            from sqla_shard.cluster import Cluster
+            from sqla_shard.cluster.cluster import Cluster
 
             event.listen(Cluster, "after_statement", self._see)
             self._listening = True
@@ -242,7 +235,7 @@ _LINT: pytest.StashKey[ShardLint | None] = pytest.StashKey()
 def _hint(lint: ShardLint) -> str:
     kinds = dict.fromkeys(finding.kind for finding in lint.findings)
     words = ", ".join(f'"{kind}"' for kind in kinds)
-    return f"If that is meant to be: @pytest.mark.sqla_shard_allow({words})"
+    return f"If it is intended: @pytest.mark.sqla_shard_allow({words})"
 
 
 def _number(config: pytest.Config, name: str) -> int | None:
@@ -250,19 +243,20 @@ def _number(config: pytest.Config, name: str) -> int | None:
     if not text:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise pytest.UsageError(f"{name} = {text!r}; it is a number, from 1")
+        raise pytest.UsageError(f"{name} = {text!r} must be an integer from 1")
     return int(text)
 
 
 def _check(
     item: pytest.Item, allows: list[pytest.Mark], lints: list[pytest.Mark]
 ) -> None:
-    """Refuse marks that would do nothing.
+    """Refuse marks that are not valid.
 
-    :raises pytest.UsageError: with the name of the test.
+    :raises pytest.UsageError: if a mark is not valid; has the name of the
+        test.
     """
-    from sqla_shard.testing.findings import KINDS
-    from sqla_shard.testing.linting import ShardLint
+    from sqla_shard.testing.lint import KINDS
+    from sqla_shard.testing.lint import ShardLint
 
     for mark in allows:
         unknown = [kind for kind in mark.args if kind not in KINDS]

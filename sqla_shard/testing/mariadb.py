@@ -1,28 +1,28 @@
-"""One MariaDB server of your own, for as long as a test needs it.
+"""A MariaDB server for tests.
 
 ::
 
     with MariaDBServer() as server:
         with pymysql.connect(host=server.host, port=server.port, ...) as c:
             ...
-        server.kill()       # in mid-air, as a crash would
+        server.kill()       # like a crash
         server.start()      # and recover
 
 Needs Linux, PyMySQL, and MariaDB 10.6 or later on the machine.  The server
-listens on 127.0.0.1 only, keeps a binary log (ROW, GTID), starts with strict
-SQL modes, UTC and utf8mb4, and has one application user, who may do anything
-to databases with the agreed prefixes and nothing else: no SUPER, so that a
-server that is ``read_only`` is read-only for it.
+listens on 127.0.0.1 only, writes a binary log (ROW, GTID), starts with strict
+SQL modes, UTC and utf8mb4, and has one application user with all privileges
+on databases with certain prefixes, but without SUPER: a server that is
+``read_only`` is read-only for it.
 
-Everything is in one directory, removed by :meth:`MariaDBServer.stop`, when
-the interpreter exits, or by a guard process when the test run is killed.
-A server that is controlled (started, stopped, killed) by several threads at
-once is not supported; connecting from several is.
+Everything is in one directory, removed by :meth:`MariaDBServer.stop`, when the
+interpreter exits, or by a guard process when the test run is killed.  Do not
+control (start, stop, kill) a server from several threads at the same time;
+several threads may connect to it.
 
 Environment variables:
 
 ``SQLA_SHARD_TEST_PASSWORD``
-    Password of the application user, in place of a random one.
+    Password of the application user, instead of a random one.
 """
 
 from __future__ import annotations
@@ -40,47 +40,95 @@ import pymysql
 from pymysql.cursors import Cursor
 
 from sqla_shard import exc
-from sqla_shard.testing import datadir
-from sqla_shard.testing._processes import accepts
-from sqla_shard.testing._server import LocalServer
-from sqla_shard.testing.accounts import check_prefixes
-from sqla_shard.testing.accounts import create_user
-from sqla_shard.testing.accounts import PREFIXES
-from sqla_shard.testing.accounts import random_password
-from sqla_shard.testing.options import server_options
-from sqla_shard.testing.options import storage_options
-from sqla_shard.testing.querylog import QueryLog
+from sqla_shard.testing import mariadb_setup
+from sqla_shard.testing.local_server import is_listening
+from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.mariadb_setup import check_prefixes
+from sqla_shard.testing.mariadb_setup import create_user
+from sqla_shard.testing.mariadb_setup import PREFIXES
+from sqla_shard.testing.mariadb_setup import random_password
+from sqla_shard.testing.mariadb_setup import server_options
+from sqla_shard.testing.mariadb_setup import storage_options
+from sqla_shard.testing.statement_log import QueryLog
 
-__all__ = ["MariaDBServer"]
+__all__ = ["MariaDBServer", "SQLServer"]
 
 _server_ids = itertools.count(1)
 
 
-class MariaDBServer(LocalServer):
-    """A MariaDB server that is started, used and thrown away.
+class SQLServer:
+    """A server that tests connect to, as the application or as root."""
 
-    :param name: for messages; also the name in a topology.
-    :param password: of the application user ``app``; by default random.
-    :param prefixes: the application user may do anything to databases whose
-        names begin with one of these.
+    name: str
+    host: str
+    port: int
+    user: str
+    password: str
+
+    def connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
+        """Connect as the application does.
+
+        :param arguments: arguments of :func:`pymysql.connect`.
+        :raises pymysql.err.OperationalError: if the server does not respond.
+        """
+        return pymysql.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            charset="utf8mb4",
+            **arguments,
+        )
+
+    def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
+        """Connect in autocommit mode, as root or the user of the URL.
+
+        :param arguments: arguments of :func:`pymysql.connect`.
+        """
+        return self.connect(autocommit=True, **arguments)
+
+    def root_execute(
+        self, sql: str, parameters: Sequence[object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Execute a statement, in a new connection of :meth:`root_connect`.
+
+        :param parameters: values for ``%s`` in the statement, if any.
+        :return: the rows; empty if the statement returns none.
+        :raises sqla_shard.exc.ServerProcessError: if a local server is not
+            running.
+        :raises pymysql.err.MySQLError: if the statement fails.
+        """
+        with self.root_connect() as connection, connection.cursor() as cursor:
+            cursor.execute(sql, tuple(parameters) or None)
+            return list(cursor.fetchall())
+
+
+class MariaDBServer(SQLServer, LocalServer):
+    """A MariaDB server for tests.
+
+    :param name: name of the server, for messages and in a topology.
+    :param password: password of the application user ``app``; by default
+        random.
+    :param prefixes: the application user has all privileges on databases
+        whose names begin with one of these.
     :param fast: commit without waiting for the disk, and use little memory.
         Survives :meth:`kill`, not a power failure of the machine.
     :param server_id: 1 to 2**32 - 1; by default the next of this process.
-    :param gtid_domain_id: by default the ``server_id``.  Give a standby that
-        of its primary.
-    :param options: further arguments of ``mariadbd``; they win.
-    :param parent: where to make the server's directory; by default where
-        the system wants such things (``TMPDIR``).
+    :param gtid_domain_id: domain of its GTIDs, by default the ``server_id``.
+        Give a standby the id of its primary.
+    :param options: arguments of ``mariadbd``, which override the others.
+    :param parent: parent of the server's directory; by default the
+        directory for temporary files (``TMPDIR``).
     :param template: a data directory to copy; by default one that all
-        servers of the process share, see :mod:`.datadir`.
+        servers of the process share, see :mod:`.mariadb_setup`.
     :param start_timeout: seconds to wait for a start.
-    :param stop_timeout: seconds to wait for an orderly end before SIGKILL.
-    :raises ValueError: if an argument makes no sense.
+    :param stop_timeout: seconds to wait for a clean shutdown before SIGKILL.
+    :raises ValueError: if an argument is not valid.
     """
 
     user = "app"
     local = True
-    """Whether the server is a process of ours, which we can kill."""
+    """Whether the server is a local process that tests can kill."""
 
     _log_name = "error.log"
 
@@ -102,7 +150,9 @@ class MariaDBServer(LocalServer):
         if server_id is None:
             server_id = next(_server_ids)
         if not 1 <= server_id < 2**32:
-            raise ValueError(f"server_id {server_id!r} is not 1 to 2**32 - 1")
+            raise ValueError(
+                f"server_id={server_id!r} must be from 1 to 2**32 - 1"
+            )
         super().__init__(
             name,
             parent=parent,
@@ -119,90 +169,40 @@ class MariaDBServer(LocalServer):
         self.options = tuple(options)
         self.template = template
         """Data directory to copy on the first start."""
-        self._account = datadir.Account(None, change=False)
+        self._account = mariadb_setup.Account(None, change=False)
 
     @property
     def url(self) -> str:
-        """Where and as whom the application connects; has the password."""
+        """URL of the application user, with the password."""
         password = quote(self.password, safe="")
         return f"mysql://{self.user}:{password}@{self.host}:{self.port}"
 
     @property
     def socket(self) -> Path:
-        """Where root connects.
+        """Path of the Unix socket, where root connects.
 
         :raises sqla_shard.exc.ServerProcessError: if the server has no
             directory.
         """
         return self._directory() / "s.sock"
 
-    @property
-    def log_tail(self) -> str:
-        """The last lines of the error log; empty once it was removed."""
-        return super().log_tail
-
-    # -- starting and ending ----------------------------------------------
-
-    def start(self) -> MariaDBServer:
-        """Start the server and wait until it answers.
-
-        After :meth:`kill` or an end of its own it has its data and its port
-        again.  Nothing happens if it is running.
-
-        :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or
-            does not start in time; has the end of its log.
-        """
-        self._start()
-        return self
-
-    # -- talking to it ----------------------------------------------------
-
-    def connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
-        """Connect as the application does.
-
-        :param arguments: for :func:`pymysql.connect`.
-        :raises pymysql.err.OperationalError: if the server does not answer.
-        """
-        return pymysql.connect(
-            host=self.host,
-            port=self.port,
-            user=self.user,
-            password=self.password,
-            charset="utf8mb4",
-            **arguments,
-        )
-
     def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
         """Connect as root over the socket, in autocommit mode.
 
-        :param arguments: for :func:`pymysql.connect`.
+        :param arguments: arguments of :func:`pymysql.connect`.
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
         self._running_process()
         return pymysql.connect(
             unix_socket=str(self.socket),
-            user=datadir.system_user(),
+            user=mariadb_setup.system_user(),
             charset="utf8mb4",
             autocommit=True,
             **arguments,
         )
 
-    def root_execute(
-        self, sql: str, parameters: Sequence[object] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Run one statement as root, in a connection of its own.
-
-        :param parameters: for ``%s`` in the statement, if any.
-        :return: the rows; none for a statement without.
-        :raises sqla_shard.exc.ServerProcessError: if it is not running.
-        :raises pymysql.err.MySQLError: if the statement fails.
-        """
-        with self.root_connect() as connection, connection.cursor() as cursor:
-            cursor.execute(sql, tuple(parameters) or None)
-            return list(cursor.fetchall())
-
     def query_log(self) -> QueryLog:
-        """Return a log of what the application sends, as it arrives.
+        """Return a log of the statements of the application.
 
         ::
 
@@ -212,29 +212,29 @@ class MariaDBServer(LocalServer):
         """
         return QueryLog(self)
 
-    # -- inside -----------------------------------------------------------
-
     def _make_directory(self, parent: Path) -> Path:
-        datadir.require()
-        self._account = datadir.Account.for_directory(parent.resolve())
-        return datadir.make_directory(parent, self._account)
+        mariadb_setup.mariadb_programs()
+        self._account = mariadb_setup.Account.for_directory(parent.resolve())
+        return mariadb_setup.make_directory(parent, self._account)
 
-    def _fill(self, directory: Path) -> None:
+    def _prepare(self, directory: Path) -> None:
         if len(os.fsencode(self.socket)) > 107:
             raise exc.ServerProcessError(
-                f"{self.socket} is too long a path for a socket. Set TMPDIR "
-                "to a directory with a shorter one",
+                f"the path of the socket is too long: {self.socket}. Set "
+                "TMPDIR to a directory with a shorter path",
                 log="",
             )
         account = self._account
         (directory / "tmp").mkdir()
         account.own(directory / "tmp")
         data = directory / "data"
-        template = self.template or datadir.made(storage_options(self.fast))
-        datadir.copy_data(template, data, account)
+        template = self.template or mariadb_setup.data_template(
+            storage_options(self.fast)
+        )
+        mariadb_setup.copy_data(template, data, account)
 
     def _command(self, directory: Path) -> list[str]:
-        binaries = datadir.require()
+        binaries = mariadb_setup.mariadb_programs()
         return [
             binaries.server,
             *binaries.options,
@@ -250,9 +250,9 @@ class MariaDBServer(LocalServer):
             *self.options,
         ]
 
-    def _serves(self) -> bool:
-        if not accepts(self.socket):
-            # PyMySQL would leave the socket that it tried open.
+    def _is_ready(self) -> bool:
+        if not is_listening(self.socket):
+            # After a failure PyMySQL does not close its socket.
             return False
         try:
             with self.root_connect(connect_timeout=5):
@@ -266,8 +266,8 @@ class MariaDBServer(LocalServer):
 
     def _create_user(self) -> None:
         with self.root_connect() as connection, connection.cursor() as cursor:
-            # Each server has its own users; in the binary log they would
-            # collide with those of a server that replicates from this one.
+            # Do not replicate this: CREATE USER would fail on a standby, which
+            # has its own users.
             cursor.execute("SET SESSION sql_log_bin = 0")
             create_user(
                 cursor,
@@ -279,5 +279,6 @@ class MariaDBServer(LocalServer):
     def _end(self, how: signal.Signals) -> None:
         super()._end(how)
         with contextlib.suppress(FileNotFoundError):
-            # Left by SIGKILL; whoever connects should see that it is gone.
+            # SIGKILL leaves the socket file; connecting should fail
+            # immediately.
             self.socket.unlink()

@@ -1,46 +1,40 @@
 """The pytest plugin: real servers for a test run, and a linter.
 
-Registered on installation.  It costs nothing until a test asks for::
+It is registered on installation, and starts a server only when a test uses its
+fixture::
 
     def test_against_mariadb(mariadb_fleet):
         document = mariadb_fleet.topology_mapping()
 
 ``mariadb_fleet``
-    A :class:`~.fleet.MariaDBFleet` with 256 virtual shards, started when
-    the first test asks for it and stopped at the end of the run.  Its
-    databases exist; tests that need clean ones name their own, see
-    :meth:`~.fleet.MariaDBFleet.topology_mapping`.
+    A :class:`.MariaDBFleet` with 256 virtual shards, which runs from the
+    first test that uses it to the end of the run.  Its databases exist; for
+    empty ones see :meth:`.MariaDBFleet.topology_mapping`.
 ``mariadb_proxies``
-    A running :class:`~.proxy.Proxy` before each server of ``mariadb_fleet``,
-    in order, anew for each test::
+    A running :class:`~.proxy.Proxy` for each server of ``mariadb_fleet``, in
+    order; new ones for each test::
 
         def test_with_a_slow_server(mariadb_fleet, mariadb_proxies):
-            mariadb_proxies[0].delay = 0.02
-            document = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
-``mariadb_installed``
-    Nothing, for tests that start a :class:`~.mariadb.MariaDBServer` of
-    their own.
-``zookeeper_server``
-    A :class:`~.zookeeper.ZooKeeperServer`, started when the first test asks
-    for it and stopped at the end of the run.  All tests see one tree: take
-    a path of your own, such as ``/test_x``.
-``zookeeper_proxy``
-    A running :class:`~.proxy.Proxy` before it, anew for each test.
-``zookeeper_installed``
-    Nothing, for tests that start a :class:`~.zookeeper.ZooKeeperServer` or
-    a :class:`~.ensemble.ZooKeeperEnsemble` of their own.
-``memcached_installed``
-    Nothing, for tests that start a :class:`~.memcached.MemcachedServer` of
-    their own.
-``redis_installed``
-    Nothing, for tests that start a :class:`~.redis.RedisServer` of their own.
-``shard_lint``
-    The linter of the test, see :mod:`.lint_plugin`.
+            mariadb_proxies[0].delay = 0.02 document =
+            mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
+            ``mariadb_installed`` For tests that start their own
+            :class:`~.mariadb.MariaDBServer`.  ``zookeeper_server`` A
+            :class:`~.zookeeper.ZooKeeperServer`, which runs from the first
+            test that uses it to the end of the run.  All tests share its
+            nodes: use a path for each test, such as ``/test_x``.
+            ``zookeeper_proxy`` A running :class:`~.proxy.Proxy` for
+            ``zookeeper_server``; a new one for each test.
+            ``zookeeper_installed`` For tests that start their own
+            :class:`~.zookeeper.ZooKeeperServer` or
+            :class:`.ZooKeeperEnsemble`.  ``memcached_installed`` For tests
+            that start their own :class:`.MemcachedServer`.
+            ``redis_installed`` For tests that start their own
+            :class:`.RedisServer`.  ``shard_lint`` The linter of the test, see
+            :mod:`.lint_plugin`.
 
-Where MariaDB or PyMySQL is missing, ZooKeeper or Java, memcached or Redis, a
-test that asks for it is skipped, and the last lines of the run say how many
-were.  Where servers are promised it fails instead, since a run that tests
-nothing would look like a good one.
+A test is skipped if a program that it needs is not installed, and the last
+lines of the run have the number of such tests.  If servers are required the
+test fails instead: a run that tests nothing must not pass.
 
 Options: ``--shard-servers N``, the size of the fleet (4).  Under
 pytest-xdist each worker has a fleet of its own.
@@ -48,15 +42,15 @@ pytest-xdist each worker has a fleet of its own.
 Environment variables:
 
 ``CI=true``, ``SQLA_SHARD_REQUIRE_SERVERS=1``
-    Servers are promised.
+    Servers are required.
 ``SQLA_SHARD_TEST_SERVERS``
-    Use these servers, see :mod:`.external`.
+    Use these servers, see :class:`.ExternalServer`.
 ``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_TEST_PASSWORD``
-    See :mod:`.binaries` and :mod:`.mariadb`.
+    See :mod:`.programs` and :mod:`.mariadb`.
 ``SQLA_SHARD_MEMCACHED``, ``SQLA_SHARD_REDIS``
-    See :mod:`.binaries`.
+    See :mod:`.programs`.
 ``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
-    See :mod:`.jars`.
+    See :mod:`.programs`.
 """
 
 from __future__ import annotations
@@ -70,22 +64,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqla_shard.testing.binaries import find_binaries
-from sqla_shard.testing.binaries import find_memcached
-from sqla_shard.testing.binaries import find_redis
-from sqla_shard.testing.binaries import MISSING
-from sqla_shard.testing.binaries import MISSING_MEMCACHED
-from sqla_shard.testing.binaries import MISSING_REDIS
-from sqla_shard.testing.jars import find_zookeeper
-from sqla_shard.testing.jars import MISSING_ZOOKEEPER
 from sqla_shard.testing.lint_plugin import add_options
 from sqla_shard.testing.lint_plugin import LintHooks
 from sqla_shard.testing.lint_plugin import shard_lint
+from sqla_shard.testing.programs import find_mariadb
+from sqla_shard.testing.programs import find_memcached
+from sqla_shard.testing.programs import find_redis
+from sqla_shard.testing.programs import find_zookeeper
+from sqla_shard.testing.programs import MISSING_MARIADB
+from sqla_shard.testing.programs import MISSING_MEMCACHED
+from sqla_shard.testing.programs import MISSING_REDIS
+from sqla_shard.testing.programs import MISSING_ZOOKEEPER
 
 if TYPE_CHECKING:
-    # Not at run time: every pytest run of every project of an environment
-    # with this package imports the plugin.
-    from sqla_shard.testing.fleet import MariaDBFleet
+    # Imported for type checking only: pytest imports this plugin in every
+    # project whose environment has this package.
+    from sqla_shard.testing.mariadb_fleet import MariaDBFleet
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.zookeeper import ZooKeeperServer
 
@@ -105,7 +99,7 @@ _MARK = "sqla_shard: no servers: "
 _SHARDS = 256
 
 
-def _promised() -> bool:
+def _servers_required() -> bool:
     return (
         os.environ.get("CI") == "true"
         or os.environ.get("SQLA_SHARD_REQUIRE_SERVERS") == "1"
@@ -113,9 +107,9 @@ def _promised() -> bool:
 
 
 def _require(*, processes: bool) -> None:
-    """Skip or fail the test if there can be no servers.
+    """Skip or fail the test if MariaDB cannot be used.
 
-    :param processes: whether servers that others run will not do.
+    :param processes: whether the test needs local servers.
     """
     reason = None
     if importlib.util.find_spec("pymysql") is None:
@@ -123,28 +117,28 @@ def _require(*, processes: bool) -> None:
             "PyMySQL is not installed: run `pip install sqla-shard[testing]`"
         )
     elif processes or not os.environ.get("SQLA_SHARD_TEST_SERVERS"):
-        reason = None if find_binaries() else MISSING
+        reason = None if find_mariadb() else MISSING_MARIADB
     if reason is not None:
-        _do_without(reason)
+        _skip_or_fail(reason)
 
 
-def _do_without(reason: str) -> NoReturn:
-    if _promised():
+def _skip_or_fail(reason: str) -> NoReturn:
+    if _servers_required():
         pytest.fail(_MARK + reason, pytrace=False)
     pytest.skip(_MARK + reason)
 
 
 @pytest.fixture(scope="session")
 def mariadb_installed() -> None:
-    """Let a test run only where MariaDB can be started."""
+    """Skip a test if MariaDB is not installed."""
     _require(processes=True)
 
 
 @pytest.fixture(scope="session")
 def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
-    """Run real servers for the whole session, with 256 virtual shards."""
+    """Run MariaDB servers with 256 virtual shards for the whole session."""
     _require(processes=False)
-    from sqla_shard.testing.fleet import MariaDBFleet
+    from sqla_shard.testing.mariadb_fleet import MariaDBFleet
 
     servers = request.config.getoption("--shard-servers")
     with MariaDBFleet(servers, _SHARDS, fast=True) as fleet:
@@ -154,7 +148,7 @@ def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
 
 @pytest.fixture
 def mariadb_proxies(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
-    """Stand before each server of the fleet, with no delay at first."""
+    """Return a proxy for each server of the fleet, without delay."""
     from sqla_shard.testing.proxy import Proxy
 
     with contextlib.ExitStack() as stack:
@@ -166,9 +160,9 @@ def mariadb_proxies(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
 
 @pytest.fixture(scope="session")
 def zookeeper_installed() -> None:
-    """Let a test run only where ZooKeeper can be started."""
+    """Skip a test if ZooKeeper is not installed."""
     if find_zookeeper() is None:
-        _do_without(MISSING_ZOOKEEPER)
+        _skip_or_fail(MISSING_ZOOKEEPER)
 
 
 @pytest.fixture(scope="session")
@@ -182,7 +176,7 @@ def zookeeper_server(zookeeper_installed: None) -> Iterator[ZooKeeperServer]:
 
 @pytest.fixture
 def zookeeper_proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
-    """Stand before the ZooKeeper server, with no delay at first."""
+    """Return a proxy for the ZooKeeper server, without delay."""
     from sqla_shard.testing.proxy import Proxy
 
     with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
@@ -191,20 +185,20 @@ def zookeeper_proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="session")
 def memcached_installed() -> None:
-    """Let a test run only where memcached can be started."""
+    """Skip a test if memcached is not installed."""
     if find_memcached() is None:
-        _do_without(MISSING_MEMCACHED)
+        _skip_or_fail(MISSING_MEMCACHED)
 
 
 @pytest.fixture(scope="session")
 def redis_installed() -> None:
-    """Let a test run only where Redis can be started."""
+    """Skip a test if Redis is not installed."""
     if find_redis() is None:
-        _do_without(MISSING_REDIS)
+        _skip_or_fail(MISSING_REDIS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare our options."""
+    """Add the options of the plugin."""
     group = parser.getgroup("sqla_shard", "sharded databases")
     group.addoption(
         "--shard-servers",
@@ -221,12 +215,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LintHooks(config), "sqla_shard_lint")
 
 
-# Around all others, so as to come after the list of what was skipped.
+# The outermost wrapper: its line follows the list of skipped tests.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter,
 ) -> Iterator[None]:
-    """Say how much was not tested, and why."""
+    """Print the number of skipped tests, and the reason."""
     yield
     reasons = [
         report.longrepr[2].removeprefix("Skipped: ")

@@ -1,26 +1,27 @@
-"""One ZooKeeper server of your own, for as long as a test needs it.
+"""A ZooKeeper server for tests.
 
 ::
 
     with ZooKeeperServer() as server:
         client = KazooClient(server.hosts, timeout=1.0)
         client.start()
-        server.expire(client.client_id)     # the client has lost its session
-        server.kill()                       # in mid-air, as a crash would
+        server.expire(client.client_id)     # the client loses its session
+        server.kill()                       # like a crash
         server.start()                      # and recover
 
 Needs Linux, and ZooKeeper 3.8 or later with Java on the machine (Debian:
 ``libzookeeper-java`` and ``default-jre-headless``, jars only).  No client:
 the examples use kazoo, the extra ``zookeeper``.  The server listens on
-127.0.0.1 only, starts in about half a second and takes some 80 MB of memory.
-Everybody may do everything; a client's digest authentication and ACLs work
-without further ado.
+127.0.0.1 only, starts in about half a second and takes about 80 MB of memory.
+All clients have all permissions; digest authentication and ACLs need no
+configuration.
 
-Sessions can be as short as two ticks of 0.2 s, and 40 s long.  The server
-looks after sessions once a tick, so that one ends up to a tick later.
+Session timeouts are from two ticks of 0.2 s to 40 s.  The server checks them
+once a tick, so that a session expires up to a tick later.  Sessions survive a
+restart unless they expire meanwhile.
 
-With ``tls=True`` the server speaks TLS and nothing else, and wants a
-certificate of its clients::
+With ``tls=True`` the server accepts TLS only, and requires a certificate of
+its clients::
 
     with ZooKeeperServer(tls=True) as server:
         client = KazooClient(
@@ -31,12 +32,11 @@ certificate of its clients::
             keyfile=str(server.key),
         )
 
-For a partition put a :class:`~.proxy.Proxy` before the server.
+For a partition connect through a :class:`~.proxy.Proxy`.
 
 Everything is in one directory, removed by :meth:`ZooKeeperServer.stop`, when
-the interpreter exits, or by a guard process when the test run is killed.
-A server that is controlled (started, stopped, killed) by several threads at
-once is not supported.
+the interpreter exits, or by a guard process when the test run is killed.  Do
+not control (start, stop, kill) a server from several threads at the same time.
 """
 
 from __future__ import annotations
@@ -48,37 +48,45 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sqla_shard import exc
-from sqla_shard.testing._server import LocalServer
-from sqla_shard.testing.certificates import Certificates
-from sqla_shard.testing.certificates import make_certificates
-from sqla_shard.testing.jars import find_zookeeper
-from sqla_shard.testing.jars import MISSING_ZOOKEEPER
-from sqla_shard.testing.zoo_config import command
-from sqla_shard.testing.zoo_config import configuration
-from sqla_shard.testing.zoo_config import Membership
-from sqla_shard.testing.zoo_wire import ask
-from sqla_shard.testing.zoo_wire import end_session
+from sqla_shard.testing.local_server import free_port
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.local_server import on_free_ports
+from sqla_shard.testing.local_server import Startable
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_zookeeper
+from sqla_shard.testing.programs import MISSING_ZOOKEEPER
+from sqla_shard.testing.zookeeper_setup import Certificates
+from sqla_shard.testing.zookeeper_setup import end_session
+from sqla_shard.testing.zookeeper_setup import four_letter_word
+from sqla_shard.testing.zookeeper_setup import java_command
+from sqla_shard.testing.zookeeper_setup import make_certificates
+from sqla_shard.testing.zookeeper_setup import Membership
+from sqla_shard.testing.zookeeper_setup import zoo_cfg
 
-__all__ = ["ZooKeeperServer"]
+__all__ = [
+    "ZooKeeperEnsemble",
+    "ZooKeeperServer",
+]
 
 
 class ZooKeeperServer(LocalServer):
-    """A ZooKeeper server that is started, used and thrown away.
+    """A ZooKeeper server for tests.
 
-    :param name: for messages.
-    :param tick: milliseconds; no session is shorter than two.
-    :param tls: speak TLS, and want a certificate of each client.
-    :param options: further settings of ``zoo.cfg``; they win.
-    :param parent: where to make the server's directory; by default where
-        the system wants such things (``TMPDIR``).
+    :param name: name of the server, for messages.
+    :param tick: milliseconds; the shortest session timeout is two ticks.
+    :param tls: use TLS, and require a certificate of each client.
+    :param options: settings of ``zoo.cfg``, which override the others.
+    :param parent: parent of the server's directory; by default the
+        directory for temporary files (``TMPDIR``).
     :param start_timeout: seconds to wait for a start.
-    :param stop_timeout: seconds to wait for an orderly end before SIGKILL.
-    :raises ValueError: if an argument makes no sense.
+    :param stop_timeout: seconds to wait for a clean shutdown before SIGKILL.
+    :raises ValueError: if an argument is not valid.
     """
 
     _log_name = "zookeeper.log"
 
-    # Nothing that it would do at an orderly end is of use to anybody.
+    # Its directory is removed: there is no need for a clean shutdown.
     _stop_signal = signal.SIGKILL
 
     def __init__(
@@ -93,7 +101,7 @@ class ZooKeeperServer(LocalServer):
         stop_timeout: float = 30.0,
     ) -> None:
         if type(tick) is not int or not 1 <= tick <= 20_000:
-            raise ValueError(f"tick={tick!r} is not 1 to 20,000 milliseconds")
+            raise ValueError(f"tick={tick!r} must be from 1 to 20000 ms")
         super().__init__(
             name,
             parent=parent,
@@ -104,19 +112,17 @@ class ZooKeeperServer(LocalServer):
         self.tls = tls
         self.options = dict(options or {})
         self.membership: Membership | None = None
-        """Place in an ensemble; None for a server by itself."""
+        """Place in an ensemble; None for a standalone server."""
         self._certificates: Certificates | None = None
-
-    # -- state ------------------------------------------------------------
 
     @property
     def hosts(self) -> str:
-        """Host and port, as clients want them."""
+        """Host and port, in the form for clients."""
         return f"{self.host}:{self.port}"
 
     @property
     def alive(self) -> bool:
-        """Whether it answers and serves clients.
+        """Whether the server responds and serves clients.
 
         A paused server does not, nor one of an ensemble without a quorum.
         """
@@ -133,7 +139,7 @@ class ZooKeeperServer(LocalServer):
 
     @property
     def ca(self) -> Path:
-        """PEM file of the authority, with TLS.
+        """PEM file of the certificate authority, with TLS.
 
         :raises sqla_shard.exc.ServerProcessError: without TLS, or if the
             server was not started.
@@ -156,39 +162,15 @@ class ZooKeeperServer(LocalServer):
         """
         return self._with_tls().key
 
-    # -- starting and ending ----------------------------------------------
-
-    def start(self) -> ZooKeeperServer:
-        """Start the server and wait until it serves.
-
-        After :meth:`kill` or an end of its own it has its data and its port
-        again.  Nothing happens if it is running.  One of an ensemble is not
-        waited for until it has found the others.
-
-        :raises sqla_shard.exc.ServerProcessError: if ZooKeeper is missing or
-            does not start in time; has the end of its log.
-        """
-        self._start()
-        return self
-
-    def restart(self) -> ZooKeeperServer:
-        """End the server in good order and start it with the same data.
-
-        Sessions that have not expired meanwhile go on.
-
-        :raises sqla_shard.exc.ServerProcessError: as :meth:`start`.
-        """
-        return super().restart()
-
     def wipe(self) -> None:
-        """Kill the server and throw its data away.
+        """Kill the server and delete its data.
 
-        :meth:`start` then starts it empty, on its port: no nodes, no
-        sessions.  One of an ensemble gets the data of the others.
+        :meth:`start` then starts it on its port without nodes and sessions.
+        A server of an ensemble gets the data of the others.
 
-        A client that was connected before stays out: ZooKeeper turns away
-        who has seen later transactions than the server has.  It hears
-        ``SUSPENDED`` and never ``LOST``, until it is made anew or the server
+        A client that was connected before cannot connect: ZooKeeper refuses
+        clients that have seen later transactions than the server.  It is
+        ``SUSPENDED``, never ``LOST``, until it is created again or the server
         has caught up with it.
 
         :raises sqla_shard.exc.ServerProcessError: if it was not started.
@@ -196,19 +178,17 @@ class ZooKeeperServer(LocalServer):
         self.kill()
         shutil.rmtree(self._directory() / "data")
 
-    # -- sessions ---------------------------------------------------------
-
     def expire(self, client_id: tuple[int, bytes]) -> bool:
-        """End the session of a client, which is then told that it is lost.
+        """End the session of a client.
 
-        Its ephemeral nodes are gone when this returns, at the latest.  The
-        client loses its connection, connects again, and hears of it.
+        Its ephemeral nodes have been deleted when this returns.  The client
+        loses its connection, and learns of the expiry when it reconnects.
 
         :param client_id: number and password of the session; kazoo's
             ``client.client_id``.
-        :return: whether there was such a session.
+        :return: whether the session existed.
         :raises sqla_shard.exc.ServerProcessError: if the server is not
-            running or does not answer.
+            running or does not respond.
         """
         self._running_process()
         session, password = client_id
@@ -221,8 +201,6 @@ class ZooKeeperServer(LocalServer):
                 f"{self!r} did not end session {session:#x}: {error}",
                 log=self.log_tail,
             ) from error
-
-    # -- inside -----------------------------------------------------------
 
     def _with_tls(self) -> Certificates:
         if self._certificates is None or self.directory is None:
@@ -238,26 +216,28 @@ class ZooKeeperServer(LocalServer):
         return context
 
     def _ask(self, word: str) -> str:
-        """Return an answer; empty if there is none."""
+        """Return the response to a four-letter word; empty if none."""
         if self._paused or not self.running:
             return ""
         try:
-            return ask(self.host, self.port, word, self._context())
+            return four_letter_word(
+                self.host, self.port, word, self._context()
+            )
         except OSError:
             return ""
 
-    def _fill(self, directory: Path) -> None:
+    def _prepare(self, directory: Path) -> None:
         if self.tls:
             self._certificates = make_certificates(directory / "tls")
 
-    def _write_files(self, directory: Path) -> Path:
+    def _write_zoo_cfg(self, directory: Path) -> Path:
         data = directory / "data"
         data.mkdir(exist_ok=True)
         if self.membership is not None:
             (data / "myid").write_text(f"{self.membership.number}\n")
         file = directory / "zoo.cfg"
         file.write_text(
-            configuration(
+            zoo_cfg(
                 data,
                 port=self.port,
                 tick=self.tick,
@@ -272,10 +252,132 @@ class ZooKeeperServer(LocalServer):
         jars = find_zookeeper()
         if jars is None:
             raise exc.ServerProcessError(MISSING_ZOOKEEPER, log="")
-        return command(jars, self._write_files(directory))
+        return java_command(jars, self._write_zoo_cfg(directory))
 
-    def _serves(self) -> bool:
+    def _is_ready(self) -> bool:
         if self.membership is None:
             return self.alive
-        # Without the others it cannot serve yet.
+        # A server serves clients only after it has found the other servers.
         return self._ask("ruok") == "imok"
+
+
+class ZooKeeperEnsemble(Startable):
+    """Servers ``zookeeper1``, ``zookeeper2``... that elect a leader.
+
+    ::
+
+        with ZooKeeperEnsemble(servers=3) as ensemble:
+            client = KazooClient(ensemble.hosts)
+            client.start()
+            ensemble.leader().kill()    # the two others elect a new one
+
+    They start in parallel, in about two seconds.  A new leader is elected
+    about half a second after a crash, and after about two more seconds if the
+    old one is paused.  The traffic between the servers is never encrypted,
+    not even with ``tls=True``, and does not pass through a
+    :class:`~.proxy.Proxy`: to partition the servers, pause or kill some.
+
+    :param servers: number of servers; odd, since one more would not allow
+        more failures.
+    :param tick: see :class:`~.zookeeper.ZooKeeperServer`.
+    :param tls: see :class:`~.zookeeper.ZooKeeperServer`; each server has its
+        own certificates.
+    :param start_timeout: seconds to wait for each server, and then for the
+        quorum.
+    :raises ValueError: if an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        servers: int = 3,
+        *,
+        tick: int = 200,
+        tls: bool = False,
+        start_timeout: float = 60.0,
+    ) -> None:
+        if type(servers) is not int or servers < 3 or servers % 2 == 0:
+            raise ValueError(
+                f"servers={servers!r} must be an odd number from 3"
+            )
+        self.start_timeout = start_timeout
+        self.servers = [
+            ZooKeeperServer(
+                f"zookeeper{number}",
+                tick=tick,
+                tls=tls,
+                start_timeout=start_timeout,
+            )
+            for number in range(1, servers + 1)
+        ]
+        """The servers, in order; each can be killed and paused."""
+
+    def __repr__(self) -> str:
+        running = sum(server.running for server in self.servers)
+        return (
+            f"<{type(self).__name__} servers={len(self.servers)} "
+            f"running={running}>"
+        )
+
+    @property
+    def hosts(self) -> str:
+        """Hosts and ports of all servers, in the form for clients."""
+        return ",".join(server.hosts for server in self.servers)
+
+    def start(self) -> ZooKeeperEnsemble:
+        """Start all servers in parallel and wait until all serve clients.
+
+        Running servers are not restarted.  If one fails, all are stopped.
+
+        :raises sqla_shard.exc.ServerProcessError: if ZooKeeper is missing,
+            a server does not start, or they find no quorum.
+        """
+        on_free_ports(self._start_servers)
+        with self._stopped_on_error():
+            if not wait_until(self._complete, seconds=self.start_timeout):
+                raise exc.ServerProcessError(
+                    f"{self!r} found no quorum", log=self._logs()
+                )
+        return self
+
+    def stop(self) -> None:
+        """End all servers and remove their data."""
+        in_parallel(self.servers, lambda server: server.stop())
+
+    def leader(self) -> ZooKeeperServer:
+        """Return the leader; wait until one is elected.
+
+        :raises sqla_shard.exc.ServerProcessError: if none is elected within
+            ``start_timeout``, such as without a majority.
+        """
+        found: list[ZooKeeperServer] = []
+
+        def look() -> bool:
+            found.extend(s for s in self.servers if s.mode == "leader")
+            return bool(found)
+
+        if not wait_until(look, seconds=self.start_timeout):
+            raise exc.ServerProcessError(
+                f"{self!r} has no leader", log=self._logs()
+            )
+        return found[0]
+
+    def _start_servers(self) -> None:
+        with self._stopped_on_error():
+            # The ports for their own traffic stay the same.
+            if all(server.directory is None for server in self.servers):
+                self._assign_ports()
+            in_parallel(self.servers, lambda server: server.start())
+
+    def _complete(self) -> bool:
+        return all(server.alive for server in self.servers)
+
+    def _assign_ports(self) -> None:
+        peers = {
+            number: (free_port(), free_port())
+            for number in range(1, len(self.servers) + 1)
+        }
+        for number, server in enumerate(self.servers, 1):
+            server.membership = Membership(number=number, peers=peers)
+
+    def _logs(self) -> str:
+        return "\n".join(s.log_tail for s in self.servers if s.running)

@@ -1,23 +1,25 @@
-"""Which physical server holds which virtual shard.
+"""The topology: which physical server holds which virtual shard.
 
-This package imports no SQLAlchemy beyond the error tree and opens no
-connection; apart from :class:`FileSource`, which reads its file, it does no
-I/O.
+The modules here import no SQLAlchemy beyond the error tree and do no I/O,
+except that :class:`FileSource` reads its file.
+
+``keyspaces``    ranges of shards, servers and keyspaces
+``urls``         URLs of servers, and placeholders in them
+``databases``    templates of database names
+``parse``        reads a document and collects its problems
+``validate``     checks that the values of a document agree
+``shorthand``    the short form of a topology
+``model``        :class:`Topology`, and where an id or a shard is
+``source``       TOML and JSON, and files
+``changes``      the differences between two topologies
+``admission``    changes that a new topology must not make
+``generations``  the generations of servers, for caches
+``follow``       followers, snapshots and polling
+``zookeeper``    topologies in ZooKeeper
 """
 
 from __future__ import annotations
 
-# In the order of reading, each may import those above it:
-#   ranges, placeholders, urls, databases    values and rules, by themselves
-#   keyspaces                                Server and Keyspace
-#   tables, parse, validate, shorthand       from a document, noting problems
-#   load, model                              Topology
-#   documents, source                        TOML and JSON; files
-#   changes, admission                       what two versions differ in, and
-#                                            what may not be different
-#   generations                              lives of a server's data
-#   describing, locating                     for reading; where something is
-from sqla_shard.masking import redact
 from sqla_shard.topology.admission import refusals
 from sqla_shard.topology.changes import CountChange
 from sqla_shard.topology.changes import DatabaseChange
@@ -29,23 +31,24 @@ from sqla_shard.topology.changes import ServerChange
 from sqla_shard.topology.changes import TopologyDiff
 from sqla_shard.topology.changes import UrlChange
 from sqla_shard.topology.changes import WeightChange
-from sqla_shard.topology.describing import describe
-from sqla_shard.topology.documents import read_document
-from sqla_shard.topology.documents import to_json
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
+from sqla_shard.topology.keyspaces import MAX_SHARDS
 from sqla_shard.topology.keyspaces import Server
-from sqla_shard.topology.locating import find_object
-from sqla_shard.topology.locating import find_shard
-from sqla_shard.topology.locating import Location
+from sqla_shard.topology.keyspaces import ShardRange
+from sqla_shard.topology.model import describe
+from sqla_shard.topology.model import find_object
+from sqla_shard.topology.model import find_shard
+from sqla_shard.topology.model import Location
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.placeholders import fill
-from sqla_shard.topology.ranges import MAX_SHARDS
-from sqla_shard.topology.ranges import ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
 from sqla_shard.topology.source import FileSource
+from sqla_shard.topology.source import read_document
+from sqla_shard.topology.source import to_json
 from sqla_shard.topology.source import TopologySource
+from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology.urls import fill
+from sqla_shard.util.masking import redact
 
 __all__ = [
     "DEFAULT_PLACEHOLDERS",

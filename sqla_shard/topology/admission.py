@@ -1,17 +1,17 @@
-"""What a new topology may not do to the one that it follows.
+"""Changes that a new topology must not make to the one in use.
 
-Data does not move because a topology says so.  What is refused here would
-leave rows where no statement finds them, whoever publishes it and for
-whatever reason; there is no way around it.  Servers may come and go, shards
-may move and be opened: those who do that have moved the data before.
+A topology does not move data.  The changes that are refused here would leave
+rows where no statement finds them, and no option allows them.  Adding and
+removing servers, and moving and opening shards, is accepted: the data has to
+be moved before such a topology is published.
 
-A process may have missed some versions, and compares the one it has with the
-newest.  So whatever :func:`refusals` lets pass in two steps it must let pass
-in one, or that process would never get on.  :func:`exchanges` does not hold
-to that, and is for publishing, which compares a version with the next.
+A process may have missed some versions, and compares its own with the newest.
+So :func:`refusals` must accept in one step whatever it accepts in two, or that
+process would keep the old topology.  :func:`exchanges` does not have this
+property; it is for publishing, which compares a version with the next one.
 
-Two primaries for one shard within a topology are refused when it is read:
-ranges that overlap, and servers of a keyspace with one address.
+Two primaries for one shard within a topology are refused when it is parsed:
+overlapping ranges, and servers of a keyspace with the same address.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sqla_shard.exc import Problem
-from sqla_shard.masking import redact
 from sqla_shard.topology.changes import diff
 from sqla_shard.topology.changes import TopologyDiff
+from sqla_shard.topology.keyspaces import common
 from sqla_shard.topology.keyspaces import Keyspace
-from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.ranges import common
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.masking import redact
 
 __all__ = ["MAX_STEP", "exchanges", "leaps", "refusals"]
 
-#: How much higher than the one in use an epoch can be.  Room for numbers that
-#: are dates with the time; and one that is a mistake, or malice, leaves
-#: enough above it.
 MAX_STEP = 10**14
+"""Maximum difference between the epoch in use and a new one.
+
+Dates with the time can be used as epochs; a mistaken or malicious epoch
+leaves enough higher ones.
+"""
 MAX_RESETS_STEP = 1000
 
 
 def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
-    """Return why ``new`` may not follow ``old``; nothing where it may.
+    """Return the reasons why ``new`` must not replace ``old``.
 
-    Epochs are not looked at.
+    Epochs are not compared.
 
     :param old: the topology in use.
-    :param new: the one that is to replace it.
+    :param new: the topology that replaces it.
     """
     found = diff(old, new)
     return (
         *_of_keyspaces(found),
-        *_of_moduli(old, new),
-        *_of_families(old, new),
+        *_of_pairs(old, new),
     )
 
 
 def leaps(old: Topology, new: Topology) -> Iterator[Problem]:
-    """Yield which number would leave none for the topologies that follow.
+    """Yield the epochs and resets that leave no room for later ones.
 
     :param old: the topology in use.
-    :param new: the one that is to replace it, which is newer.
+    :param new: the newer topology that replaces it.
     """
     first = old.epoch if new.resets == old.resets else 0
     if new.epoch - first > MAX_STEP:
         yield Problem(
             "epoch",
-            f"{first} -> {new.epoch} is too far: an epoch can be at most "
-            f"{MAX_STEP} higher, so that there are always some above it; "
-            "write the next one.  Where it is in use somewhere: sqla-shard "
-            "topology reset",
+            f"{first} -> {new.epoch} is too large a step: an epoch may be "
+            f"at most {MAX_STEP} higher, so that higher ones are left; write "
+            "the next one. If it is in use somewhere: sqla-shard topology "
+            "reset",
         )
     if new.resets - old.resets > MAX_RESETS_STEP:
         yield Problem(
             "resets",
-            f"{old.resets} -> {new.resets} is too far: at most "
-            f"{MAX_RESETS_STEP} more at a time; write {old.resets + 1}",
+            f"{old.resets} -> {new.resets} is too large a step: at most "
+            f"{MAX_RESETS_STEP} at a time; write {old.resets + 1}",
         )
 
 
@@ -80,19 +80,19 @@ def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
     for name in found.removed_keyspaces:
         yield Problem(
             f"keyspaces.{name}",
-            "is left out, and with it all of its shards; leave it in",
+            "is missing, and with it all of its shards; keep it",
         )
     for kind in found.kinds:
         yield Problem(
             f"keyspaces.{kind.keyspace}.kind",
-            f"{kind.old!r} -> {kind.new!r} sends every key to another "
-            "place; leave it, and make a keyspace of another name",
+            f"{kind.old!r} -> {kind.new!r} would route every key to "
+            "another shard; keep it, and add a keyspace with another name",
         )
     for database in found.databases:
         yield Problem(
             f"keyspaces.{database.keyspace}.database",
-            f"{database.old!r} -> {database.new!r} names databases that are "
-            f"not there; leave it at {database.old!r}",
+            f"{database.old!r} -> {database.new!r} names databases that do "
+            f"not exist; keep {database.old!r}",
         )
     kinds = {kind.keyspace for kind in found.kinds}
     for count in (*found.closed, *found.opened):
@@ -103,59 +103,50 @@ def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
             yield Problem(
                 place,
                 f"{count.old} -> {count.new} drops {count.shards} with all "
-                f"objects on them; leave it at {count.old} or more",
+                f"objects on them; keep {count.old} or more",
             )
 
 
-def _of_moduli(old: Topology, new: Topology) -> Iterator[Problem]:
-    """Refuse another modulus: it sends keys to other shards."""
-    for name, keyspace in new.keyspaces.items():
-        before = old.keyspaces.get(name)
-        if (
-            before is not None
-            and keyspace.kind == before.kind == "mod"
-            and keyspace.shards > before.shards
-        ):
-            yield Problem(
-                f"keyspaces.{name}.shards",
-                f"{before.shards} -> {keyspace.shards} is another modulus, "
-                "so that keys are looked for on other shards than they are "
-                f"on; leave it at {before.shards}",
-            )
-
-
-def _of_families(old: Topology, new: Topology) -> Iterator[Problem]:
-    """Refuse servers of another kind: no data moves by itself to SQLite."""
+def _of_pairs(old: Topology, new: Topology) -> Iterator[Problem]:
+    """Yield refusals of another modulus, and of another kind of server."""
     for name, keyspace in new.keyspaces.items():
         before = old.keyspaces.get(name)
         if before is None:
             continue
+        if (
+            keyspace.kind == before.kind == "mod"
+            and keyspace.shards > before.shards
+        ):
+            yield Problem(
+                f"keyspaces.{name}.shards",
+                f"{before.shards} -> {keyspace.shards} changes the modulus, "
+                "so keys would be searched on other shards; keep "
+                f"{before.shards}",
+            )
         was, now = _family(before), _family(keyspace)
         if was != now:
             yield Problem(
                 f"keyspaces.{name}.servers",
-                f"are on {now}, and were on {was}, which has the data; leave "
-                "them there, and make a keyspace of another name",
+                f"are on {now}, but the data is on {was}; keep them there, "
+                "and add a keyspace with another name",
             )
 
 
 def _family(keyspace: Keyspace) -> str | None:
-    """Return the kind of its servers, which have one."""
+    """Return the common kind of all servers."""
     address = address_of(keyspace.servers[0].primary)
     return None if address is None else address.family
 
 
 def exchanges(old: Topology, new: Topology) -> tuple[Problem, ...]:
-    """Return where a server gets the primary of another one, shards and all.
+    """Return the servers that would get the primary of another server.
 
-    While processes change from ``old`` to ``new``, that machine is the
-    primary of both: of the one for those that are late, of the other for the
-    rest.  A fail-over to a server's own standby is none, nor is another name
-    for what is where it was, nor a range that moves to a server that keeps
-    some of its own.
+    While processes switch from ``old`` to ``new``, that machine would be the
+    primary of both servers.  A failover to a server's own standby is
+    accepted; so is a new name of a server with the same address.
 
-    :param old: the topology that is published.
-    :param new: the one that is to be published next.
+    :param old: the published topology.
+    :param new: the next one.
     """
     return tuple(
         problem
@@ -176,17 +167,12 @@ def _exchanged(old: Keyspace, new: Keyspace) -> Iterator[Problem]:
             continue
         if was.standby is not None and address_of(was.standby) == address:
             continue
-        if _share(server, holder):
+        if any(common(server.shards, holder.shards)):
             continue
         yield Problem(
             f"keyspaces.{new.name}.servers[{index}].primary",
-            f"{redact(server.primary)} is the primary of {holder.name!r} "
-            "until then, and would be that of both while processes change "
-            f"over; say by ranges which shards move, or give {holder.name!r} "
-            "its new primary in an epoch before this one",
+            f"{redact(server.primary)} is still the primary of "
+            f"{holder.name!r}, and would be the primary of both while "
+            "processes switch over; move the shards by their ranges, or give "
+            f"{holder.name!r} its new primary in an earlier epoch",
         )
-
-
-def _share(one: Server, other: Server) -> bool:
-    """Whether a shard is on both."""
-    return any(common(one.shards, other.shards))

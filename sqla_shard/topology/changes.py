@@ -1,9 +1,9 @@
-"""What is different between two topologies.
+"""The differences between two topologies.
 
 :func:`diff` compares by ranges, so that 65,536 shards cost no more than the
-servers that hold them.  A server is the same one when keyspace and name are
-the same.  Opening shards moves none: ids keep their shard, and shards keep
-their server and database unless the difference says otherwise.
+servers that hold them.  Servers are compared by keyspace and name.  Opening
+shards moves none: ids keep their shard, and shards keep their server and
+database unless the difference contains a change of them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import is_dataclass
 from typing import Any
 from typing import Literal
 
-from sqla_shard.masking import redact
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
+from sqla_shard.topology.keyspaces import ShardRange
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.ranges import ShardRange
+from sqla_shard.util.masking import redact
 
 __all__ = [
     "CountChange",
@@ -35,10 +35,12 @@ __all__ = [
     "diff",
 ]
 
+_ROLES: tuple[Literal["primary", "standby"], ...] = ("primary", "standby")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindChange:
-    """A keyspace of another kind: every statement is routed otherwise."""
+    """A changed kind of a keyspace, which routes keys to other shards."""
 
     keyspace: str
     old: Kind
@@ -50,7 +52,7 @@ class KindChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseChange:
-    """Other database names: the data must have been renamed."""
+    """A changed template of database names."""
 
     keyspace: str
     old: str
@@ -62,10 +64,10 @@ class DatabaseChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountChange:
-    """Shards that were opened at the end, or closed there.
+    """Shards that were opened or closed at the end of a keyspace.
 
     In a ``"mod"`` keyspace the count is the modulus, and another modulus
-    sends keys to other shards.
+    routes keys to other shards.
     """
 
     keyspace: str
@@ -88,7 +90,7 @@ class CountChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedRange:
-    """Shards, open before and after, that are on another server now."""
+    """Open shards that moved to another server."""
 
     keyspace: str
     shards: ShardRange
@@ -120,7 +122,7 @@ class ServerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlChange:
-    """Another URL of a server that stays."""
+    """A changed URL of a server."""
 
     keyspace: str
     server: str
@@ -145,7 +147,7 @@ class UrlChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """Another share of new roots for a server that stays."""
+    """A changed weight of a server for new roots."""
 
     keyspace: str
     server: str
@@ -161,7 +163,7 @@ class WeightChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChange:
-    """Another generation of a server that stays; None where it has none."""
+    """A changed generation of a server; None if it has none."""
 
     keyspace: str
     server: str
@@ -177,26 +179,27 @@ class GenerationChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyDiff:
-    """What changed from one topology to another.
+    """The changes from one topology to another.
 
     ``str()`` has one line for each change, in the order of the attributes,
-    with passwords left out.  Of a keyspace that was added or removed only
-    its name is told.
+    with passwords masked.  Keyspaces that were added or removed are listed
+    only by name.
 
-    :ivar old_epoch: epoch of the one before.
-    :ivar new_epoch: epoch of the one after; not checked to be higher.
-    :ivar added_keyspaces: names.
-    :ivar removed_keyspaces: names.
-    :ivar kinds: keyspaces of another kind.
-    :ivar databases: keyspaces with other database names.
-    :ivar opened: keyspaces with more shards than before.
-    :ivar closed: keyspaces with fewer.
-    :ivar moved: by keyspace and shard; each range as long as it can be.
-    :ivar added_servers: in keyspaces that stay.
-    :ivar removed_servers: likewise.
-    :ivar urls: primaries and standbys, by server.
-    :ivar weights: by server.
-    :ivar generations: by server.
+    :ivar old_epoch: epoch of the old topology.
+    :ivar new_epoch: epoch of the new topology; not checked to be higher.
+    :ivar added_keyspaces: names of the added keyspaces.
+    :ivar removed_keyspaces: names of the removed keyspaces.
+    :ivar kinds: keyspaces with a changed kind.
+    :ivar databases: keyspaces with changed database names.
+    :ivar opened: keyspaces with more shards.
+    :ivar closed: keyspaces with fewer shards.
+    :ivar moved: moved shards, by keyspace and shard; adjacent shards are one
+        range.
+    :ivar added_servers: added servers, except those of added keyspaces.
+    :ivar removed_servers: removed servers, except those of removed keyspaces.
+    :ivar urls: changed URLs of primaries and standbys, by server.
+    :ivar weights: changed weights, by server.
+    :ivar generations: changed generations, by server.
     """
 
     old_epoch: int
@@ -216,20 +219,22 @@ class TopologyDiff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but, at most, the epoch is different."""
+        """Whether nothing differs, apart from the epoch."""
         return next(self._changes(), None) is None
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the attributes as JSON can hold them.
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values.
 
-        A change is an object with its attributes, a range of shards a pair;
-        passwords are left out, so that of two URLs that are equal the
-        password is what has changed.
+        A change is an object with its attributes; a range of shards is a
+        pair.  Passwords are masked: two equal URLs of a change differ in
+        their passwords.
         """
         return {
             item.name: _document(getattr(self, item.name))
             for item in fields(self)
         }
+
+    to_mapping = as_dict
 
     def __str__(self) -> str:
         lines = list(self._changes()) or ["nothing else changed"]
@@ -251,7 +256,7 @@ class TopologyDiff:
 
 
 def diff(old: Topology, new: Topology) -> TopologyDiff:
-    """Return what changed from ``old`` to ``new``.
+    """Return the changes from ``old`` to ``new``.
 
     :param old: the topology before.
     :param new: the topology after.
@@ -261,12 +266,12 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
         for name, keyspace in old.keyspaces.items()
         if name in new.keyspaces
     ]
+    stay = [(a.name, *pair) for a, b in both for pair in _staying(a, b)]
     counts = [
         CountChange(keyspace=a.name, old=a.shards, new=b.shards)
         for a, b in both
         if a.shards != b.shards
     ]
-    servers = [change for a, b in both for change in _servers(a, b)]
     return TopologyDiff(
         old_epoch=old.epoch,
         new_epoch=new.epoch,
@@ -289,18 +294,50 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
         opened=tuple(one for one in counts if one.new > one.old),
         closed=tuple(one for one in counts if one.new < one.old),
         moved=tuple(move for a, b in both for move in _moved(a, b)),
-        added_servers=tuple(one for one in servers if one.change == "added"),
-        removed_servers=tuple(
-            one for one in servers if one.change == "removed"
+        added_servers=tuple(
+            ServerChange(keyspace=a.name, server=server, change="added")
+            for a, b in both
+            for server in _missing(b, a)
         ),
-        urls=tuple(one for a, b in both for one in _urls(a, b)),
-        weights=tuple(one for a, b in both for one in _weights(a, b)),
-        generations=tuple(one for a, b in both for one in _generations(a, b)),
+        removed_servers=tuple(
+            ServerChange(keyspace=a.name, server=server, change="removed")
+            for a, b in both
+            for server in _missing(a, b)
+        ),
+        urls=tuple(
+            UrlChange(
+                keyspace=name,
+                server=a.name,
+                role=role,
+                old=getattr(a, role),
+                new=getattr(b, role),
+            )
+            for name, a, b in stay
+            for role in _ROLES
+            if getattr(a, role) != getattr(b, role)
+        ),
+        weights=tuple(
+            WeightChange(
+                keyspace=name, server=a.name, old=a.weight, new=b.weight
+            )
+            for name, a, b in stay
+            if a.weight != b.weight
+        ),
+        generations=tuple(
+            GenerationChange(
+                keyspace=name,
+                server=a.name,
+                old=a.generation,
+                new=b.generation,
+            )
+            for name, a, b in stay
+            if a.generation != b.generation
+        ),
     )
 
 
 def _moved(old: Keyspace, new: Keyspace) -> Iterator[MovedRange]:
-    """Walk along both placements at once, from one border to the next."""
+    """Yield the moved ranges, from one range boundary to the next."""
     before, after = iter(old.placements()), iter(new.placements())
     end = min(old.shards, new.shards)
     here, there = next(before), next(after)
@@ -321,19 +358,10 @@ def _moved(old: Keyspace, new: Keyspace) -> Iterator[MovedRange]:
             there = next(after)
 
 
-def _servers(old: Keyspace, new: Keyspace) -> Iterator[ServerChange]:
-    before = {server.name for server in old.servers}
-    after = {server.name for server in new.servers}
-    for server in new.servers:
-        if server.name not in before:
-            yield ServerChange(
-                keyspace=old.name, server=server, change="added"
-            )
-    for server in old.servers:
-        if server.name not in after:
-            yield ServerChange(
-                keyspace=old.name, server=server, change="removed"
-            )
+def _missing(one: Keyspace, other: Keyspace) -> list[Server]:
+    """Return the servers of a keyspace that the other one does not have."""
+    names = {server.name for server in other.servers}
+    return [server for server in one.servers if server.name not in names]
 
 
 def _staying(old: Keyspace, new: Keyspace) -> Iterator[tuple[Server, Server]]:
@@ -341,44 +369,6 @@ def _staying(old: Keyspace, new: Keyspace) -> Iterator[tuple[Server, Server]]:
     for server in old.servers:
         if server.name in after:
             yield server, after[server.name]
-
-
-def _urls(old: Keyspace, new: Keyspace) -> Iterator[UrlChange]:
-    for before, after in _staying(old, new):
-        roles: tuple[Literal["primary", "standby"], ...]
-        roles = ("primary", "standby")
-        for role in roles:
-            was, now = getattr(before, role), getattr(after, role)
-            if was != now:
-                yield UrlChange(
-                    keyspace=old.name,
-                    server=before.name,
-                    role=role,
-                    old=was,
-                    new=now,
-                )
-
-
-def _weights(old: Keyspace, new: Keyspace) -> Iterator[WeightChange]:
-    for before, after in _staying(old, new):
-        if before.weight != after.weight:
-            yield WeightChange(
-                keyspace=old.name,
-                server=before.name,
-                old=before.weight,
-                new=after.weight,
-            )
-
-
-def _generations(old: Keyspace, new: Keyspace) -> Iterator[GenerationChange]:
-    for before, after in _staying(old, new):
-        if before.generation != after.generation:
-            yield GenerationChange(
-                keyspace=old.name,
-                server=before.name,
-                old=before.generation,
-                new=after.generation,
-            )
 
 
 def _redacted(url: str | None) -> str | None:
@@ -395,7 +385,7 @@ def _document(value: Any) -> Any:
             item.name: _document(getattr(value, item.name))
             for item in fields(value)
         }
-    # Only URLs have that; names and templates cannot.
+    # Names and templates cannot contain this character.
     if isinstance(value, str) and "://" in value:
         return redact(value)
     return value

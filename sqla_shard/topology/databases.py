@@ -1,9 +1,9 @@
 """Database names: one for each virtual shard, written as a template.
 
 A template has one field for the number of the shard: ``"db{shard:05d}"``
-names ``db00000``, ``db00001`` and so on.  With a single field no two shards
-of a keyspace can have one name; two keyspaces can, which :func:`collisions`
-finds without writing out the names of either.
+names ``db00000``, ``db00001`` and so on.  With a single field, two shards of a
+keyspace cannot have the same name.  Two keyspaces can; :func:`collisions`
+finds them without enumerating their names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from string import digits
 from string import Formatter
 
-from sqla_shard.masking import shown
-from sqla_shard.topology.ranges import common
-from sqla_shard.topology.ranges import ShardRange
+from sqla_shard.topology.keyspaces import common
+from sqla_shard.topology.keyspaces import ShardRange
+from sqla_shard.util.masking import masked
 
 __all__ = ["Template", "Tenant", "collisions", "faults", "shared_name"]
 
@@ -34,9 +34,9 @@ _SYSTEM |= {"sys"}
 class Template:
     """A database name in its three parts.
 
-    :param prefix: what stands before the number.
-    :param spec: format of the number; None where there is no number.
-    :param suffix: what stands after it.
+    :param prefix: text before the number.
+    :param spec: format of the number; None if there is no number.
+    :param suffix: text after the number.
     """
 
     prefix: str
@@ -45,34 +45,34 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, *, sharded: bool) -> Template | str:
-        """Return the template, or a message that says what is wrong.
+        """Return the template, or a message if it is not valid.
 
-        :param text: such as ``"db{shard:05d}"``.
-        :param sharded: whether there must be a field, or must be none.
+        :param text: a template such as ``"db{shard:05d}"``.
+        :param sharded: whether the template must have a field; otherwise it
+            must not have one.
         """
         if not sharded:
             return cls(prefix=text, spec=None, suffix="")
         needs = (
-            f"{shown(text)} needs exactly one field {{shard}}, such as "
-            "'db{shard:05d}': each virtual shard is a database of its own"
+            f"{masked(text)} needs exactly one field {{shard}}, such as "
+            "'db{shard:05d}': each virtual shard has its own database"
         )
         try:
             parts = list(Formatter().parse(text))
         except ValueError as error:
             return f"{needs} ({error})"
         fields = [index for index, part in enumerate(parts) if part[1]]
-        # "{}" has the empty field name, no field at all has None.
+        # The field name of "{}" is empty; that of literal text is None.
         if len(fields) != 1 or any(part[1] == "" for part in parts):
             return needs
         index = fields[0]
         _, name, spec, conversion = parts[index]
         if name != "shard" or conversion or not _SPEC.fullmatch(spec or ""):
-            # Attributes, conversions and nested fields are refused with
-            # everything else: a template is a name, not a program.
+            # This includes attributes, conversions and nested fields.
             return (
-                f"{shown(text)} has a field other than {{shard}} or "
-                "{shard:05d}; write 'shard', and for the width at most "
-                "three digits and 'd'"
+                f"{masked(text)} has a field other than {{shard}} or "
+                "{shard:05d}; write 'shard', and a width of at most three "
+                "digits and 'd'"
             )
         return cls(
             prefix="".join(part[0] for part in parts[: index + 1]),
@@ -87,7 +87,7 @@ class Template:
         return f"{self.prefix}{shard_id:{self.spec}}{self.suffix}"
 
     def shard_of(self, name: str) -> int | None:
-        """Return the shard whose database this is, case aside, or None."""
+        """Return the shard of a database, ignoring case, or None."""
         if self.spec is None:
             return 0 if name.lower() == self.prefix.lower() else None
         end = len(name) - len(self.suffix)
@@ -99,8 +99,8 @@ class Template:
         return shard_id if same else None
 
     def may_meet(self, other: Template) -> bool:
-        """Whether the two can have a name in common at all."""
-        # The suffixes from behind, so that both are read towards the number.
+        """Return whether two templates can have a common name."""
+        # Suffixes are reversed, so that both are compared towards the number.
         pairs = [
             (self.prefix.lower(), other.prefix.lower()),
             (self.suffix.lower()[::-1], other.suffix.lower()[::-1]),
@@ -110,14 +110,15 @@ class Template:
             short, long = sorted(pair, key=len)
             if not long.startswith(short):
                 return False
-            # Where one goes on, the other has its number.
+            # The rest of the longer part must match the number of the other
+            # template.
             rest = long[len(short) :]
             if numbered and rest and rest[0] not in digits:
                 return False
         return True
 
     def differs_in_number(self, other: Template) -> bool:
-        """Whether only the number can tell names of the two apart."""
+        """Return whether names of two templates differ only by the number."""
         return (
             self.spec is not None
             and other.spec is not None
@@ -127,31 +128,31 @@ class Template:
 
 
 def faults(text: str, template: Template, last: int) -> Iterator[str]:
-    """Yield a message for each way in which the names cannot be used.
+    """Yield messages about invalid names.
 
-    :param text: the template as it was written.
-    :param template: the same, parsed.
+    :param text: the template in the document.
+    :param template: the parsed template.
     :param last: the highest shard id, whose name is the longest.
     """
-    # The first shows a field padded with blanks, the last one too long.
+    # The first name may be padded with spaces, the last may be too long.
     for shard_id in (0, last):
         name = template.name(shard_id)
         if not _NAME.fullmatch(name):
             yield (
-                f"{shown(text)} gives the name {shown(name)}; use 1 to 64 "
+                f"{masked(text)} gives the name {masked(name)}; use 1 to 64 "
                 "letters, digits and '_', and pad numbers with 0 as in "
                 "{shard:05d}"
             )
             return
     if template.spec is None and text.lower() in _SYSTEM:
-        yield f"{text!r} is a database of the server itself; use another name"
+        yield f"{text!r} is a system database; use another name"
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """A keyspace on a server.
 
-    :ivar ranges: its shards there.
+    :ivar ranges: shards of the keyspace on the server.
     """
 
     keyspace: str
@@ -162,13 +163,13 @@ class Tenant:
 def collisions(
     tenants: Iterable[Tenant],
 ) -> Iterator[tuple[Tenant, Tenant, str]]:
-    """Yield the keyspaces of a server with the name of an earlier one's.
+    """Yield keyspaces of a server with a common database name.
 
-    Only those are compared that may have a name in common, so that the time
-    grows with the number of keyspaces.
+    Only keyspaces that may have a common name are compared, so that the time
+    is linear in the number of keyspaces.
 
-    :param tenants: all of one server.
-    :returns: the later, the first of the earlier, and the name of both.
+    :param tenants: all keyspaces of one server.
+    :returns: the later keyspace, the first earlier one, and the common name.
     """
     singles: dict[str, Tenant] = {}
     shapes: dict[Hashable, list[Tenant]] = {}
@@ -197,12 +198,12 @@ def collisions(
 
 
 def _shapes(template: Template) -> Iterator[tuple[Hashable, Hashable]]:
-    """Yield a value for each group of names that some name may be in.
+    """Yield pairs of keys by which templates are grouped.
 
-    Of two templates that have a name in common, one has a first value that is
-    a second one of the other.  A name is letters and, between them, runs of
-    digits.  In one of the runs is the number of the shard; all others are the
-    same in both names, but for the run where the other has its number.
+    If two templates have a common name, a first key of one equals a second
+    key of the other.  A name consists of letters and runs of digits.  One of
+    the runs contains the number of the shard.  All other runs are equal in
+    both names, except that with the number of the other one.
     """
     prefix, suffix = template.prefix.lower(), template.suffix.lower()
     if template.spec is None:
@@ -211,7 +212,7 @@ def _shapes(template: Template) -> Iterator[tuple[Hashable, Hashable]]:
             shape = (letters, at, *_without(runs, at))
             yield shape, shape
         return
-    # Digits beside the number are of its run.
+    # Digits next to the number belong to its run.
     letters, runs = _split(f"{prefix}0{suffix}")
     own = len(_split(f"{prefix}0")[1]) - 1
     shape = (letters, own, *_without(runs, own))
@@ -234,19 +235,19 @@ def shared_name(
     one: tuple[Template, Sequence[ShardRange]],
     other: tuple[Template, Sequence[ShardRange]],
 ) -> str | None:
-    """Return a database name that both have, or None.
+    """Return a common database name, or None.
 
-    Case does not count: with ``lower_case_table_names`` set, and in a file
-    system that ignores case, ``DB1`` is ``db1``.
+    Case is ignored: with ``lower_case_table_names``, and in case-insensitive
+    file systems, ``DB1`` is ``db1``.
 
-    :param one: a template, and the shards for which it is used.
-    :param other: likewise.
+    :param one: a template and its shards.
+    :param other: a second template and its shards.
     """
     if not one[0].may_meet(other[0]):
         return None
     if one[0].differs_in_number(other[0]):
-        # A name that both have is of the same shard: 07 and 7 are no names
-        # of one database.
+        # A common name belongs to the same shard: 07 and 7 are different
+        # names.
         for item in common(one[1], other[1]):
             for shard_id in item:
                 name = one[0].name(shard_id)

@@ -1,13 +1,14 @@
-"""The numbers of lives of a server's data: which are new, which are used.
+"""Generations: numbers that keep cached rows of different primaries apart.
 
-What a cache holds belongs to one life of the data.  A standby that becomes the
-primary may lack the last commits that a cache has already, and the former
-primary, when it comes back, has lost those of the time between.  A number of
-its own for each life keeps them apart, where an address would come back.
+A standby that becomes the primary may lack the last commits, which a cache may
+already hold; a former primary that becomes the primary again lacks the commits
+made in between.  So each new primary gets a new generation, and rows that were
+cached under another one are not used.  An address would not do, since it can
+be used again.
 
-So a number stays while the primary stays, and any other number is one that
-the server has never had.  A server is the same one when keyspace and name
-are the same; its primary is when host and port are, or the directory.
+A generation does not change while the primary does not, and a new one is a
+number that the server has never had.  A server is identified by keyspace and
+name, its primary by host and port, or by the directory.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from sqla_shard.topology.admission import MAX_STEP
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.parse import MAX_GENERATION
+from sqla_shard.topology.parse import MAX_EPOCH
 from sqla_shard.topology.urls import address_of
 
 __all__ = [
     "Numbers",
     "cautions",
-    "kept",
+    "inherited",
     "leaps",
-    "lowered",
+    "lowered_generations",
     "numbers",
-    "raised",
-    "without",
+    "with_raised_generations",
+    "without_generations",
 ]
 
-#: By keyspace and server: the highest number that it has had.
+#: By keyspace and server: the highest generation that the server has had.
 Numbers: TypeAlias = Mapping[tuple[str, str], int]
 
 
 def numbers(document: object) -> dict[tuple[str, str], int]:
-    """Return the numbers of a document that may not be a topology.
+    """Return the generations in a document that may be invalid.
 
-    :param document: as JSON gives it; what cannot be understood is left out,
-        for the number of another server counts all the same.
+    :param document: parsed JSON; invalid parts are skipped, since the
+        generations of the other servers are needed nevertheless.
     """
     found: dict[tuple[str, str], int] = {}
     keyspaces = _table(_table(document).get("keyspaces"))
@@ -55,24 +56,24 @@ def numbers(document: object) -> dict[tuple[str, str], int]:
             name = _table(server).get("name")
             number = _table(server).get("generation")
             if isinstance(name, str) and type(number) is int:
-                if not 0 <= number <= MAX_GENERATION:
-                    # No process has taken it, and none is above it.
+                if not 0 <= number <= MAX_EPOCH:
+                    # Invalid: no process has used this generation.
                     continue
                 key = str(keyspace), name
                 found[key] = max(number, found.get(key, number))
     return found
 
 
-def kept(old: Topology, new: Topology) -> Topology:
-    """Return ``new`` with the numbers that servers have in ``old``.
+def inherited(old: Topology, new: Topology) -> Topology:
+    """Return ``new`` with the generations that servers have in ``old``.
 
-    For a topology of former times, whose numbers are used.  A server that
-    has none in ``old``, or is not there, keeps what it has.
+    For a topology of the history, whose generations were already used.
+    Servers without a generation in ``old`` are not changed.
     """
-    current = _servers(old)
+    before = _servers(old)
 
     def number(keyspace: Keyspace, server: Server) -> int | None:
-        was = current.get((keyspace.name, server.name))
+        was = before.get((keyspace.name, server.name))
         if was is None or was.generation is None:
             return server.generation
         return was.generation
@@ -80,38 +81,39 @@ def kept(old: Topology, new: Topology) -> Topology:
     return _numbered(new, number)
 
 
-def raised(
+def with_raised_generations(
     old: Topology | None,
     new: Topology,
     used: Callable[[], Numbers],
     *,
     renamed: bool = False,
 ) -> Topology:
-    """Return ``new``, its numbers raised where they have to be.
+    """Return ``new`` with generations raised where necessary.
 
-    A server that has no number gets none.  One whose number is lower than
-    in ``old`` keeps it, see :func:`lowered`.
+    Servers without a generation are not changed, nor are generations lower
+    than in ``old``; see :func:`lowered_generations`.
 
-    :param old: the topology before; None where there is none.
-    :param new: the one that is to follow it.
-    :param used: asked where there is something to raise: the highest number
-        that each server has had, those of ``old`` aside.
-    :param renamed: whether primaries that change are the same machines.
+    :param old: the former topology, if any.
+    :param new: the next one.
+    :param used: returns the highest generation that each server has had,
+        apart from ``old``; called only if a generation has to be raised.
+    :param renamed: whether changed primaries are the same machines.
     """
-    current = {} if old is None else _servers(old)
+    before = {} if old is None else _servers(old)
     highest: Numbers | None = None
 
     def number(keyspace: Keyspace, server: Server) -> int | None:
         nonlocal highest
         given = server.generation
         key = keyspace.name, server.name
-        was = current.get(key)
+        was = before.get(key)
         if given is None:
             return None
         had = None if was is None else was.generation
         if had is not None and given < had:
             return given
-        # Who still writes under an old name tells caches by the number.
+        # Processes that still use the old name invalidate rows of this
+        # generation.
         same = was is not None and (renamed or _stays(was, server))
         if same and had == given:
             return given
@@ -123,83 +125,86 @@ def raised(
     return _numbered(new, number)
 
 
-def without(topology: Topology) -> Topology:
-    """Return a topology with no numbers, for comparing all the rest."""
+def without_generations(topology: Topology) -> Topology:
+    """Return a topology without generations, to compare the rest."""
     return _numbered(topology, lambda keyspace, server: None)
 
 
-def lowered(old: Topology, new: Topology) -> Iterator[Problem]:
-    """Yield where a number is lower than it was: it has been used."""
-    current = _servers(old)
-    for keyspace in new.keyspaces.values():
-        for index, server in enumerate(keyspace.servers):
-            was = current.get((keyspace.name, server.name))
-            had = None if was is None else was.generation
-            given = server.generation
-            if had is not None and given is not None and given < had:
-                yield Problem(
-                    f"keyspaces.{keyspace.name}.servers[{index}].generation",
-                    f"{given} is lower than {had}, which {server.name!r} has "
-                    "now: caches may have rows of that time, which would be "
-                    f"served again; write {had}, which is raised by itself "
-                    "when the primary changes",
-                )
+def lowered_generations(old: Topology, new: Topology) -> Iterator[Problem]:
+    """Yield the servers whose generation is lower than before."""
+    for place, was, server in _compared(old, new):
+        had = None if was is None else was.generation
+        given = server.generation
+        if had is not None and given is not None and given < had:
+            yield Problem(
+                place,
+                f"{given} is lower than {had}, which {server.name!r} has "
+                "now: caches may still hold rows of that generation, "
+                f"which would be served again; write {had}, which is "
+                "raised automatically when the primary changes",
+            )
 
 
 def leaps(old: Topology | None, new: Topology) -> Iterator[Problem]:
-    """Yield where a number would leave none for the lives that follow.
+    """Yield the generations that are so high that none can follow.
 
-    :param old: the topology before; None where there is none.
+    :param old: the former topology, if any.
     """
-    current = {} if old is None else _servers(old)
-    for keyspace in new.keyspaces.values():
+    for place, was, server in _compared(old, new):
+        had = 0 if was is None else was.generation or 0
+        given = server.generation
+        if given is not None and given - had > MAX_STEP:
+            yield Problem(
+                place,
+                f"{had} -> {given} is too large a step: a generation may "
+                f"be at most {MAX_STEP} higher, so that higher ones are "
+                "left; write the next one",
+            )
+
+
+def _compared(
+    old: Topology | None, new: Topology
+) -> Iterator[tuple[str, Server | None, Server]]:
+    """Yield, for each server in both, its path, the old and the new server."""
+    before = {} if old is None else _servers(old)
+    for name, keyspace in new.keyspaces.items():
         for index, server in enumerate(keyspace.servers):
-            was = current.get((keyspace.name, server.name))
-            had = 0 if was is None else was.generation or 0
-            given = server.generation
-            if given is not None and given - had > MAX_STEP:
-                yield Problem(
-                    f"keyspaces.{keyspace.name}.servers[{index}].generation",
-                    f"{had} -> {given} is too far: a generation can be at "
-                    f"most {MAX_STEP} higher, so that there are always some "
-                    "above it; write the next one",
-                )
+            place = f"keyspaces.{name}.servers[{index}].generation"
+            yield place, before.get((name, server.name)), server
 
 
 def cautions(old: Topology, new: Topology) -> Iterator[str]:
-    """Yield, for people, where a cache may serve what is not so.
+    """Yield warnings about caches that may serve stale rows.
 
-    None of it is refused: a primary of another address may be the same
-    machine, and caches may not be in use yet.
+    Such topologies are not refused: a primary with another address may be the
+    same machine, and caches may not be in use.
     """
-    current = _servers(old)
-    for keyspace in new.keyspaces.values():
-        for server in keyspace.servers:
-            was = current.get((keyspace.name, server.name))
-            if was is None:
-                continue
-            number = server.generation
-            of_server = f"{keyspace.name}: generation of {server.name!r}"
-            if number == was.generation:
-                if number is not None and not _stays(was, server):
-                    yield (
-                        f"{of_server} stays {number} while its primary "
-                        "changes: a cache may serve what the new one has "
-                        f"not; write {number + 1}, or a higher one if that "
-                        "was used, unless it is the same machine by "
-                        "another name"
-                    )
-            elif _stays(was, server):
+    before = _servers(old)
+    for key, server in _servers(new).items():
+        was = before.get(key)
+        if was is None:
+            continue
+        number = server.generation
+        of_server = f"{key[0]}: generation of {server.name!r}"
+        if number != was.generation:
+            if _stays(was, server):
                 yield (
-                    f"{of_server} changes while its primary stays: who "
-                    "still has the older topology, and writes, does not "
-                    "tell it where others look; until it expires, a cache "
-                    "may serve what was before"
+                    f"{of_server} changes while its primary stays: a process "
+                    "with the older topology still invalidates rows of the "
+                    "old generation only, so a cache may serve stale rows "
+                    "until they expire"
                 )
+        elif number is not None and not _stays(was, server):
+            yield (
+                f"{of_server} stays {number} while its primary changes: a "
+                "cache may serve rows that the new one does not have; write "
+                f"{number + 1}, or a higher number if that was used before, "
+                "unless it is the same machine under another name"
+            )
 
 
 def _stays(was: Server, now: Server) -> bool:
-    """Whether the primary is where it was; the login does not count."""
+    """Return whether the primary has the same address."""
     if was.primary == now.primary:
         return True
     return address_of(was.primary) == address_of(now.primary)
@@ -216,7 +221,7 @@ def _servers(topology: Topology) -> dict[tuple[str, str], Server]:
 def _numbered(
     topology: Topology, number: Callable[[Keyspace, Server], int | None]
 ) -> Topology:
-    """Return a topology with other numbers; the same one if none differs."""
+    """Return a topology with other generations."""
     keyspaces = {}
     for name, keyspace in topology.keyspaces.items():
         servers = tuple(

@@ -1,16 +1,23 @@
-"""Physical servers, and the virtual shards that they hold.
+"""Ranges of virtual shards, servers and keyspaces.
 
-These are values: frozen, compared by what they say, and free of I/O.  What
-makes a set of them *usable* (no shard twice, none left out, databases that
-do not collide) is checked by :class:`~sqla_shard.topology.Topology`.
+The cost of every function grows with the number of ranges, not of shards:
+65,536 shards on 128 servers are 128 ranges.
+
+Servers and keyspaces are frozen and compared by their attributes.
+:class:`~sqla_shard.topology.Topology` checks that they agree: each shard is on
+one server, and no two databases have the same name.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from typing import Literal
 from typing import TypeAlias
@@ -18,17 +25,130 @@ from typing import TypeAlias
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownShardError
-from sqla_shard.masking import redact
-from sqla_shard.topology.ranges import bounds
-from sqla_shard.topology.ranges import gaps
-from sqla_shard.topology.ranges import joined
-from sqla_shard.topology.ranges import ShardRange
+from sqla_shard.util.masking import redact
 
-__all__ = ["Keyspace", "Kind", "Server"]
+__all__ = [
+    "MAX_SHARDS",
+    "Keyspace",
+    "Kind",
+    "Server",
+    "ShardRange",
+    "bounds",
+    "common",
+    "gaps",
+    "joined",
+]
+
+
+MAX_SHARDS = 65_536
+"""Maximum number of virtual shards, by the 16 shard bits of an id."""
+
+bounds = attrgetter("first", "last")
+"""Sort key of ranges; much faster than comparing the ranges."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShardRange:
+    """Virtual shards ``first`` to ``last``, both included.
+
+    Ranges sort by their first shard.  ``len``, ``in`` and iteration work
+    on the shard ids.
+
+    :param first: the lowest shard id, 0 or more.
+    :param last: the highest shard id, ``first`` or more.
+    :raises TopologyError: if the range is negative or reversed.
+    """
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise TopologyError(
+                [
+                    Problem(
+                        "shards",
+                        f"[{self.first}, {self.last}] is not a valid range; "
+                        "write [first, last], both included, from 0 upwards",
+                    )
+                ],
+                source="ShardRange",
+            )
+
+    def __contains__(self, shard_id: object) -> bool:
+        return (
+            isinstance(shard_id, int) and self.first <= shard_id <= self.last
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.last + 1))
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"shard {self.first}"
+        return f"shards {self.first} to {self.last}"
+
+
+def joined(ranges: Iterable[ShardRange]) -> tuple[ShardRange, ...]:
+    """Return the ranges sorted, with adjacent ranges joined.
+
+    Overlapping ranges are not joined, since they are reported as a mistake.
+
+    :param ranges: ranges in any order.
+    """
+    result: list[ShardRange] = []
+    for item in sorted(ranges, key=bounds):
+        if result and item.first == result[-1].last + 1:
+            item = ShardRange(result.pop().first, item.last)
+        result.append(item)
+    return tuple(result)
+
+
+def common(
+    one: Iterable[ShardRange], other: Iterable[ShardRange]
+) -> Iterator[ShardRange]:
+    """Yield the shards that are in both, as ranges, ascending.
+
+    :param one: ranges in any order; if they overlap, the result does.
+    :param other: a second set of ranges, in any order.
+    """
+    ours, theirs = (sorted(ranges, key=bounds) for ranges in (one, other))
+    begin = 0
+    for item in ours:
+        while begin < len(theirs) and theirs[begin].last < item.first:
+            begin += 1
+        at = begin
+        while at < len(theirs) and theirs[at].first <= item.last:
+            first = max(item.first, theirs[at].first)
+            last = min(item.last, theirs[at].last)
+            if first <= last:
+                yield ShardRange(first, last)
+            at += 1
+
+
+def gaps(ranges: Iterable[ShardRange], count: int) -> Iterator[ShardRange]:
+    """Yield the ranges of 0 to ``count - 1`` that are not covered.
+
+    :param ranges: ranges in any order; they may overlap and exceed ``count``.
+    :param count: number of open shards.
+    """
+    expected = 0
+    for item in sorted(ranges, key=bounds):
+        if item.first >= count:
+            break
+        if item.first > expected:
+            yield ShardRange(expected, item.first - 1)
+        expected = max(expected, item.last + 1)
+    if expected < count:
+        yield ShardRange(expected, count - 1)
+
 
 Kind: TypeAlias = Literal["objects", "mod", "global"]
-"""``"objects"``: ids name the shard; ``"mod"``: the hash of a key does,
-with a fixed modulus; ``"global"``: one database, not sharded."""
+"""``"objects"``: the shard is part of the id; ``"mod"``: hash of a key with
+a fixed modulus; ``"global"``: one database, not sharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +156,16 @@ class Server:
     """A physical server, or a pair of them, and the shards on it.
 
     :param name: unique within its keyspace, such as ``"sharddb001"``.
-    :param primary: URL that serves all reads and writes, its placeholders
-        unexpanded.  A password typed into it is not part of the ``repr``.
+    :param primary: URL for all reads and writes, with unexpanded
+        placeholders.  The ``repr`` masks passwords.
     :param standby: URL of the replica that can be promoted, or None.
-    :param shards: its ranges; kept sorted, with neighbours made one, so
-        that two spellings of one placement are equal.
+    :param shards: ranges of shards; sorted, and adjacent ranges joined, so
+        that equal placements compare equal.
     :param weight: share of new root objects among the servers of an
-        ``"objects"`` keyspace; 0 takes none.  No effect on other kinds.
-    :param generation: number of the life of its data, for caches: what they
-        hold of another number is not served.  To be raised whenever the
-        primary becomes another machine.  None where nobody counts.
+        ``"objects"`` keyspace; 0 for none.  Ignored for other kinds.
+    :param generation: part of cache keys; rows that were cached under
+        another generation are not used.  Must be raised whenever the primary
+        becomes another machine.  None if not used.
     """
 
     name: str
@@ -58,11 +178,19 @@ class Server:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", joined(self.shards))
 
+    def redacted(self) -> Server:
+        """Return the server with ``***`` for passwords in its URLs."""
+        return replace(
+            self,
+            primary=redact(self.primary),
+            standby=None if self.standby is None else redact(self.standby),
+        )
+
     def __repr__(self) -> str:
-        standby = None if self.standby is None else redact(self.standby)
+        shown = self.redacted()
         return (
-            f"Server(name={self.name!r}, primary={redact(self.primary)!r}, "
-            f"standby={standby!r}, shards={self.shards!r}, "
+            f"Server(name={self.name!r}, primary={shown.primary!r}, "
+            f"standby={shown.standby!r}, shards={self.shards!r}, "
             f"weight={self.weight!r}, generation={self.generation!r})"
         )
 
@@ -71,14 +199,14 @@ class Server:
 class Keyspace:
     """A set of virtual shards and the servers that hold them.
 
-    :param name: its name in the topology.
-    :param kind: how a shard is told, see :data:`Kind`.
-    :param shards: how many shards are open; ids run from 0 to one less.
-        1 for a global keyspace, whose only shard is 0.
+    :param name: name of the keyspace in the topology.
+    :param kind: how keys are routed to shards, see :data:`Kind`.
+    :param shards: number of open shards, which are numbered from 0; 1 for a
+        global keyspace.
     :param database: template of the database names with one field
-        ``{shard}``, such as ``"db{shard:05d}"``; for a global keyspace
-        the name itself.
-    :param servers: in the order of the document.
+        ``{shard}``, such as ``"db{shard:05d}"``; the database name of a
+        global keyspace.
+    :param servers: servers in the order of the document.
     """
 
     name: str
@@ -91,7 +219,7 @@ class Keyspace:
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By arguments, so that the table stays out of the pickle.
+        # The table is not part of the state.
         rebuild = partial(
             type(self),
             name=self.name,
@@ -104,7 +232,7 @@ class Keyspace:
 
     @property
     def identity(self) -> str:
-        """What is the same in all topologies of one cluster."""
+        """A string that is the same in all topologies of a cluster."""
         return f"{self.kind} {self.name} {self.database}"
 
     @property
@@ -116,9 +244,9 @@ class Keyspace:
         """Return the server that holds a virtual shard.
 
         :param shard_id: the shard.
-        :raises UnknownShardError: when it is not open.
-        :raises TopologyError: when the servers of a keyspace that was put
-            together by hand leave a shard out or hold one twice.
+        :raises UnknownShardError: if the shard is not open.
+        :raises TopologyError: if this keyspace is not part of a topology, and
+            its servers do not have each shard exactly once.
         """
         if 0 <= shard_id < self.shards:
             starts, servers = self._table or self._tabulate()
@@ -129,7 +257,7 @@ class Keyspace:
         """Return the name of a virtual shard's database.
 
         :param shard_id: the shard; 0 for a global keyspace.
-        :raises UnknownShardError: when it is not open.
+        :raises UnknownShardError: if it is not open.
         """
         if not 0 <= shard_id < self.shards:
             raise self._not_open(shard_id)
@@ -154,8 +282,8 @@ class Keyspace:
         ranges = [item for item, _ in placements]
         left_out = next(gaps(ranges, self.shards), None)
         if left_out is not None or self.shards != sum(map(len, ranges)):
-            # The table has no ends: it would give the shards of a gap to
-            # the server before it.
+            # The table contains only the first shards of ranges: it would
+            # assign the shards of a gap to the server before the gap.
             raise TopologyError(
                 [
                     Problem(
@@ -170,6 +298,6 @@ class Keyspace:
             [item.first for item in ranges],
             [server for _, server in placements],
         )
-        # Two threads may both get here: they store equal tables.
+        # Concurrent threads store equal tables.
         object.__setattr__(self, "_table", table)
         return table

@@ -1,7 +1,7 @@
 """The topology: one version of which server holds which virtual shard.
 
-A :class:`Topology` is an immutable snapshot.  Processes replace the one
-that they have by another with a higher epoch; nothing in it ever changes::
+A :class:`Topology` is immutable; processes replace it by one with a higher
+epoch::
 
     topology = Topology.from_mapping({
         "epoch": 7,
@@ -23,10 +23,9 @@ that they have by another with a higher epoch; nothing in it ever changes::
     })
     topology.keyspace("objects").server_for(3429).name    # 'sharddb001'
 
-Every topology in existence has passed every check, also one that was put
-together from its parts or derived with :func:`dataclasses.replace`.  What a
-topology does not know is whether the servers are there and hold what it
-says.
+Every topology has passed all checks, even if it was created from its parts or
+with :func:`dataclasses.replace`.  Nothing here connects to servers: it is
+unknown whether they exist and have the data.
 """
 
 from __future__ import annotations
@@ -42,31 +41,39 @@ from typing import Any
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.masking import redact
+from sqla_shard.ids import ObjectId
+from sqla_shard.ids import unpack
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
-from sqla_shard.topology.load import Checked
-from sqla_shard.topology.load import load
-from sqla_shard.topology.placeholders import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.placeholders import Policy
-from sqla_shard.topology.ranges import ShardRange
+from sqla_shard.topology.keyspaces import ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
+from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology.urls import Policy
+from sqla_shard.topology.validate import Checked
+from sqla_shard.topology.validate import load
+from sqla_shard.util.masking import redact
 
-__all__ = ["Topology"]
+__all__ = [
+    "Location",
+    "Topology",
+    "describe",
+    "find_object",
+    "find_shard",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """One version of the topology; compared by value, hashable, picklable.
+    """A version of the topology; compared by value, hashable, picklable.
 
     :param epoch: number of the version; a higher one is newer.
     :param keyspaces: the keyspaces by name; copied, read-only afterwards.
-    :param resets: how often the numbering of epochs was begun again; with
-        more of them a topology is newer whatever its epoch.
-    :raises TopologyError: with all problems.  Placeholders are checked for
-        their form and place only; which names are allowed, and whether they
-        have a value, is for :meth:`from_mapping`.
+    :param resets: number of times that the numbering of epochs was restarted;
+        a topology with more resets is newer, whatever its epoch.
+    :raises TopologyError: if it is not valid; lists all problems.  Only the
+        form and the place of placeholders are checked; :meth:`from_mapping`
+        checks their names and values.
     """
 
     epoch: int
@@ -80,7 +87,7 @@ class Topology:
         if isinstance(given, Checked) and (given.resets, given.epoch) == (
             self.version
         ):
-            # Straight from a document, which has passed already.
+            # load() has already checked the document.
             return
         load(
             self.to_mapping(),
@@ -106,11 +113,11 @@ class Topology:
 
     @property
     def version(self) -> tuple[int, int]:
-        """What tells which of two topologies is newer: resets and epoch."""
+        """Resets and epoch; a topology with a higher pair is newer."""
         return self.resets, self.epoch
 
     def __repr__(self) -> str:
-        # In short: a hundred servers would bury the message around it.
+        # Short: messages with a hundred servers would be unreadable.
         parts = "; ".join(
             f"{one.name}: kind {one.kind}, shards {one.shards}, "
             f"servers {len(one.servers)}"
@@ -128,19 +135,20 @@ class Topology:
         environ: Mapping[str, str] | None = None,
         url: str = DEFAULT_URL,
     ) -> Topology:
-        """Return the topology that a document describes.
+        """Return the topology of a document.
 
-        :param document: as TOML or JSON give it; the full form, or the
-            short form ``{"sharddb001": {"range": [0, 511], "master":
+        :param document: content of a TOML or JSON file; the full form, or
+            the short form ``{"sharddb001": {"range": [0, 511], "master":
             "MySQL001A", "slave": "MySQL001B"}, ...}``.
-        :param source: where it came from, for the error.
-        :param placeholders: names that may stand as ``${NAME}`` in the user
-            and the password of a URL.
-        :param environ: has to have a value for those that are used; None
-            takes ``os.environ``.
-        :param url: makes a URL of the short form's bare hosts, by putting
-            them in place of ``{host}``.
-        :raises TopologyError: with all problems of the document.
+        :param source: origin of the document, for errors.
+        :param placeholders: allowed names in ``${NAME}``, in the user and
+            the password of a URL.
+        :param environ: mapping with a value for each used placeholder; None
+            uses ``os.environ``.
+        :param url: template for URLs of bare hosts in the short form, with
+            ``{host}``.
+        :raises TopologyError: if the document is not valid; lists all
+            problems.
         """
         policy = Policy.of(placeholders, environ)
         checked = load(document, source=source, policy=policy, url=url)
@@ -151,9 +159,9 @@ class Topology:
     def to_mapping(self) -> dict[str, Any]:
         """Return the document of this topology, in the full form.
 
-        It holds only what JSON and TOML can, :meth:`from_mapping` makes an
-        equal topology of it, and placeholders are unexpanded in it.  A
-        password that was typed into a URL is there in clear.
+        It can be stored as JSON and TOML; :meth:`from_mapping` returns an
+        equal topology.  Placeholders are unexpanded, but passwords that were
+        written into a URL are in clear text.
         """
         return {
             "epoch": self.epoch,
@@ -165,15 +173,17 @@ class Topology:
         }
 
     def redacted(self) -> Topology:
-        """Return this topology with ``***`` for every typed password.
+        """Return this topology with ``***`` for all passwords in URLs.
 
-        Placeholders stay.  It is for showing: nothing can connect with it.
+        Placeholders are not masked.  The result can be shown, but not
+        connected to.
         """
         return replace(
             self,
             keyspaces={
                 name: replace(
-                    keyspace, servers=tuple(map(_redacted, keyspace.servers))
+                    keyspace,
+                    servers=tuple(one.redacted() for one in keyspace.servers),
                 )
                 for name, keyspace in self.keyspaces.items()
             },
@@ -182,8 +192,8 @@ class Topology:
     def keyspace(self, name: str) -> Keyspace:
         """Return a keyspace.
 
-        :param name: its name.
-        :raises UnknownKeyspaceError: when the topology has none of it.
+        :param name: name of the keyspace.
+        :raises UnknownKeyspaceError: if it does not exist.
         """
         try:
             return self.keyspaces[name]
@@ -200,7 +210,7 @@ class Topology:
         """Return the only keyspace of a kind.
 
         :param kind: see :data:`~sqla_shard.topology.Kind`.
-        :raises UnknownKeyspaceError: when there is none, or several.
+        :raises UnknownKeyspaceError: if there is not exactly one.
         """
         found = [one for one in self.keyspaces.values() if one.kind == kind]
         if len(found) == 1:
@@ -210,8 +220,8 @@ class Topology:
         if found:
             message = (
                 f"the topology has {len(found)} keyspaces of kind {kind!r} "
-                f"({names}), so none can be meant without being named; name "
-                f'it with the class keyword keyspace="{known[0]}"'
+                f"({names}), so the keyspace is ambiguous; name it "
+                f'with the class keyword keyspace="{known[0]}"'
             )
         else:
             message = (
@@ -222,15 +232,15 @@ class Topology:
         raise UnknownKeyspaceError(message, keyspace=None, known=known)
 
     def _check_parts(self) -> None:
-        """Refuse parts that their document does not show."""
+        """Check attributes that the document does not contain."""
         problems = []
         for name, keyspace in self.keyspaces.items():
             if keyspace.name != name:
                 problems.append(
                     Problem(
                         f"keyspaces.{name}",
-                        f"holds the keyspace {keyspace.name!r}; give both "
-                        "one name",
+                        f"contains the keyspace {keyspace.name!r}; use one "
+                        "name for both",
                     )
                 )
             if keyspace.kind == "global" and (
@@ -246,15 +256,6 @@ class Topology:
                 )
         if problems:
             raise TopologyError(problems, source="Topology")
-
-
-def _redacted(server: Server) -> Server:
-    standby = server.standby
-    return replace(
-        server,
-        primary=redact(server.primary),
-        standby=None if standby is None else redact(standby),
-    )
 
 
 def _keyspace(keyspace: Keyspace) -> dict[str, Any]:
@@ -284,3 +285,143 @@ def _server(server: Server, *, is_global: bool) -> dict[str, Any]:
     if server.generation is not None:
         document["generation"] = server.generation
     return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A virtual shard, and the server that holds it.
+
+    :ivar keyspace: the keyspace.
+    :ivar shard_id: the shard; 0 for a global keyspace.
+    :ivar database: name of its database.
+    :ivar server: the physical server.
+    :ivar object_id: id of the object; None for a shard.
+    """
+
+    keyspace: Keyspace
+    shard_id: int
+    database: str
+    server: Server
+    object_id: ObjectId | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"shard {self.shard_id} of {self.keyspace.name}: database "
+            f"{self.database} on {self.server.name}, "
+            f"{redact(self.server.primary)}"
+        )
+
+    def as_dict(self) -> dict[str, str | int | None]:
+        """Return JSON values: the id is a string, passwords are masked."""
+        found: dict[str, str | int | None] = {}
+        if self.object_id is not None:
+            found["id"] = str(int(self.object_id))
+        server = self.server.redacted()
+        return {
+            **found,
+            "keyspace": self.keyspace.name,
+            "shard": self.shard_id,
+            "server": server.name,
+            "database": self.database,
+            "primary": server.primary,
+            "standby": server.standby,
+        }
+
+    to_mapping = as_dict
+
+
+def find_object(
+    topology: Topology, object_id: int, keyspace: str | None = None
+) -> Location:
+    """Return the location of an object, which may not exist.
+
+    :param topology: the topology.
+    :param object_id: the id.
+    :param keyspace: name of its keyspace; by default the only one of kind
+        ``"objects"``.
+    :raises InvalidIdError: if ``object_id`` is not an id.
+    :raises UnknownShardError: if its shard is not open.
+    :raises UnknownKeyspaceError: if the keyspace does not exist, is ambiguous,
+        or is of another kind.
+    """
+    parts = unpack(object_id)
+    space = _keyspace_of(topology, keyspace)
+    if space.kind != "objects":
+        raise UnknownKeyspaceError(
+            f"keyspace {space.name!r} is of kind {space.kind!r}, and object "
+            "ids name shards of kind 'objects' only; name a keyspace of that "
+            "kind, or use a shard number instead of an id",
+            keyspace=space.name,
+            known=tuple(
+                one.name
+                for one in topology.keyspaces.values()
+                if one.kind == "objects"
+            ),
+        )
+    return _location(space, parts.shard_id, parts)
+
+
+def find_shard(
+    topology: Topology, shard_id: int, keyspace: str | None = None
+) -> Location:
+    """Return the location of a virtual shard.
+
+    :param topology: the topology.
+    :param shard_id: the shard; 0 for a global keyspace.
+    :param keyspace: name of the keyspace; by default the only one of kind
+        ``"objects"``.
+    :raises UnknownShardError: if it is not open.
+    :raises UnknownKeyspaceError: if the keyspace does not exist, or is
+        ambiguous.
+    """
+    return _location(_keyspace_of(topology, keyspace), shard_id, None)
+
+
+def _location(
+    keyspace: Keyspace, shard_id: int, object_id: ObjectId | None
+) -> Location:
+    return Location(
+        keyspace=keyspace,
+        shard_id=shard_id,
+        database=keyspace.database_for(shard_id),
+        server=keyspace.server_for(shard_id),
+        object_id=object_id,
+    )
+
+
+def _keyspace_of(topology: Topology, name: str | None) -> Keyspace:
+    return (
+        topology.sole("objects") if name is None else topology.keyspace(name)
+    )
+
+
+def describe(topology: Topology) -> str:
+    """Return a string with a line for each keyspace and server.
+
+    :param topology: the topology; passwords are shown as ``***``.
+    :returns: lines without a newline at the end.
+    """
+    resets = f", resets {topology.resets}" if topology.resets else ""
+    lines = [f"epoch {topology.epoch}{resets}"]
+    for keyspace in topology.keyspaces.values():
+        if keyspace.kind == "global":
+            shards = f"database {keyspace.database}"
+        else:
+            shards = f"{keyspace.shards} shards, databases {keyspace.database}"
+        lines.append(f"{keyspace.name}: kind {keyspace.kind}, {shards}")
+        lines += (f"  {_line(one, keyspace)}" for one in keyspace.servers)
+    return "\n".join(lines)
+
+
+def _line(server: Server, keyspace: Keyspace) -> str:
+    server = server.redacted()
+    parts = [server.primary]
+    if server.standby is not None:
+        parts.append(f"standby {server.standby}")
+    if keyspace.kind != "global":
+        parts += map(str, server.shards)
+    if server.weight != 1.0:
+        parts.append(f"weight {server.weight:g}")
+    if server.generation is not None:
+        parts.append(f"generation {server.generation}")
+    return f"{server.name}: {', '.join(parts)}"

@@ -1,36 +1,235 @@
-"""From a document, as TOML or JSON give it, to drafts of keyspaces.
+"""Reading a topology document into drafts of keyspaces.
 
-This module looks at each value by itself: is it there, is it of the right
-type, can it be used at all.  What two values say together is for
-:mod:`~sqla_shard.topology.validate`.  A draft has None wherever the document
-has nothing usable; the reason is then among the problems.
+Each value is checked on its own: present, of the right type, and usable.
+Rules about several values are in :mod:`~sqla_shard.topology.validate`.
+
+Mistakes in the document are recorded with their place, and reading continues,
+so that one attempt shows all problems.  A draft has None for each value that
+is missing or not valid.  All messages mask URLs, since these may contain
+passwords.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from difflib import get_close_matches
 from typing import get_args
 
 from sqla_shard.exc import Problem
 from sqla_shard.topology.keyspaces import Kind
-from sqla_shard.topology.placeholders import Policy
-from sqla_shard.topology.ranges import MAX_SHARDS
-from sqla_shard.topology.ranges import ShardRange
-from sqla_shard.topology.tables import MISSING
-from sqla_shard.topology.tables import shown
-from sqla_shard.topology.tables import Table
+from sqla_shard.topology.keyspaces import MAX_SHARDS
+from sqla_shard.topology.keyspaces import ShardRange
 from sqla_shard.topology.urls import Address
+from sqla_shard.topology.urls import Policy
 from sqla_shard.topology.urls import Url
+from sqla_shard.util import masking
 
-__all__ = ["Draft", "ServerDraft", "parse", "parse_ranges"]
+__all__ = [
+    "MISSING",
+    "Draft",
+    "ServerDraft",
+    "Table",
+    "above",
+    "brief",
+    "in_document_order",
+    "key_name",
+    "parse",
+    "parse_ranges",
+]
+
+
+MISSING = object()
+"""Returned by :meth:`Table.get` for a missing key."""
+
+# Names of keys in other systems, and in the short form.
+_SYNONYMS = {
+    "master": "primary",
+    "slave": "standby",
+    "replica": "standby",
+    "url": "primary",
+    "host": "primary",
+    "range": "shards",
+    "ranges": "shards",
+    "type": "kind",
+    "db": "database",
+    "version": "epoch",
+}
+_DEPTH = 8
+_COMPARED = 20
+
+
+def brief(value: object) -> str:
+    """Return a short representation of a value of a document, for messages."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        if value and all(type(item) in (int, float) for item in value):
+            return masking.cut(f"[{', '.join(map(brief, value))}]")
+        return f"a list of {len(value)}"
+    if value is None:
+        return "null"
+    if isinstance(value, int) and value.bit_length() > 128:
+        # Python refuses to write out integers of thousands of digits.
+        return f"an integer of {value.bit_length()} bits"
+    return masking.masked(value)
+
+
+def key_name(key: object) -> str:
+    """Return a key in the form in which places show it.
+
+    The key may be a URL, contain control characters of terminals, or be very
+    long.
+    """
+    name = masking.redact(str(key))
+    return masking.cut(name if name.isprintable() else repr(name[:81])[1:-1])
+
+
+class Table:
+    """One table of a document.
+
+    :param values: the table.
+    :param place: path of the table; empty for the whole document.
+    :param problems: list of the problems of all tables; this object appends to
+        it.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[object, object],
+        *,
+        place: str,
+        problems: list[Problem],
+    ) -> None:
+        self.values = values
+        self.place = place
+        self.problems = problems
+
+    def place_of(self, key: object) -> str:
+        """Return the place of a key."""
+        name = key_name(key)
+        return f"{self.place}.{name}" if self.place else name
+
+    def report(self, key: object, message: str) -> None:
+        """Record a problem with the value of a key."""
+        self.problems.append(Problem(self.place_of(key), message))
+
+    def get(self, key: str, *, remedy: str = "") -> object:
+        """Return the value of a key, or :data:`MISSING`.
+
+        :param key: the key.
+        :param remedy: makes the key required: the end of a message, which says
+            what to write.
+        """
+        value = self.values.get(key, MISSING)
+        if value is MISSING and remedy:
+            self.report(key, f"is missing; {remedy}")
+        return value
+
+    def text(self, key: str, *, remedy: str = "") -> str | None:
+        """Return the string of a key, or None.
+
+        :param key: the key.
+        :param remedy: as for :meth:`get`.
+        """
+        value = self.get(key, remedy=remedy)
+        if value is MISSING or isinstance(value, str):
+            return value if isinstance(value, str) else None
+        self.report(
+            key,
+            f"{brief(value)} is not a string; {remedy or 'put it in quotes'}",
+        )
+        return None
+
+    def integer(self, key: str, *, remedy: str = "") -> int | None:
+        """Return the integer of a key, or None.
+
+        :param key: the key.
+        :param remedy: as for :meth:`get`.
+        """
+        value = self.get(key, remedy=remedy)
+        # True is an int in Python, but "epoch = true" is a mistake.
+        if value is MISSING or type(value) is int:
+            return value if type(value) is int else None
+        self.report(
+            key,
+            f"{brief(value)} is not an integer; {remedy or 'write a number'}",
+        )
+        return None
+
+    def refuse_others(self, known: Iterable[str]) -> None:
+        """Record a problem for every unknown key.
+
+        :param known: the valid keys.
+        """
+        known = list(known)
+        others = [key for key in self.values if key not in known]
+        for index, key in enumerate(others):
+            # The comparison of long keys, or of many, would be slow.
+            name = str(key)[:81]
+            near: list[str] = []
+            if index < _COMPARED:
+                near = get_close_matches(name.lower(), known, n=1)
+            synonym = _SYNONYMS.get(name.lower())
+            if not near and synonym in known:
+                near = [synonym]
+            hint = f"did you mean {near[0]!r}?" if near else "remove it"
+            self.report(
+                key,
+                f"is not a valid key here ({', '.join(known)}); {hint}",
+            )
+
+
+def in_document_order(
+    document: object, problems: Iterable[Problem]
+) -> list[Problem]:
+    """Return the problems in the order of the document.
+
+    A missing key counts as the beginning of its table.
+
+    :param document: the document.
+    :param problems: problems in any order; the order within a place is
+        preserved.
+    """
+    order: dict[str, int] = {}
+    _number(document, "", order, _DEPTH)
+
+    def position(problem: Problem) -> int:
+        place = problem.place
+        while place and place not in order:
+            place = above(place)
+        return order[place]
+
+    return sorted(problems, key=position)
+
+
+def above(place: str) -> str:
+    """Return the place that contains a place; empty for the document."""
+    return place[: max(place.rfind("."), place.rfind("["), 0)]
+
+
+def _number(
+    value: object, place: str, order: dict[str, int], depth: int
+) -> None:
+    order.setdefault(place, len(order))
+    if depth == 0:
+        # A mapping that a program has built may contain itself.
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            name = key_name(key)
+            inner = f"{place}.{name}" if place else name
+            _number(item, inner, order, depth - 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _number(item, f"{place}[{index}]", order, depth - 1)
+
 
 MAX_EPOCH = 2**63 - 1
-MAX_GENERATION = MAX_EPOCH
-MAX_RESETS = MAX_EPOCH
 _KEYSPACE_KEYS = ("kind", "shards", "database", "servers")
 _SERVER_KEYS = (
     "name",
@@ -47,10 +246,10 @@ _RANGE_REMEDY = "write [first, last], both included, or a list of such pairs"
 
 @dataclass(slots=True, kw_only=True)
 class ServerDraft:
-    """A server as far as the document gives one.
+    """A server as read from a document.
 
-    :ivar ranges: each with its place in the document.
-    :ivar is_complete: whether no range was left out as unusable.
+    :ivar ranges: the ranges, each with its place in the document.
+    :ivar is_complete: whether all ranges of the server are valid.
     """
 
     place: str
@@ -64,21 +263,21 @@ class ServerDraft:
 
     @property
     def label(self) -> str:
-        """The name, or the place of a server that has none."""
-        return self.place if self.name is None else shown(self.name)
+        """The name, or the place of a server without a name."""
+        return self.place if self.name is None else brief(self.name)
 
     @property
     def addresses(self) -> set[Address]:
-        """Where its databases are: the standby has a copy of each."""
+        """The addresses of its databases; the standby has a copy of each."""
         urls = (self.primary, self.standby)
         return {url.address for url in urls if url and url.address}
 
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """A keyspace as far as the document gives one.
+    """A keyspace as read from a document.
 
-    :ivar servers: None when there is no list of them.
+    :ivar servers: None if the list is missing or not valid.
     """
 
     place: str
@@ -98,63 +297,63 @@ def parse(
     """Return the epoch, the resets and the keyspaces of a document.
 
     :param document: the whole document.
-    :param policy: the placeholders that it may use.
-    :param problems: added to.
+    :param policy: the placeholders that the document may use.
+    :param problems: list to which problems are appended.
     """
     table = Table(document, place="", problems=problems)
     table.refuse_others(("epoch", "resets", "keyspaces"))
     epoch = table.integer(
         "epoch",
-        remedy="number the versions of the topology, each higher than the "
-        "one before",
+        remedy="number the versions of the topology in ascending order",
     )
     if epoch is not None and not 0 <= epoch <= MAX_EPOCH:
-        remedy = "is negative; count from 0 upwards"
+        remedy = "is negative; use 0 or more"
         if epoch > 0:
             remedy = (
-                "is more than 63 bits; count from 0 upwards, and where no "
-                "number is left: sqla-shard topology reset"
+                "has more than 63 bits; use a smaller number, or, if none is "
+                "left: sqla-shard topology reset"
             )
-        table.note("epoch", f"{shown(epoch)} {remedy}")
-    resets = _resets(table)
+        table.report("epoch", f"{brief(epoch)} {remedy}")
+    resets = 0 if table.get("resets") is MISSING else _count(table, "resets")
     remedy = "give each keyspace a table, such as [keyspaces.objects]"
     keyspaces = table.get("keyspaces", remedy=remedy)
     if keyspaces is MISSING:
         return epoch, resets, []
     if not isinstance(keyspaces, Mapping):
-        table.note("keyspaces", f"{shown(keyspaces)} is not a table; {remedy}")
+        table.report(
+            "keyspaces", f"{brief(keyspaces)} is not a table; {remedy}"
+        )
         return epoch, resets, []
     if not keyspaces:
-        table.note("keyspaces", f"is empty; {remedy}")
+        table.report("keyspaces", f"is empty; {remedy}")
     inner = Table(keyspaces, place="keyspaces", problems=problems)
     drafts = [_keyspace(inner, name, policy) for name in keyspaces]
     return epoch, resets, drafts
 
 
-def _resets(table: Table) -> int | None:
-    if table.get("resets") is MISSING:
-        return 0
-    remedy = "count from 0 upwards, or leave the key out"
-    number = table.integer("resets", remedy=remedy)
-    if number is not None and not 0 <= number <= MAX_RESETS:
-        fault = "negative" if number < 0 else "more than 63 bits"
-        table.note("resets", f"{shown(number)} is {fault}; {remedy}")
+def _count(table: Table, key: str) -> int | None:
+    """Return the number of an optional key."""
+    remedy = "use 0 or more, or omit the key"
+    number = table.integer(key, remedy=remedy)
+    if number is not None and not 0 <= number <= MAX_EPOCH:
+        fault = "is negative" if number < 0 else "has more than 63 bits"
+        table.report(key, f"{brief(number)} {fault}; {remedy}")
     return number
 
 
 def _keyspace(parent: Table, name: object, policy: Policy) -> Draft:
-    draft = Draft(place=parent.at(name), name=str(name))
+    draft = Draft(place=parent.place_of(name), name=str(name))
     if not isinstance(name, str) or not _KEYSPACE_NAME.fullmatch(name):
-        parent.note(
+        parent.report(
             name,
-            f"{shown(name)} is no name for a keyspace; use 1 to 64 letters, "
-            "digits, '_' and '-', and begin with a letter or '_'",
+            f"{brief(name)} is not a valid keyspace name; use 1 to 64 "
+            "letters, digits, '_' and '-', and begin with a letter or '_'",
         )
     values = parent.values[name]
     if not isinstance(values, Mapping):
-        parent.note(
+        parent.report(
             name,
-            f"{shown(values)} is not a table; give the keyspace one with "
+            f"{brief(values)} is not a table; give the keyspace one with "
             f"the keys {', '.join(_KEYSPACE_KEYS)}",
         )
         return draft
@@ -180,24 +379,24 @@ def _kind(table: Table) -> Kind | None:
         if value == kind:
             return kind
     if value is not None:
-        table.note("kind", f"{shown(value)} is no kind of keyspace; {remedy}")
+        table.report("kind", f"{brief(value)} is not a valid kind; {remedy}")
     return None
 
 
 def _shards(table: Table, kind: Kind | None) -> int | None:
     if kind == "global":
         if table.get("shards") is not MISSING:
-            table.note(
+            table.report(
                 "shards",
-                f"{shown(table.get('shards'))} cannot stand here: a global "
+                f"{brief(table.get('shards'))} is not allowed here: a global "
                 "keyspace is one database; remove the key",
             )
         return 1
-    # Without a kind nobody can say whether the key has to be here.
-    remedy = f"say how many shards are open, from 1 to {MAX_SHARDS}"
+    # If there is no kind, it is unknown whether the key is required.
+    remedy = f"write the number of open shards, from 1 to {MAX_SHARDS}"
     count = table.integer("shards", remedy=remedy if kind else "")
     if count is not None and not 1 <= count <= MAX_SHARDS:
-        table.note("shards", f"{shown(count)} is not possible; {remedy}")
+        table.report("shards", f"{brief(count)} is out of range; {remedy}")
         return None
     return count
 
@@ -205,42 +404,46 @@ def _shards(table: Table, kind: Kind | None) -> int | None:
 def _servers(
     table: Table, kind: Kind | None, policy: Policy
 ) -> list[ServerDraft] | None:
-    remedy = f"give each server a table [[{table.at('servers')}]]"
+    remedy = f"give each server a table [[{table.place_of('servers')}]]"
     values = table.get("servers", remedy=remedy)
     if values is MISSING:
         return None
     if not isinstance(values, list | tuple):
-        table.note("servers", f"{shown(values)} is not a list; {remedy}")
+        table.report("servers", f"{brief(values)} is not a list; {remedy}")
         return None
     if not values:
-        table.note("servers", f"is empty; {remedy}")
+        table.report("servers", f"is empty; {remedy}")
         return None
     drafts = []
     for index, value in enumerate(values):
         key = f"servers[{index}]"
         if isinstance(value, Mapping):
-            inner = Table(value, place=table.at(key), problems=table.problems)
+            inner = Table(
+                value, place=table.place_of(key), problems=table.problems
+            )
             drafts.append(_server(inner, kind, policy))
         else:
-            table.note(
+            table.report(
                 key,
-                f"{shown(value)} is not a table; give each server a table "
-                "of its own",
+                f"{brief(value)} is not a table; give each server its own "
+                "table",
             )
-            drafts.append(ServerDraft(place=table.at(key), is_complete=False))
+            drafts.append(
+                ServerDraft(place=table.place_of(key), is_complete=False)
+            )
     return drafts
 
 
 def _server(table: Table, kind: Kind | None, policy: Policy) -> ServerDraft:
     draft = ServerDraft(place=table.place)
     table.refuse_others(_SERVER_KEYS)
-    name = table.text("name", remedy="give the server a name of its own")
+    name = table.text("name", remedy="give each server its own name")
     if name is not None and not _SERVER_NAME.fullmatch(name):
-        table.note(
+        table.report(
             "name",
-            f"{shown(name)} is no name for a server; use 1 to 128 letters, "
-            "digits, '_', '-', '.' and ':', and begin with one of the first "
-            "three kinds",
+            f"{brief(name)} is not a valid server name; use 1 to 128 letters, "
+            "digits, '_', '-', '.' and ':', and begin with a letter, a digit "
+            "or '_'",
         )
     draft.name = name
     remedy = "write its URL, such as mysql://user:password@host:3306"
@@ -248,14 +451,15 @@ def _server(table: Table, kind: Kind | None, policy: Policy) -> ServerDraft:
     if table.get("standby") is not None:
         draft.standby = _url(table, "standby", "", policy)
     draft.weight = _weight(table)
-    draft.generation = _generation(table)
+    if table.get("generation") not in (MISSING, None):
+        draft.generation = _count(table, "generation")
     if kind != "global":
         parse_ranges(table, "shards", draft, is_required=kind is not None)
     elif table.get("shards") is not MISSING:
-        table.note(
+        table.report(
             "shards",
-            f"{shown(table.get('shards'))} cannot stand here: the server of "
-            "a global keyspace holds all of it; remove the key",
+            f"{brief(table.get('shards'))} is not allowed here: the server of "
+            "a global keyspace has all of it; remove the key",
         )
     return draft
 
@@ -266,7 +470,7 @@ def _url(table: Table, key: str, remedy: str, policy: Policy) -> Url | None:
         return None
     url = Url(text, policy)
     for fault in url.faults:
-        table.note(key, fault)
+        table.report(key, fault)
     return url
 
 
@@ -276,28 +480,17 @@ def _weight(table: Table) -> float | None:
         return 1.0
     if type(value) in (int, float):
         try:
-            weight = float(value)  # type: ignore[arg-type] # told by type()
+            weight = float(value)  # type: ignore[arg-type] # type() is checked
         except OverflowError:
             weight = math.inf
         if math.isfinite(weight) and weight >= 0:
             return weight
-    table.note(
+    table.report(
         "weight",
-        f"{shown(value)} is not a share of new roots; write a number, 0 or "
-        "more, such as 1.0",
+        f"{brief(value)} is not a valid weight; write a number, 0 or more, "
+        "such as 1.0",
     )
     return None
-
-
-def _generation(table: Table) -> int | None:
-    if table.get("generation") is None:
-        return None
-    remedy = "count from 0 upwards, or leave the key out"
-    number = table.integer("generation", remedy="")
-    if number is not None and not 0 <= number <= MAX_GENERATION:
-        fault = "negative" if number < 0 else "more than 63 bits"
-        table.note("generation", f"{shown(number)} is {fault}; {remedy}")
-    return number
 
 
 def parse_ranges(
@@ -307,22 +500,22 @@ def parse_ranges(
 
     :param table: the table of the server.
     :param key: the key of the ranges.
-    :param draft: added to.
-    :param is_required: whether it is a problem that there are none.
+    :param draft: the draft.
+    :param is_required: whether missing ranges are a problem.
     """
     value = table.get(key, remedy=_RANGE_REMEDY if is_required else "")
     if value is MISSING:
         draft.is_complete = False
         return
     if not isinstance(value, list | tuple):
-        table.note(key, f"{shown(value)} is not a range; {_RANGE_REMEDY}")
+        table.report(key, f"{brief(value)} is not a range; {_RANGE_REMEDY}")
         draft.is_complete = False
         return
     if not value:
-        table.note(
+        table.report(
             key,
-            "is empty, so the server would hold nothing; give it a range, "
-            "or remove the server",
+            "is empty, so the server would have no shards; give it a "
+            "range, or remove the server",
         )
         draft.is_complete = False
         return
@@ -333,14 +526,14 @@ def parse_ranges(
     for place, pair in pairs:
         fault = _range_fault(pair)
         if fault:
-            table.note(place, f"{shown(pair)} {fault}")
+            table.report(place, f"{brief(pair)} {fault}")
             draft.is_complete = False
         else:
-            draft.ranges.append((table.at(place), ShardRange(*pair)))
+            draft.ranges.append((table.place_of(place), ShardRange(*pair)))
 
 
 def _range_fault(pair: object) -> str:
-    """Return what is wrong with a range, or nothing."""
+    """Return a message if a range is not valid."""
     if (
         not isinstance(pair, list | tuple)
         or len(pair) != 2
@@ -349,11 +542,11 @@ def _range_fault(pair: object) -> str:
         return f"is not a pair of integers; {_RANGE_REMEDY}"
     first, last = pair
     if first < 0 or last < 0:
-        return "has a negative shard; shards count from 0"
+        return "has a negative shard; shards are numbered from 0"
     if max(first, last) >= MAX_SHARDS:
         return (
-            f"goes past {MAX_SHARDS - 1}, the highest shard that an id can "
-            "name; end it there"
+            f"exceeds {MAX_SHARDS - 1}, the highest shard of an id; end it "
+            "there"
         )
     if first > last:
         return f"is reversed; write [{last}, {first}]"

@@ -1,6 +1,6 @@
-"""The short form of a topology: for each server, its range and its pair.
+"""The short form of a topology: servers, each with a range and two hosts.
 
-Pinterest kept its map in this form, and it is enough to begin with::
+Pinterest used this form::
 
     {
         "sharddb001": {
@@ -11,11 +11,10 @@ Pinterest kept its map in this form, and it is enough to begin with::
         },
     }
 
-It stands for one keyspace ``objects`` at epoch 0, with databases
-``db00000``, ``db00001`` and so on up to the highest shard named.  A server
-is a host, ``host:port``, or a whole URL.  Since the epoch cannot rise, a
-topology that changes while processes run needs the full form:
-``Topology.from_mapping(short).to_mapping()`` gives it.
+It is one keyspace ``objects`` of epoch 0, with databases ``db00000``,
+``db00001`` and so on up to the highest shard.  A server is a host,
+``host:port``, or a URL.  A topology that changes while processes run needs an
+epoch, and so the full form: ``Topology.from_mapping(short).to_mapping()``.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ import re
 from collections.abc import Mapping
 
 from sqla_shard.exc import Problem
+from sqla_shard.topology.parse import above
+from sqla_shard.topology.parse import brief
+from sqla_shard.topology.parse import key_name
+from sqla_shard.topology.parse import MISSING
 from sqla_shard.topology.parse import parse_ranges
 from sqla_shard.topology.parse import ServerDraft
-from sqla_shard.topology.tables import above
-from sqla_shard.topology.tables import key_name
-from sqla_shard.topology.tables import MISSING
-from sqla_shard.topology.tables import shown
-from sqla_shard.topology.tables import Table
+from sqla_shard.topology.parse import Table
 
 __all__ = ["DEFAULT_URL", "Places", "expand", "is_short"]
 
 DEFAULT_URL = "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@{host}"
-"""Makes a URL of a bare host, which has no user and no password."""
+"""Template for URLs of bare hosts."""
 
 _FULL = {"shards": "range", "primary": "master", "standby": "slave"}
 _HOST = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
@@ -43,10 +42,7 @@ _DATABASE = "db{shard:05d}"
 
 
 def is_short(document: object) -> bool:
-    """Whether a document has the short form.
-
-    :param document: any document.
-    """
+    """Return whether a document has the short form."""
     return (
         isinstance(document, Mapping)
         and not document.keys() & {"epoch", "keyspaces"}
@@ -58,17 +54,17 @@ def is_short(document: object) -> bool:
 
 
 class Places:
-    """Where in the short form a place of the full form comes from."""
+    """Maps places of the full form to places of the short form."""
 
     def __init__(self) -> None:
         self._origins: dict[str, str] = {}
 
     def add(self, full: str, short: str) -> None:
-        """Note that what is at ``full`` was written at ``short``."""
+        """Record that ``full`` was created from ``short``."""
         self._origins[full] = short
 
     def restore(self, problem: Problem) -> Problem:
-        """Return the problem with the place that the author knows."""
+        """Return the problem with its place in the short form."""
         full = problem.place
         while full:
             if full in self._origins:
@@ -84,14 +80,15 @@ def expand(
     """Return the full form of a document in the short form.
 
     :param document: the short form.
-    :param url: template with ``{host}`` for servers given as a host.
-    :param problems: added to, with places in the short form.
+    :param url: template with ``{host}`` for bare hosts.
+    :param problems: list to which problems are appended, with places in the
+        short form.
     """
     if url.count("{host}") != 1:
         problems.append(
             Problem(
                 "url",
-                f"{shown(url)} needs {{host}} exactly once, such as "
+                f"{brief(url)} needs {{host}} exactly once, such as "
                 f"{DEFAULT_URL!r}",
             )
         )
@@ -103,7 +100,7 @@ def expand(
         if isinstance(entry, Mapping):
             table = Table(entry, place=key_name(name), problems=problems)
             for key, short in _FULL.items():
-                places.add(f"{base}.{key}", table.at(short))
+                places.add(f"{base}.{key}", table.place_of(short))
             places.add(f"{base}.name", table.place)
             highest = max(highest, _highest(entry))
             servers.append(_server(table, name, url))
@@ -127,14 +124,14 @@ def _server(table: Table, name: object, url: str) -> dict[str, object]:
         if value is MISSING:
             continue
         if isinstance(value, str) and _HOST.fullmatch(value):
-            # Not by str.format, to which ${NAME} is a field of its own.
+            # str.format() would also replace ${NAME}.
             value = url.replace("{host}", value)
         server[key] = value
     return server
 
 
 def _highest(entry: Mapping[object, object]) -> int:
-    """Return the highest shard of a server; 0 if it names none."""
+    """Return the highest shard of a server; 0 if it has no shards."""
     draft = ServerDraft(place="")
     parse_ranges(
         Table(entry, place="", problems=[]), "range", draft, is_required=False

@@ -1,34 +1,49 @@
-"""What the values of a topology must say together.
+"""Checks that the values of a topology document agree with each other.
 
-Each check takes drafts, says nothing where it would only repeat a problem
-that is already noted, and adds the rest to the list.
+Each check takes drafts and yields problems; it skips values with problems of
+their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import TypeVar
 
 from sqla_shard.exc import Problem
+from sqla_shard.exc import TopologyError
 from sqla_shard.topology.databases import collisions
 from sqla_shard.topology.databases import faults
 from sqla_shard.topology.databases import Template
 from sqla_shard.topology.databases import Tenant
+from sqla_shard.topology.keyspaces import bounds
+from sqla_shard.topology.keyspaces import gaps
+from sqla_shard.topology.keyspaces import Keyspace
+from sqla_shard.topology.keyspaces import Server
+from sqla_shard.topology.keyspaces import ShardRange
+from sqla_shard.topology.parse import brief
 from sqla_shard.topology.parse import Draft
+from sqla_shard.topology.parse import in_document_order
+from sqla_shard.topology.parse import parse
 from sqla_shard.topology.parse import ServerDraft
-from sqla_shard.topology.ranges import bounds
-from sqla_shard.topology.ranges import gaps
-from sqla_shard.topology.ranges import ShardRange
+from sqla_shard.topology.shorthand import expand
+from sqla_shard.topology.shorthand import is_short
 from sqla_shard.topology.urls import Address
+from sqla_shard.topology.urls import Policy
 
-__all__ = ["validate"]
+__all__ = [
+    "Checked",
+    "load",
+    "validate",
+]
 
 
 def validate(drafts: Iterable[Draft], problems: list[Problem]) -> None:
-    """Note what is wrong between the values of keyspaces.
+    """Record the problems between values of keyspaces.
 
     :param drafts: every keyspace of the topology.
-    :param problems: added to.
+    :param problems: list to which problems are appended.
     """
     drafts = list(drafts)
     templates = {}
@@ -72,8 +87,8 @@ def _names(servers: list[ServerDraft]) -> Iterator[Problem]:
         if server.name in seen:
             yield Problem(
                 f"{server.place}.name",
-                f"{server.label} is the name of {seen[server.name].place} "
-                "already; give each server a name of its own",
+                f"{server.label} is already the name of "
+                f"{seen[server.name].place}; give each server its own name",
             )
         seen.setdefault(server.name, server)
 
@@ -95,7 +110,7 @@ def _addresses(servers: list[ServerDraft]) -> Iterator[Problem]:
                 yield Problem(
                     f"{server.place}.{role}",
                     f"is on {family}, but {families[first]} is on {first}; "
-                    "keep one keyspace on one kind of server",
+                    "use one kind of server for all of a keyspace",
                 )
         if server.primary is None or server.primary.address is None:
             continue
@@ -104,15 +119,16 @@ def _addresses(servers: list[ServerDraft]) -> Iterator[Problem]:
             yield Problem(
                 f"{server.place}.standby",
                 f"{primary} is the primary itself; name another server, or "
-                "leave the standby out",
+                "omit the standby",
             )
         if primary in primaries:
-            # Two pools to one machine would double its connections, and
-            # a session would open two transactions on it.
+            # Two pools would double the connections of the machine, and a
+            # session would open two transactions on it.
             yield Problem(
                 f"{server.place}.primary",
-                f"{primary} is the primary of {primaries[primary].label} "
-                "already; make the two one server with a list of ranges",
+                f"{primary} is already the primary of "
+                f"{primaries[primary].label}; write one server with a list of "
+                "ranges",
             )
         primaries.setdefault(primary, server)
 
@@ -122,7 +138,7 @@ def _single(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
         yield Problem(
             f"{draft.place}.servers",
             f"has {len(servers)} servers, but a global keyspace is one "
-            "database; leave one server, and make the others keyspaces",
+            "database; write one server, and a keyspace for each other one",
         )
 
 
@@ -137,14 +153,15 @@ def _past_the_end(
                 rest = ShardRange(max(item.first, draft.shards), item.last)
                 yield Problem(
                     place,
-                    f"[{item.first}, {item.last}] goes past the last open "
+                    f"[{item.first}, {item.last}] exceeds the last open "
                     f"shard, {draft.shards - 1}: end it there, or open "
                     f"{rest} with {draft.place}.shards = {item.last + 1}",
                 )
 
 
 def _overlaps(servers: list[ServerDraft]) -> Iterator[Problem]:
-    # A range, its server and its number there, its place.
+    # A range: its server, its index in that server's list, and its path in the
+    # document.
     held = sorted(
         (
             (item, (index, number), place)
@@ -167,8 +184,8 @@ def _overlaps(servers: list[ServerDraft]) -> Iterator[Problem]:
             )
             yield Problem(
                 later[2],
-                f"{both} {_is(both)} {where}; leave each shard on one "
-                "server, the one that has its data",
+                f"{both} {_is(both)} {where}; assign each shard to the one "
+                "server that has its data",
             )
         if item.last > other.last:
             reach = [entry]
@@ -176,14 +193,14 @@ def _overlaps(servers: list[ServerDraft]) -> Iterator[Problem]:
 
 def _gaps(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
     if draft.shards is None or not all(one.is_complete for one in servers):
-        # A range that could not be read leaves a gap that is not one.
+        # A range that could not be parsed would be reported as a gap.
         return
     ranges = [item for server in servers for _, item in server.ranges]
     for gap in gaps(ranges, draft.shards):
         yield Problem(
             f"{draft.place}.servers",
             f"{gap} of the {draft.shards} open {_is(gap)} on no server; add "
-            f"[{gap.first}, {gap.last}] to the one that has the data",
+            f"[{gap.first}, {gap.last}] to the server that has the data",
         )
 
 
@@ -195,8 +212,8 @@ def _weights(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
     if all(server.weight == 0 for server in servers):
         yield Problem(
             f"{draft.place}.servers",
-            "every weight is 0, so that no server would take new objects; "
-            "give at least one a weight above 0",
+            "all weights are 0, so no server would get new objects; give at "
+            "least one server a weight above 0",
         )
 
 
@@ -216,7 +233,8 @@ def _collisions(
                     draft.name, Tenant(draft.name, templates[draft.name], [])
                 )
                 tenant.ranges.extend(ranges)
-    # By keyspace: the first with which it has a name in common, and where.
+    # For each keyspace: the first keyspace with a common name, and the
+    # address.
     found: dict[str, tuple[str, str, Address]] = {}
     for address, held in tenants.items():
         for later, earlier, name in collisions(held.values()):
@@ -230,3 +248,90 @@ def _collisions(
                 f"does keyspace {other!r}; give the two keyspaces different "
                 "database names",
             )
+
+
+_T = TypeVar("_T")
+
+
+class Checked(dict[str, Keyspace]):
+    """Keyspaces that have passed all checks, and their epoch.
+
+    Only :func:`load` creates it.
+
+    :ivar epoch: epoch of the document.
+    :ivar resets: resets of the document.
+    """
+
+    def __init__(
+        self, epoch: int, resets: int, keyspaces: Iterable[Keyspace]
+    ) -> None:
+        super().__init__((one.name, one) for one in keyspaces)
+        self.epoch = epoch
+        self.resets = resets
+
+
+def load(
+    document: object, *, source: str, policy: Policy, url: str
+) -> Checked:
+    """Return the keyspaces by name, and the epoch.
+
+    :param document: the full or the short form.
+    :param source: origin of the document, for errors.
+    :param policy: the placeholders that the document may use.
+    :param url: template for the bare hosts of the short form.
+    :raises TopologyError: if the document is not valid; lists all problems, in
+        the order of the document.
+    """
+    problems: list[Problem] = []
+    if not isinstance(document, Mapping):
+        message = (
+            f"{brief(document)} is not a table; a topology is one with the "
+            "keys epoch and keyspaces"
+        )
+        raise TopologyError([Problem("document", message)], source=source)
+    full, places = document, None
+    if is_short(document):
+        full, places = expand(document, url=url, problems=problems)
+    known = len(problems)
+    epoch, resets, drafts = parse(full, policy=policy, problems=problems)
+    validate(drafts, problems)
+    if places is not None:
+        problems[known:] = map(places.restore, problems[known:])
+    if problems:
+        raise TopologyError(
+            in_document_order(document, problems), source=source
+        )
+    return Checked(_given(epoch), _given(resets), map(_keyspace, drafts))
+
+
+def _keyspace(draft: Draft) -> Keyspace:
+    is_global = draft.kind == "global"
+    return Keyspace(
+        name=draft.name,
+        kind=_given(draft.kind),
+        shards=_given(draft.shards),
+        database=_given(draft.database),
+        servers=tuple(
+            _server(server, is_global=is_global)
+            for server in _given(draft.servers)
+        ),
+    )
+
+
+def _server(draft: ServerDraft, *, is_global: bool) -> Server:
+    return Server(
+        name=_given(draft.name),
+        primary=_given(draft.primary).text,
+        standby=None if draft.standby is None else draft.standby.text,
+        shards=(ShardRange(0, 0),)
+        if is_global
+        else tuple(item for _, item in draft.ranges),
+        weight=_given(draft.weight),
+        generation=draft.generation,
+    )
+
+
+def _given(value: _T | None) -> _T:
+    if value is None:
+        raise AssertionError("a draft without a value and without a problem")
+    return value

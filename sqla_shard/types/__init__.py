@@ -1,25 +1,25 @@
-"""Column types: object ids, references and JSON blobs.
+"""Column types: object ids, references, JSON blobs, keys and times.
 
-``ids``       :class:`ShardedId` and :class:`ObjectRef`
-``binds``     parameters that differ by shard
-``tracking``  JSON containers that notice changes
-``blob``      :class:`JSONBlob`
-``keys``      :class:`LookupKey`
-``sequences`` :class:`Sequence38`
-``times``     :class:`UTCTimestamp`
+``value_checks``  checks of JSON values
+``tracking``      JSON containers that detect changes
+``blob``          :class:`JSONBlob`
+``shard_bound``   bind parameters whose value depends on the shard
+``object_ids``    :class:`ShardedId` and :class:`ObjectRef`
+``columns``       :class:`LookupKey`, :class:`Sequence38`,
+                  :class:`UTCTimestamp`
 """
 
 from __future__ import annotations
 
 from sqla_shard.types.blob import Blob
 from sqla_shard.types.blob import JSONBlob
-from sqla_shard.types.ids import full_id
-from sqla_shard.types.ids import IdType
-from sqla_shard.types.ids import ObjectRef
-from sqla_shard.types.ids import ShardedId
-from sqla_shard.types.keys import LookupKey
-from sqla_shard.types.sequences import Sequence38
-from sqla_shard.types.times import UTCTimestamp
+from sqla_shard.types.columns import LookupKey
+from sqla_shard.types.columns import Sequence38
+from sqla_shard.types.columns import UTCTimestamp
+from sqla_shard.types.object_ids import full_id
+from sqla_shard.types.object_ids import IdType
+from sqla_shard.types.object_ids import ObjectRef
+from sqla_shard.types.object_ids import ShardedId
 
 __all__ = [
     "Blob",

@@ -1,24 +1,24 @@
 """JSON documents in a text column.
 
-:class:`JSONBlob` stores a JSON object as text that both people and the
-server's JSON functions can read, and gives it to Python as a :class:`Blob`, a
-``dict`` that notices changes made in place at any depth::
+:class:`JSONBlob` stores a JSON object as text that people and the server's
+JSON functions can read.  In Python it is a :class:`Blob`, a ``dict`` that
+detects in-place changes at any depth::
 
     class Pin(Base):
         data: Mapped[dict[str, Any]] = mapped_column(JSONBlob())
 
     pin.data["tags"].append("boats")      # the next flush writes it
 
-A container that was read before the object was refreshed is no longer part
-of it, and neither is that of an object which nobody refers to any more;
-changing such a one is an error rather than a change that is never written.
+A container that was read before the object was refreshed is detached from it;
+so is a container of an object that was garbage collected.  Changing a
+detached container raises an error, because the change would not be written.
 
-The column is text rather than the server's JSON type, because the flush
-compares the text that it has read with the text that is there: MySQL's type
-rewrites a document, so that what was sent never equals what is stored.
+The column is text and not the server's JSON type, because a flush compares
+the text that was read with the text in the row, and MySQL's JSON type rewrites
+a document when it is stored.
 
-Numbers: integers of any size and floats survive the round trip exactly; NaN
-and infinity, which JSON does not have, are refused.
+Integers of any size and floats are stored exactly.  NaN and infinity, which
+JSON does not have, are rejected.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from sqlalchemy.types import TypeEngine
 from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.exc import BlobValueError
-from sqla_shard.types.places import shown
 from sqla_shard.types.tracking import plain
 from sqla_shard.types.tracking import TrackedDict
+from sqla_shard.types.value_checks import shown
 
 __all__ = ["Blob", "JSONBlob", "decode_blob", "decode_json", "encode_blob"]
 
@@ -58,11 +58,11 @@ def _no_constant(name: str) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text:.40} is larger than a double can be")
+        raise ValueError(f"{text:.40} is out of range for a double")
     return value
 
 
-#: Containers inside each other; MySQL's JSON functions read no more.
+#: Nesting depth; MySQL's JSON functions do not read deeper documents.
 _MOST_LEVELS = 100
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -77,16 +77,15 @@ _decode = json.JSONDecoder(
 class Blob(TrackedDict, Mutable):
     """The value of a :class:`JSONBlob` column.
 
-    :ivar source: the text in the database that this was made from, or was
-        last written as; None where it was never there.  A flush compares
-        it with what is there then.
-    :ivar sent: the text of the last statement that this was bound to, which
-        may be no INSERT, and may have failed.
-    :ivar from_fields: whether it belongs to a new object and was made by
-        setting fields, so that it says nothing of other keys.
-    :ivar holder: the object itself, once a container of it was given out: a
-        session forgets objects that nobody refers to.
-    :ivar released: whether another blob was assigned in its place.
+    :ivar source: the text that was last read or written; None for a blob
+        that was never in the database.  A flush compares it with the row.
+    :ivar sent: the text that was last bound to a statement, which is not
+        necessarily an INSERT and may have failed.
+    :ivar from_fields: whether the blob was created by setting fields of a new
+        object, so that it is not a complete document.
+    :ivar holder: the object, once one of its containers was returned.  The
+        identity map holds weak references only.
+    :ivar released: whether another blob was assigned instead.
     """
 
     source: str | None = None
@@ -97,7 +96,7 @@ class Blob(TrackedDict, Mutable):
 
     @property
     def decoded(self) -> dict[str, Any]:
-        """What fields have given out, by name; see :mod:`sqla_shard.orm`."""
+        """Decoded values that fields have returned, by field name."""
         found: dict[str, Any] | None = self.__dict__.get("_decoded")
         if found is None:
             found = self.__dict__["_decoded"] = {}
@@ -106,38 +105,38 @@ class Blob(TrackedDict, Mutable):
     def _changed(self) -> None:
         parents = self.__dict__.get("_parents")
         if parents is None or self.released:
-            return  # of no object, or not any more
-        # As Mutable.changed() does, which takes twice as long.
+            return  # the blob is not the value of an object
+        # Do not call Mutable.changed(), which does the same in twice the time.
         states = [state for ref in parents.keyrefs() if (state := ref())]
         for state in states:
             key = parents[state]
             if state.dict.get(key) is not self:
                 raise BlobError(
-                    "the change would never be written: this container is "
-                    f"of an earlier state of {state.class_.__name__}.{key}, "
-                    "which was read again since. Take the container from "
-                    "the object again, and change that"
+                    "the change would not be written: this container is "
+                    f"detached, because {state.class_.__name__}.{key} was "
+                    "refreshed after the container was read. Read it from "
+                    "the object again and change that one"
                 )
             flag_modified(state.obj(), key)
         if not states:
             raise BlobError(
-                "the change would never be written: nobody refers to the "
-                "object that this container is of, so its session has "
-                "forgotten it. Keep the object, or copy the container"
+                "the change would not be written: the object of this "
+                "container was garbage collected. Keep a reference to the "
+                "object, or copy the container"
             )
 
     @classmethod
     def coerce(cls, key: str, value: Any) -> Any:
-        """Make a blob of a plain dictionary that is assigned.
+        """Convert an assigned dict to a blob.
 
-        :raises BlobValueError: for anything else, or what JSON cannot hold.
+        :raises BlobValueError: if the value is not a dict, or not valid JSON.
         """
         if value is None or isinstance(value, cls):
             return value
         if isinstance(value, dict):
             return cls(value)
         raise BlobValueError(
-            f"a blob is a dict, not {shown(value)} of type "
+            f"must be a dict, not {shown(value)} of type "
             f"{type(value).__name__}",
             field=key,
             value=value,
@@ -174,13 +173,13 @@ def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
     if isinstance(value, Blob):
         if value is old:
             return value
-        # The blob of another object: sharing it would tie the two.
+        # A blob of another object is copied: a shared one would flag both.
         value = plain(value)
     value = Blob.coerce(initiator.key, value)
     if isinstance(old, Blob):
         old.released = True
     if value is not None:
-        # What is overwritten is still what the database holds.
+        # Compare with the replaced document, which the database still has.
         value.source = old.source if isinstance(old, Blob) else None
     return value
 
@@ -188,11 +187,11 @@ def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
 class JSONBlob(TypeDecorator[dict[str, Any]]):
     """A JSON object in a text column.
 
-    :param max_bytes: of the encoded text; a larger blob is refused before
-        it is sent, since MySQL outside strict mode would cut it off.  It
-        chooses the type on MySQL: TEXT up to 65,535, MEDIUMTEXT up to
-        16,777,215 (the default), LONGTEXT above.
-    :raises ValueError: when it is not an int from 2 to 4,294,967,295.
+    :param max_bytes: maximum size of the encoded text in bytes.  A larger blob
+        is rejected before it is sent, because MySQL without strict mode would
+        truncate it.  The size determines the type on MySQL: TEXT up to 65,535,
+        MEDIUMTEXT up to 16,777,215 (the default), LONGTEXT above.
+    :raises ValueError: if the size is not an integer from 2 to 4,294,967,295.
     """
 
     impl = Text
@@ -202,7 +201,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         super().__init__()
         if type(max_bytes) is not int or not 2 <= max_bytes <= _LONG_BYTES:
             raise ValueError(
-                f"max_bytes must be an int from 2 to {_LONG_BYTES}, not "
+                f"max_bytes must be an integer from 2 to {_LONG_BYTES}, not "
                 f"{max_bytes!r}"
             )
         self.max_bytes = max_bytes
@@ -216,8 +215,9 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
             kind = mysql.TEXT
         elif self.max_bytes <= _MEDIUM_BYTES:
             kind = mysql.MEDIUMTEXT
-        # The other one takes "a" and "a " for equal, of fields too; MySQL
-        # has it under another name, which the expressions of fields use.
+        # With utf8mb4_bin "a" and "a " are equal, even in fields.  MySQL has a
+        # collation without padding under another name, which the expressions
+        # of fields use.
         exact = getattr(dialect, "is_mariadb", False)
         collation = "utf8mb4_nopad_bin" if exact else "utf8mb4_bin"
         return dialect.type_descriptor(
@@ -227,8 +227,8 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Encode a blob.
 
-        :raises BlobValueError: when it holds what JSON cannot.
-        :raises BlobTooLargeError: when it does not fit.
+        :raises BlobValueError: if it is not valid JSON.
+        :raises BlobTooLargeError: if it has more than ``max_bytes``.
         """
         if value is None:
             return None
@@ -246,14 +246,14 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
 def encode_blob(blob: dict[str, Any], max_bytes: int) -> str:
     """Return a blob as text.
 
-    :raises BlobValueError: when it holds what JSON cannot.
-    :raises BlobTooLargeError: when it has more than ``max_bytes``.
+    :raises BlobValueError: if it is not valid JSON.
+    :raises BlobTooLargeError: if it has more than ``max_bytes``.
     """
     if not isinstance(blob, TrackedDict):
-        blob = TrackedDict(blob)  # checks what json would let pass
+        blob = TrackedDict(blob)  # reject values that json accepts
     text: str = _encode(blob)
-    # No character has more than four bytes; most blobs are far too small
-    # to have to be encoded just to be counted.
+    # A character has at most four bytes in UTF-8, so that most blobs need
+    # not be encoded to be measured.
     if len(text) * 4 > max_bytes:
         size = len(text.encode())
         if size > max_bytes:
@@ -262,9 +262,9 @@ def encode_blob(blob: dict[str, Any], max_bytes: int) -> str:
 
 
 def decode_blob(text: str) -> Blob:
-    """Return the blob of a text in the database.
+    """Decode a stored text to a blob.
 
-    :raises BlobValueError: when it is not a JSON object.
+    :raises BlobValueError: if it is not a JSON object.
     """
     values = decode_json(text)
     if type(values) is not dict:
@@ -277,28 +277,28 @@ def decode_blob(text: str) -> Blob:
 
 
 def decode_json(text: str) -> Any:
-    """Return the value of a text in the database.
+    """Decode a stored text to a JSON value.
 
-    :raises BlobValueError: when it is not JSON, or holds what could not be
-        written: numbers that Python does not read, lone surrogates, or more
-        than 100 containers inside each other.
+    :raises BlobValueError: if it is not JSON, or has a number that Python
+        does not read, a lone surrogate, or more than 100 levels of nesting.
     """
     try:
         value = _decode(text)
         _check_levels(text, value)
-        # The text itself has none; those that are written as escapes may be
-        # halves of a pair.
+        # Only an escape can be a lone surrogate; two may be a valid pair.
         if _SURROGATE.search(text):
             _encode(value).encode()
     except (ValueError, RecursionError) as error:
         raise BlobValueError(
-            f"the stored text is not JSON: {error}", field="data", value=text
+            f"the stored text is not valid JSON: {error}",
+            field="data",
+            value=text,
         ) from error
     return value
 
 
 def _check_levels(text: str, value: Any) -> None:
-    # Less than that are no more levels, wherever they are.
+    # The text has too few brackets to be nested deeper.
     if text.count("[") + text.count("{") <= _MOST_LEVELS:
         return
     level = [value]
@@ -313,7 +313,7 @@ def _check_levels(text: str, value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"more than {_MOST_LEVELS} containers inside each other")
+    raise ValueError(f"more than {_MOST_LEVELS} levels of nesting")
 
 
 Blob.associate_with(JSONBlob)

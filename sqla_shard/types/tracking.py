@@ -1,85 +1,257 @@
-"""JSON containers that notice changes made in place, at any depth.
+"""JSON containers that detect in-place changes at any depth.
 
-:class:`TrackedDict` and :class:`TrackedList` are a ``dict`` and a ``list``:
-they compare, print, iterate and go through :func:`json.dumps` as those do,
-and reading from them costs the same.  Every change of one, or of a container
-inside it, is told to the root, whose ``_on_change`` is called after it::
+:class:`TrackedDict` and :class:`TrackedList` are subclasses of ``dict`` and
+``list`` that compare, print, iterate and serialize like them, and reading
+from them costs the same.  After every change of one, or of a container inside
+it, ``_on_change`` of the root is called::
 
     >>> data = TrackedDict({"tags": ["a"]})
     >>> data._on_change = lambda: print("changed")
     >>> data["tags"].append("b")
     changed
 
-What they hold is what JSON can hold, and a value that it cannot is refused
-by the statement that puts it in, not by the flush:
+They contain JSON values only.  Other values are rejected when they are
+stored, not when the object is flushed:
 
-* ``dict`` with ``str`` keys, ``list`` and ``tuple`` (becomes a list), at most
-  :data:`MAX_DEPTH` inside each other and never inside themselves;
-* ``str`` that can be encoded, ``int``, finite ``float``, ``bool``, ``None``.
+* ``dict`` with ``str`` keys, ``list`` and ``tuple`` (becomes a list), nested
+  at most :data:`MAX_DEPTH` levels deep, and never inside themselves;
+* ``str`` in valid UTF-8, ``int``, finite ``float``, ``bool``, ``None``.
   Subclasses (an ``IntEnum``) become the plain value.
 
-A container is in one place at most.  Plain containers, and tracked ones that
-have a place, are copied when they are put in: read them back before changing
-them further.  Tracked ones without a place, such as what ``pop()`` returned,
-are taken as they are; assigning a container to the place it has keeps it.
-What was taken out no longer tells its former root.  A refused change, also
-one of many values, changes nothing and tells nobody.
+A container has at most one owner.  Plain containers, and tracked ones that
+have an owner, are copied when they are stored: read them back before changing
+them further.  Tracked ones without an owner, such as the result of ``pop()``,
+are stored as they are, and so is a container that is assigned to the place
+that it already has.  A removed container is detached.  A change that is
+rejected leaves everything unchanged.
 
-``copy()`` and :func:`copy.copy` give a plain, shallow ``dict`` or ``list``;
-:func:`copy.deepcopy` and pickle give tracked containers without a listener;
-:func:`plain` gives plain ones.
+``copy()`` and :func:`copy.copy` return a plain, shallow ``dict`` or ``list``;
+:func:`copy.deepcopy` and pickle return tracked containers without a listener;
+:func:`plain` returns plain ones.
 
 .. warning::
 
-    C code that writes into a list past its methods, such as :mod:`heapq`,
-    is not noticed.  Work on a copy and assign it.
+    Changes by C code that bypasses the methods of a list, such as
+    :mod:`heapq`, are not detected.  Change a copy and assign it.
 
-With a :class:`Shape`, containers hold the values of a typed field instead;
-see :mod:`sqla_shard.orm.codecs`.
+With another :class:`Shape`, containers have the values of a typed field; see
+:mod:`sqla_shard.models.field_types`.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
+from typing import Protocol
 from typing import SupportsIndex
+from typing import TYPE_CHECKING
 from typing import TypeVar
 
-from sqla_shard.types.nodes import check_nesting
-from sqla_shard.types.nodes import detach
-from sqla_shard.types.nodes import Element
-from sqla_shard.types.nodes import MAX_DEPTH
-from sqla_shard.types.nodes import Node
-from sqla_shard.types.nodes import Shape
-from sqla_shard.types.nodes import unlink
-from sqla_shard.types.places import check_float
-from sqla_shard.types.places import check_int
-from sqla_shard.types.places import check_key
-from sqla_shard.types.places import check_text
-from sqla_shard.types.places import Path
-from sqla_shard.types.places import refused
-from sqla_shard.types.places import shown
+from sqla_shard.types.value_checks import check_float
+from sqla_shard.types.value_checks import check_int
+from sqla_shard.types.value_checks import check_key
+from sqla_shard.types.value_checks import check_text
+from sqla_shard.types.value_checks import Path
+from sqla_shard.types.value_checks import refused
+from sqla_shard.types.value_checks import shown
+from sqla_shard.types.value_checks import where
 
 __all__ = [
     "MAX_DEPTH",
+    "Element",
     "Node",
+    "Shape",
     "TrackedDict",
     "TrackedList",
     "ValueDict",
     "ValueList",
+    "check_nesting",
     "detach",
     "plain",
     "track",
+    "unlink",
 ]
+
+
+MAX_DEPTH = 31
+"""Maximum nesting depth, including the blob itself.
+
+MariaDB's JSON functions return NULL with a warning at depth 32 (MySQL's at
+101): a deeper blob would be stored and never found by a condition.
+"""
+
+
+class Element(Protocol):
+    """The type of one element of a container."""
+
+    def accept(self, value: Any, path: Path) -> Any:
+        """Return the value to store; containers in it are new.
+
+        :raises BlobValueError: if the value is not of this type.
+        """
+
+    def made(self, node: Node) -> bool:
+        """Return True if the container can be stored without a copy."""
+
+
+class Shape(Protocol):
+    """The type of a whole container."""
+
+    @property
+    def native(self) -> bool:
+        """Whether the elements are JSON values without conversion."""
+
+    def element_at(self, key: Any) -> Element:
+        """Return the type of the element ``key``."""
+
+
+class Node:
+    """Base of tracked containers and records.
+
+    A node has at most one owner, so that a value is in one place of one tree;
+    a change is passed from owner to owner up to the root.
+
+    :ivar _owner: the node that contains this one; None for a root.
+    :ivar _on_change: called without arguments after each change of a root or
+        of anything inside it.
+    :ivar _shape: the type of the elements.
+    :ivar _label: name of the field that contains the node, for messages.
+    """
+
+    if not TYPE_CHECKING:
+        # Records of a class with slots must not get a __dict__ from here.
+        __slots__ = ()
+
+    # A strong reference: with a weak one, a change made after the root was
+    # garbage collected would be lost silently.
+    _owner: Node | None = None
+    _on_change: Callable[[], object] | None = None
+    _shape: Shape
+    _label: str | None = None
+
+    def _changed(self) -> None:
+        """Report a change to the root; a root may override this."""
+        root: Node = self
+        while root._owner is not None:
+            root = root._owner
+        if root is not self:
+            root._changed()
+        elif self._on_change is not None:
+            self._on_change()
+
+    def _is_free(self) -> bool:
+        return self._owner is None and self._on_change is None
+
+    def _items(self) -> Iterable[tuple[Any, Any]]:
+        """Return the elements with their keys, indexes or attributes."""
+        raise NotImplementedError
+
+    def _where(self) -> str:
+        if self._label is not None:
+            return self._label
+        owner = self._owner
+        if owner is None:
+            return "data"
+        key = next((k for k, item in owner._items() if item is self), "?")
+        return where((owner, key, owner))
+
+    def _accept(self, value: Any, key: str | int) -> Any:
+        """Return the value to store, linked to this node.
+
+        :raises BlobValueError: if the value is not of the type of the element.
+        """
+        element = self._shape.element_at(key)
+        path = (self, key, self)
+        if (
+            isinstance(value, Node)
+            and value._is_free()
+            and element.made(value)
+        ):
+            check_nesting(value, path, height=_height(value))
+            value._label = None
+            new = value
+        else:
+            new = element.accept(value, path)
+        if isinstance(new, Node):
+            new._owner = self
+        return new
+
+
+def unlink(values: Iterable[Any]) -> None:
+    """Make roots of the nodes among the given values."""
+    for value in values:
+        if isinstance(value, Node):
+            value._owner = None
+
+
+def detach(value: Any) -> None:
+    """Detach a container from its tree and its listener.
+
+    Later changes of it do not affect the object.  Values that are not tracked
+    are ignored.
+    """
+    if isinstance(value, Node):
+        value._owner = value._on_change = value._label = None
+
+
+def check_nesting(value: object, path: Path, *, height: int = 1) -> None:
+    """Reject a container that contains itself or is nested too deep.
+
+    :param path: the place where it would be stored.
+    :param height: nesting depth of the container itself.
+    :raises BlobValueError: if the container cannot be stored there.
+    """
+    for depth, around in enumerate(_around(path), height):
+        if around is value:
+            raise refused("the container contains itself", path, value)
+        if depth >= MAX_DEPTH:
+            raise refused(
+                f"more than {MAX_DEPTH} levels of nesting; the server's JSON "
+                "functions cannot read them. Store a flatter structure, or "
+                "encode a part of it as a str",
+                path,
+                value,
+            )
+
+
+def _around(path: Path) -> Iterable[object]:
+    """Yield the containers around a place, innermost first."""
+    while isinstance(path, tuple):
+        path, _, walked = path
+        yield walked
+    # The last step has yielded the node already.
+    node = path._owner if isinstance(path, Node) else None
+    root = path
+    while node is not None:
+        yield node
+        root, node = node, node._owner
+    if isinstance(root, str) or (isinstance(root, Node) and root._label):
+        yield None  # the blob around the value of a field
+
+
+def _height(node: Node) -> int:
+    height = 0
+    level = [node]
+    while level:
+        height += 1
+        level = [
+            item
+            for holder in level
+            for _, item in holder._items()
+            if isinstance(item, Node)
+        ]
+    return height
+
 
 _D = TypeVar("_D", bound="TrackedDict")
 _L = TypeVar("_L", bound="TrackedList")
 
 
 class _Json:
-    """The shape, and the elements, of an ordinary JSON container."""
+    """The shape and the element type of untyped JSON containers."""
 
     native = True
 
@@ -87,7 +259,7 @@ class _Json:
         return self
 
     def made(self, node: Node) -> bool:
-        # Not a subclass: the root of an object has listeners of its own.
+        # Do not accept a subclass: a Blob has its own listeners.
         return type(node) in (TrackedDict, TrackedList) and node._shape is self
 
     def accept(self, value: Any, path: Path) -> Any:
@@ -105,9 +277,9 @@ class _Json:
         if isinstance(value, (list, tuple)):
             return self._array(value, path)
         raise refused(
-            f"{shown(value)} ({type(value).__name__}) is not JSON, which has "
-            "dict (with str keys), list, tuple, str, int, finite float, bool "
-            "and None. Convert it, or declare a field of that type",
+            f"{shown(value)} ({type(value).__name__}) is not a JSON value: "
+            "use dict (with str keys), list, tuple, str, int, finite float, "
+            "bool or None, or declare a field of that type",
             path,
             value,
         )
@@ -135,10 +307,10 @@ class _Json:
 
 
 class _Anything:
-    """The shape of a typed container that was made without a field.
+    """The shape of a typed container that has no field.
 
-    :func:`dataclasses.asdict` makes such: it calls the type of a list with
-    the elements.
+    :func:`dataclasses.asdict` creates such containers: it calls the type of a
+    list with the elements.
     """
 
     native = False
@@ -160,15 +332,15 @@ _ANYTHING = _Anything()
 
 
 class TrackedDict(Node, dict[str, Any]):
-    """A ``dict`` with ``str`` keys that tells of every change in it.
+    """A ``dict`` with ``str`` keys that reports every change in it.
 
-    Subclass it for a root that does more than calling ``_on_change``, and
-    override ``_changed()`` there.  What is nested in a subclass is plain
+    A root that does more than calling ``_on_change`` is a subclass that
+    overrides ``_changed()``.  Containers inside a subclass are plain
     TrackedDict and TrackedList.
 
-    :param mapping: as for ``dict``.
-    :raises BlobValueError: here and in every method that puts something
-        in, if JSON cannot hold it.
+    :param mapping: a mapping or pairs, as for ``dict``.
+    :raises BlobValueError: here and in every method that stores a value, if
+        it is not a JSON value.
     """
 
     _shape: Shape = JSON_SHAPE
@@ -179,7 +351,7 @@ class TrackedDict(Node, dict[str, Any]):
 
     @classmethod
     def _trusted(cls: type[_D], json_object: dict[str, Any]) -> _D:
-        """Return a root with what :func:`json.loads` gave, unchecked."""
+        """Return a root with the result of :func:`json.loads`, unchecked."""
         self = cls.__new__(cls)
         dict.update(self, json_object)
         if not _is_flat(map(type, json_object.values())):
@@ -209,7 +381,7 @@ class TrackedDict(Node, dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         key = check_key(key, self, self)
         old = super().get(key)
-        # ``d["a"] += [1]`` ends here with the list that is there already.
+        # ``d["a"] += [1]`` assigns the list that is stored already.
         if isinstance(value, Node) and value is old:
             return
         super().__setitem__(key, self._accept(value, key))
@@ -248,7 +420,7 @@ class TrackedDict(Node, dict[str, Any]):
         return item
 
     def setdefault(self, key: str, default: Any = None, /) -> Any:
-        """Return what is kept at a key, after adding it if it is missing."""
+        """Return the value of a key; store the default if it is missing."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -270,11 +442,11 @@ class TrackedDict(Node, dict[str, Any]):
 
 
 class TrackedList(Node, list[Any]):
-    """A ``list`` that tells of every change in it.
+    """A ``list`` that reports every change in it.
 
-    :param iterable: as for ``list``.
-    :raises BlobValueError: here and in every method that puts something
-        in, if JSON cannot hold it.
+    :param iterable: the elements, as for ``list``.
+    :raises BlobValueError: here and in every method that stores a value, if
+        it is not a JSON value.
     """
 
     _shape: Shape = JSON_SHAPE
@@ -285,7 +457,7 @@ class TrackedList(Node, list[Any]):
 
     @classmethod
     def _trusted(cls: type[_L], json_array: list[Any]) -> _L:
-        """Return a root with what :func:`json.loads` gave, unchecked."""
+        """Return a root with the result of :func:`json.loads`, unchecked."""
         self = cls.__new__(cls)
         list.extend(self, json_array)
         if not _is_flat(map(type, json_array)):
@@ -299,15 +471,16 @@ class TrackedList(Node, list[Any]):
         self,
         values: list[Any],
         places: range,
-        kept: dict[int, Node] | None = None,
+        replaced: dict[int, Node] | None = None,
     ) -> list[Any]:
-        # ``kept`` has the containers that are being replaced; those that
-        # come again, as in ``a[:] = reversed(a)``, leave it and stay linked.
+        # ``replaced``: containers that are being replaced.  A container that
+        # is stored again, as in ``a[:] = reversed(a)``, is removed from the
+        # list and stays linked.
         new = []
         linked = []
         try:
             for offset, value in enumerate(values):
-                if kept and kept.pop(id(value), None) is not None:
+                if replaced and replaced.pop(id(value), None) is not None:
                     new.append(value)
                     continue
                 index = places.start + offset * places.step
@@ -334,7 +507,8 @@ class TrackedList(Node, list[Any]):
     def _set_slice(self, index: slice, values: list[Any]) -> None:
         places = range(*index.indices(len(self)))
         if places.step != 1 and len(places) != len(values):
-            # Raises; before anything is linked that would not be stored.
+            # Check first: otherwise values would be linked that are not
+            # stored.
             super().__setitem__(index, values)
         replaced = {
             id(item): item for item in self[index] if isinstance(item, Node)
@@ -404,13 +578,13 @@ class TrackedList(Node, list[Any]):
         del self[self.index(value)]
 
     def reverse(self) -> None:
-        """Turn the order around."""
+        """Reverse in place."""
         super().reverse()
         self._changed()
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        """Sort in place; a comparison that fails changes nothing."""
-        # A comparison that fails leaves list.sort() half done.
+        """Sort in place; an exception leaves the order unchanged."""
+        # After an exception list.sort() leaves the list partly sorted.
         before = list(self)
         ordered = sorted(before, key=key, reverse=reverse)
         if len(before) != len(self) or not all(
@@ -430,13 +604,13 @@ class TrackedList(Node, list[Any]):
 
 
 class ValueDict(TrackedDict):
-    """A TrackedDict of Python values, of a field that says which."""
+    """A TrackedDict of decoded values of a typed field."""
 
     _shape: Shape = _ANYTHING
 
 
 class ValueList(TrackedList):
-    """A TrackedList of Python values, of a field that says which."""
+    """A TrackedList of decoded values of a typed field."""
 
     _shape: Shape = _ANYTHING
 
@@ -445,7 +619,7 @@ _is_flat = frozenset((dict, list)).isdisjoint
 
 
 def _wrap(root: TrackedDict | TrackedList) -> None:
-    # A loop: the blob may be nested deeper than Python recurses.
+    # Use a loop: the blob may be nested deeper than Python's recursion limit.
     pending: list[TrackedDict | TrackedList] = [root]
     for node in pending:
         for key, value in node._items():
@@ -466,9 +640,6 @@ def _wrap(root: TrackedDict | TrackedList) -> None:
             pending.append(child)
 
 
-# -- functions --------------------------------------------------------------
-
-
 def track(
     value: Any,
     *,
@@ -477,10 +648,10 @@ def track(
 ) -> Any:
     """Return a JSON value whose containers are tracked and new.
 
-    :param value: anything that JSON can hold, see the module.
-    :param path: name of the place, for messages.
-    :param owner: the container that it will be put in.
-    :raises BlobValueError: if JSON cannot hold it.
+    :param value: a JSON value; see the module.
+    :param path: path of the value, for messages.
+    :param owner: the container that it will be stored in.
+    :raises BlobValueError: if the value is not a JSON value.
     """
     new = JSON_SHAPE.accept(value, path)
     if isinstance(new, Node):

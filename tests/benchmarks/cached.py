@@ -12,15 +12,15 @@ from pymemcache import PooledClient
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing.binaries import find_memcached
-from sqla_shard.testing.binaries import MISSING_MEMCACHED
+from sqla_shard.testing.programs import find_memcached
+from sqla_shard.testing.programs import MISSING_MEMCACHED
 from tests.benchmarks.lists import Base
 from tests.benchmarks.lists import Board
 from tests.benchmarks.lists import BoardHasPins
 from tests.benchmarks.lists import Pin
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
-from tests.shared.memcached import nodes
+from tests.servers.memcached import nodes
 
 __all__ = ["run"]
 

@@ -10,13 +10,13 @@ from typing import Any
 from pymemcache import HashClient
 from pymemcache import PooledClient
 
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.store import State
-from sqla_shard.testing.binaries import find_memcached
-from sqla_shard.testing.binaries import MISSING_MEMCACHED
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memcached import MemcachedStore
+from sqla_shard.testing.programs import find_memcached
+from sqla_shard.testing.programs import MISSING_MEMCACHED
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
-from tests.shared.memcached import nodes
+from tests.servers.memcached import nodes
 
 __all__ = ["run"]
 

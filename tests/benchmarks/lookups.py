@@ -17,7 +17,7 @@ from sqla_shard import Cluster
 from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.types import LookupKey
 from tests.benchmarks.timing import compare

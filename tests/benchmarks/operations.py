@@ -10,10 +10,10 @@ from sqla_shard.testing import MariaDBFleet
 from tests.benchmarks import profiling
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
-from tests.shared.operation_models import account
-from tests.shared.operation_models import add
-from tests.shared.operation_models import after_crash
-from tests.shared.operation_models import Base
+from tests.models.operation_models import account
+from tests.models.operation_models import add
+from tests.models.operation_models import after_crash
+from tests.models.operation_models import Base
 
 _SHARDS = 8
 _MANY = 4096

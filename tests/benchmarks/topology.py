@@ -21,10 +21,10 @@ from sqla_shard.topology import read_document
 from sqla_shard.topology import refusals
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
-from tests.shared.sizes import document
-from tests.shared.sizes import measured
-from tests.shared.sizes import Memory
-from tests.shared.sizes import topology
+from tests.models.sizes import document
+from tests.models.sizes import measured
+from tests.models.sizes import Memory
+from tests.models.sizes import topology
 
 _SHARDS = 65_536
 _SERVERS = 128

@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Callable
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -40,13 +39,6 @@ _ARGUMENTS = [
     "--disable-sync",
     "--no-proxy-server",
 ]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.browser)
 
 
 def _program() -> str:

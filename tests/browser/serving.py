@@ -23,7 +23,7 @@ from examples.pinboard.models import BoardHasPins
 from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
-from tests.shared.pinboard_tables import create_tables
+from tests.suites.pinboard_tables import create_tables
 
 __all__ = ["Site", "pins"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from examples.pinboard.models import Pin
 from tests.browser.serving import pins
 from tests.browser.serving import Site
+from tests.browser.watching import expect
 from tests.browser.watching import PHONE
 from tests.browser.watching import Visitor
 
@@ -28,10 +30,11 @@ def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:
     main = one.at("cache")
     row = main.locator('[data-class="Pin"]')
     hits = row.locator("[data-hits]")
+    expect(hits).to_have_text(re.compile(r"^\s*\d+\s*$"))
     seen = int(hits.inner_text())
     assert seen >= 3
-    assert row.locator("[data-ratio]").inner_text().endswith("%")
-    assert main.locator("[data-outbox]").all_inner_texts() == ["0", "0"]
+    expect(row.locator("[data-ratio]")).to_have_text(re.compile(r"%\s*$"))
+    expect(main.locator("[data-outbox]")).to_have_text(["0", "0"])
     one.picture("cache")
 
     try:
@@ -40,10 +43,10 @@ def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:
         assert not cache.is_enabled(Pin)
         page.goto(f"/boards/{board_id}")
         one.at("board")
-        assert len(one.order()) == 3
+        expect(page.locator("[data-pins] [data-pin-id]")).to_have_count(3)
         page.goto("/cache")
         one.at("cache")
-        assert int(hits.inner_text()) == seen
+        expect(hits).to_have_text(str(seen))
         row.get_by_role("button", name="Switch on Pin").click()
         row.get_by_role("button", name="Switch off Pin").wait_for()
         assert cache.is_enabled(Pin)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from sqla_shard import unpack
 from tests.browser.serving import pins
 from tests.browser.serving import Site
+from tests.browser.watching import expect
 from tests.browser.watching import Visitor
 
 
@@ -26,14 +26,13 @@ def test_sign_up_follow_and_save(
     one.expected = {409}
     one.fill("sign-up", email="newcomer@example.com", name=name)
     alert = page.locator('[role="alert"]:visible')
-    alert.wait_for()
-    assert "name" in alert.inner_text()
-    assert page.locator('[name="name"][aria-invalid]').count() == 1
-    assert page.locator('[name="email"]').input_value() == (
+    expect(alert).to_contain_text("name")
+    expect(page.locator('[name="name"][aria-invalid]')).to_have_count(1)
+    expect(page.locator('[name="email"]')).to_have_value(
         "newcomer@example.com"
     )
     one.fill("sign-up", name="Newcomer")
-    assert "newcomer@example.com" in one.at("boards").inner_text()
+    expect(one.at("boards")).to_contain_text("newcomer@example.com")
     one.fill("add-board", title="Kept")
     one.at("board")
 
@@ -45,12 +44,9 @@ def test_sign_up_follow_and_save(
     one.card(pin).locator('[data-action="holders"]').click()
     one.at("pin")
     one.fill("save-pin")
-    page.locator("[data-holder-id] >> nth=1").wait_for()
-    holders = page.locator("[data-holder-id]").all_inner_texts()
-    assert [re.split(r"\n+", text.strip())[1] for text in holders] == [
-        "Worth following",
-        "Kept",
-    ]
+    expect(page.locator("[data-holder-id] strong")).to_have_text(
+        ["Worth following", "Kept"]
+    )
 
     # Another browser: the address is enough.
     two = visitor(site)
@@ -59,7 +55,7 @@ def test_sign_up_follow_and_save(
     two.fill("sign-in", email="NEWCOMER@example.com")
     two.at("boards")
     followed = two.page.locator("[data-followed] [data-holder-id]")
-    assert followed.get_attribute("data-holder-id") == str(board_id)
+    expect(followed).to_have_attribute("data-holder-id", str(board_id))
     two.page.locator("[data-board-id]").first.click()
     two.at("board")
     row = two.page.locator(f'[data-saved-pin-id="{pin}"]')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing.local_server import wait_until
 from tests.browser.serving import Site
 from tests.browser.watching import Visitor
 

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import ConsoleMessage
     from playwright.sync_api import Locator
+    from playwright.sync_api import LocatorAssertions
     from playwright.sync_api import Page
     from playwright.sync_api import Request
 
-__all__ = ["ARTEFACTS", "DESKTOP", "PHONE", "Visitor"]
+__all__ = ["ARTEFACTS", "DESKTOP", "PHONE", "Visitor", "expect"]
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "browser"
 
@@ -37,6 +38,30 @@ document.addEventListener("securitypolicyviolation", (event) =>
 """
 
 
+_TIMEOUT = 20_000  # ms
+
+# Playwright finds elements of a page that is not displayed yet, and reads
+# from it texts that are empty.
+_HAS_ORDER = """wanted => {
+    const cards = [...document.querySelectorAll("[data-pins] [data-pin-id]")];
+    const found = cards.map((card) => card.dataset.pinId);
+    return JSON.stringify(found) === JSON.stringify(wanted);
+}"""
+
+
+def expect(found: Locator) -> LocatorAssertions:
+    """Return assertions that are tried until the page agrees with them.
+
+    What a page displays after a click is never read at once: between two
+    pages an element may be there without its text.
+    """
+    # Here, since it may not be installed; ./conftest.py skips the tests.
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=_TIMEOUT)
+    return expect(found)
+
+
 class Visitor:
     """One browser context, thus one person: cookies of his own.
 
@@ -51,7 +76,7 @@ class Visitor:
         self._context = browser.new_context(
             **{"base_url": site.address, **DESKTOP, **options}
         )
-        self._context.set_default_timeout(20_000)
+        self._context.set_default_timeout(_TIMEOUT)
         self._context.add_init_script(_REPORT)
         self._context.on("request", self._requested)
         self._context.on("console", self._said)
@@ -115,6 +140,16 @@ class Visitor:
             "cards => cards.map(card => card.dataset.pinId)"
         )
         return found
+
+    def expect_order(self, wanted: list[str]) -> None:
+        """Wait until the cards are displayed in this order."""
+        from playwright import sync_api
+
+        try:
+            self.page.wait_for_function(_HAS_ORDER, arg=wanted)
+        except sync_api.TimeoutError:
+            assert self.order() == wanted
+            raise
 
     def card(self, pin_id: str) -> Locator:
         """Return a card."""

@@ -15,12 +15,12 @@ from kazoo.client import KazooClient
 from kazoo.security import ACL
 from kazoo.security import make_digest_acl
 
-from sqla_shard.following import Publisher
-from tests.shared.command_line import environment
-from tests.shared.command_line import ROOT
-from tests.shared.zookeeper import place
-from tests.shared.zookeeper import SECRET
-from tests.shared.zookeeper import topology
+from sqla_shard.topology.zookeeper.publisher import Publisher
+from tests.servers.command_line import environment
+from tests.servers.command_line import ROOT
+from tests.servers.zookeeper import place
+from tests.servers.zookeeper import SECRET
+from tests.servers.zookeeper import topology
 
 pytestmark = pytest.mark.live
 
@@ -34,7 +34,7 @@ PROTECTED = {
 
 def start(location: str, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.shared.pushing", location, *more],
+        [sys.executable, "-m", "tests.workers.pushing", location, *more],
         cwd=ROOT,
         env=environment(**AUTH),
         stdout=subprocess.PIPE,

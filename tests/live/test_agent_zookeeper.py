@@ -18,17 +18,17 @@ pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
 
-from sqla_shard.following import Publisher
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import FileSource
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import write
-from tests.shared.zookeeper import document
-from tests.shared.zookeeper import place
-from tests.shared.zookeeper import SECRET
-from tests.shared.zookeeper import topology
+from sqla_shard.topology.zookeeper.publisher import Publisher
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
+from tests.servers.zookeeper import document
+from tests.servers.zookeeper import place
+from tests.servers.zookeeper import SECRET
+from tests.servers.zookeeper import topology
 
 pytestmark = pytest.mark.live
 
@@ -186,7 +186,7 @@ def test_zookeeper_is_killed_and_comes_back(agent, tmp_path):
         found = agent(location)
         found.until("READY")
         server.kill()
-        found.until("the topology stays that of epoch 1", found.errors)
+        found.until("the topology of epoch 1 stays in use", found.errors)
         assert load(out) == topology(1)
         # Restarted without ZooKeeper, it has the file.
         assert found.end() == 0
@@ -209,10 +209,10 @@ def test_neither_zookeeper_nor_a_file(agent, tmp_path):
         first = agent(location, out=tmp_path / "first.json")
         second = agent(location, "--reread", "0.5")
         for one in (first, second):
-            one.until("there is no topology yet", one.errors)
+            one.until("no topology available yet", one.errors)
         assert first.end() == 0
         server.start()
-        second.until("nothing was published there", second.errors)
+        second.until("nothing is published there", second.errors)
         with Publisher(location) as publisher:
             publisher.publish(topology(1))
         second.until("READY epoch 1")
@@ -308,7 +308,7 @@ def test_watch_tells_when_something_else_is_the_matter(
         client.set(f"/{path}/topology", b"{")
         assert "1 problem" in found.until("stale")
         client.delete(f"/{path}/topology")
-        assert "nothing was published there" in found.until("stale")
+        assert "nothing is published there" in found.until("stale")
     finally:
         client.stop()
         client.close()
@@ -337,4 +337,4 @@ def test_watch_a_file(program, tmp_path):
 def test_watch_what_is_not_there(location):
     done = invoke("-t", location, "topology", "watch")
     assert done.exit_code == 1
-    assert "nothing was published there" in done.stderr
+    assert "nothing is published there" in done.stderr

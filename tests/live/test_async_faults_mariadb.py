@@ -26,19 +26,19 @@ from sqla_shard import unpack
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.faults import all_work
-from tests.shared.faults import busy
-from tests.shared.faults import locked
-from tests.shared.faults import opened
-from tests.shared.faults import own_fleet
-from tests.shared.faults import own_ids
-from tests.shared.faults import Pin
-from tests.shared.faults import SERVERS
-from tests.shared.faults import SHARDS
-from tests.shared.faults import TIMEOUT
-from tests.shared.faults import until_waiting
-from tests.shared.threads import begun_since
-from tests.shared.threads import running
+from tests.servers.faults import all_work
+from tests.servers.faults import busy
+from tests.servers.faults import locked
+from tests.servers.faults import opened
+from tests.servers.faults import own_fleet
+from tests.servers.faults import own_ids
+from tests.servers.faults import Pin
+from tests.servers.faults import SERVERS
+from tests.servers.faults import SHARDS
+from tests.servers.faults import TIMEOUT
+from tests.servers.faults import until_waiting
+from tests.servers.processes import begun_since
+from tests.servers.processes import running
 
 pytestmark = pytest.mark.live
 

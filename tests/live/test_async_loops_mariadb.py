@@ -17,13 +17,13 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.faults import all_work
-from tests.shared.faults import busy
-from tests.shared.faults import opened
-from tests.shared.faults import own_fleet
-from tests.shared.faults import own_ids
-from tests.shared.faults import Pin
-from tests.shared.faults import TIMEOUT
+from tests.servers.faults import all_work
+from tests.servers.faults import busy
+from tests.servers.faults import opened
+from tests.servers.faults import own_fleet
+from tests.servers.faults import own_ids
+from tests.servers.faults import Pin
+from tests.servers.faults import TIMEOUT
 
 pytestmark = pytest.mark.live
 
@@ -73,7 +73,7 @@ import json
 import sys
 
 from sqla_shard import Cluster
-from tests.shared.faults import Pin
+from tests.servers.faults import Pin
 
 document, environ, ids = json.loads(sys.stdin.readline())
 cluster = Cluster.from_topology(document, environ=environ)

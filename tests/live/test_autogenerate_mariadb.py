@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy import text
-from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from examples.pinboard import models as pinboard
-from sqla_shard.dialects import backend_for
-from sqla_shard.testing import MariaDBFleet
-from tests.shared import many_models
-from tests.shared import reference_tables
-from tests.shared import revision_models
-from tests.shared.autogenerating import BOTH
-from tests.shared.autogenerating import CHANGES
-from tests.shared.autogenerating import created
-from tests.shared.autogenerating import Creating
-from tests.shared.autogenerating import Finding
-from tests.shared.autogenerating import Generating
-from tests.shared.autogenerating import SERVER_CHANGES
-from tests.shared.revisions import Revisions
-from tests.shared.revisions import shown
+from tests.models import many_models
+from tests.models import revision_models
+from tests.models.databases import databases_on_mariadb
+from tests.models.revisions import Revisions
+from tests.models.revisions import shown
+from tests.suites import reference_tables
+from tests.suites.autogenerating import BOTH
+from tests.suites.autogenerating import CHANGES
+from tests.suites.autogenerating import created
+from tests.suites.autogenerating import Creating
+from tests.suites.autogenerating import Finding
+from tests.suites.autogenerating import Generating
+from tests.suites.autogenerating import SERVER_CHANGES
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture
-def database(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
-    document = mariadb_fleet.topology_mapping()
-    (server, *_) = document["keyspaces"]["objects"]["servers"]
-    url = make_url(server["primary"]).set(drivername="mysql+pymysql")
-    # Without TLS, which would read all certificates for each connection.
-    url = url.update_query_dict({"ssl_disabled": "true"})
-    backend = backend_for("mysql", driver="mysql+pymysql")
-    engine = create_engine(url, poolclass=NullPool)
-    names = []
-    numbers = count()
-
-    def make() -> Any:
-        name = f"db_autogenerate{next(numbers)}"
-        names.append(name)
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
-            backend.create_database(connection, name)
-        return create_engine(url.set(database=name), poolclass=NullPool)
-
-    yield make
-    with engine.begin() as connection:
-        for name in names:
-            connection.execute(text(f"DROP DATABASE {name}"))
+database = databases_on_mariadb("db_autogenerate")
 
 
 class TestGenerating(Generating):

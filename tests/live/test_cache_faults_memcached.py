@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
-import sys
 import threading
-from itertools import count
-from time import monotonic
+from typing import ClassVar
 
 import pytest
 
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.store import State
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
-from sqla_shard.testing._processes import free_port
-from sqla_shard.testing._processes import wait_until
-from tests.shared.cache_store import leased
-from tests.shared.cache_store import put
-from tests.shared.cache_store import state
-from tests.shared.cache_store import states
-from tests.shared.cache_store import token
-from tests.shared.following import in_child
-from tests.shared.memcached import grow_old
-from tests.shared.memcached import nodes
-from tests.shared.memcached import stats
-from tests.shared.sockets import count_sockets_to
+from sqla_shard.testing.local_server import free_port
+from sqla_shard.testing.local_server import wait_until
+from tests.servers.following import in_child
+from tests.servers.memcached import grow_old
+from tests.servers.memcached import nodes
+from tests.servers.memcached import stats
+from tests.servers.processes import count_sockets_to
+from tests.suites import cache_store_faults
+from tests.suites.cache_store import leased
+from tests.suites.cache_store import put
+from tests.suites.cache_store import state
+from tests.suites.cache_store import states
+from tests.suites.cache_store import token
+from tests.suites.cache_store_faults import PATIENT
+from tests.suites.cache_store_faults import RETRY
+from tests.suites.cache_store_faults import SECONDS
+from tests.suites.cache_store_faults import TIMEOUT
+from tests.suites.cache_store_faults import within
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
-
-#: A node that is well must answer within the timeout on a busy machine, too.
-TIMEOUT, RETRY = 1.0, 0.4
-#: Beside the timeouts themselves, on a busy machine.
-SLACK = 3.0
-#: For a test in which no node fails to answer.
-PATIENT = 5.0
-#: A machine that is busy may take so long.
-SECONDS = 30
 
 
 @contextlib.contextmanager
@@ -49,95 +42,42 @@ def connected(servers, **options):
         yield store
 
 
-@contextlib.contextmanager
-def within(seconds):
-    start = monotonic()
-    yield
-    assert monotonic() - start < seconds + SLACK
-
-
-class Behind(Proxy):
-    """A proxy that has an address as a node has one."""
-
-    @property
-    def address(self):
-        return f"{self.host}:{self.port}"
-
-
-@contextlib.contextmanager
-def failing(server, proxy, fault):
-    """Make a node behind a proxy fail."""
-    if fault == "killed":
-        server.kill()
-    elif fault == "paused":
-        server.pause()
-    elif fault == "refused":
-        proxy.refuse()
-        proxy.cut()
-    elif fault == "hung":
-        proxy.hang()
-    yield
-    if fault == "killed":
-        server.start()
-        grow_old(server)
-    elif fault == "paused":
-        server.resume()
-    elif fault in ("refused", "hung"):
-        proxy.restore()
-
-
 @pytest.fixture
 def server():
     with nodes(1) as servers:
         yield servers[0]
 
 
-@pytest.fixture
-def proxy(server):
-    with Behind(server.host, server.port) as proxy:
-        yield proxy
+@pytest.fixture(name="connected")
+def opening():
+    return lambda server, **options: connected([server], **options)
 
 
-@pytest.mark.parametrize("fault", ["killed", "paused", "refused", "hung"])
-def test_a_node_that_fails_costs_a_timeout_and_no_error(
-    server, proxy, fault, caplog
-):
-    with connected([proxy]) as store:
-        put(store, "a", b"1")
-        lease = leased(store, ["b"])["b"]
-        with failing(server, proxy, fault):
-            with within(2 * TIMEOUT):
-                assert state(store, "a") is State.LOST
-            # It is left alone from now on.
-            with within(0):
-                for _ in range(50):
-                    assert state(store, "a") is State.LOST
-                    assert store.fill({"b": (lease, b"1")}, 60) == set()
-                    # Of another key: should one of them come to be the try
-                    # after a while, the node does it when it goes on.
-                    assert store.block(["c"], token(), 5) == {"c"}
-                    assert store.unblock(["c"], token()) == {"c"}
-            assert "is left alone for 0.4 s" in caplog.text
-        expected = State.VALUE
-        if fault == "killed":
-            expected = State.LEASED
-        assert wait_until(
-            lambda: state(store, "a") is expected, seconds=SECONDS
-        )
+@pytest.fixture(name="grow_old")
+def growing():
+    return grow_old
 
 
-@pytest.mark.parametrize("call", ["block", "unblock", "fill"])
-def test_calls_that_write_are_bounded_too(server, call):
-    with connected([server]) as store:
-        lease = leased(store, ["a"])["a"]
-        server.pause()
-        with within(2 * TIMEOUT):
-            if call == "block":
-                assert store.block(["a"], token(), 5) == {"a"}
-            elif call == "unblock":
-                assert store.unblock(["a"], token()) == {"a"}
-            else:
-                assert store.fill({"a": (lease, b"1")}, 60) == set()
+@pytest.fixture(params=["restart", "flush"])
+def forget(request):
+    def forget(server):
+        getattr(server, request.param)()
+
+    return forget
+
+
+class TestFaults(cache_store_faults.Faults):
+    more: ClassVar[dict[str, int]] = {"connections": 2}
+    opens = """
+from sqla_shard.cache.stores.memcached import MemcachedStore
+store = MemcachedStore([f"127.0.0.1:{sys.argv[1]}"], timeout=5.0)
+"""
+
+    def failures(self, store):
+        return sum(node.breaker.failures for node in store._nodes)
+
+    def check_free(self, store):
+        assert len(store._nodes[0]._pool.free) <= 2
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
@@ -174,59 +114,8 @@ def test_all_nodes_hung_cost_little_more_than_one():
         assert set(states(found).values()) == {State.LOST}
 
 
-def test_one_caller_tries_a_node_again(server):
-    # So long that a caller which is late is still one of those who leave it
-    # alone, and that nobody is taken for one who has waited.
-    retry, timeout = 1.0, 2.0
-    with connected([server], timeout=timeout, retry=retry) as store:
-        assert state(store, "a") is State.LEASED
-        server.pause()
-        assert state(store, "a") is State.LOST
-        waited = threading.Event()
-        assert not waited.wait(retry + 0.05)
-        times = []
-        barrier = threading.Barrier(6)
-
-        def ask():
-            barrier.wait(10)
-            start = monotonic()
-            store.fetch(["a"], 30)
-            times.append(monotonic() - start)
-
-        threads = [threading.Thread(target=ask) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        # Races are possible: two may find at once that it is time.
-        assert sum(taken >= timeout / 2 for taken in times) <= 2, times
-        assert sum(taken < timeout / 2 for taken in times) >= 4, times
-
-
-@pytest.mark.parametrize("how", ["restart", "flush"])
-def test_one_that_has_forgotten_gives_no_leases_for_a_while(server, how):
-    # So long that it is young until everybody has asked.
-    longest = 4
-    with connected([server], longest=longest, timeout=PATIENT) as store:
-        put(store, "a", b"1")
-        stale = leased(store, ["b"])["b"]
-        getattr(server, how)()
-        start = monotonic()
-        assert state(store, "a") is State.BLOCKED
-        assert state(store, "b") is State.BLOCKED
-        assert store.fill({"b": (stale, b"old")}, 60) == set()
-        # Another process hears of it, too.
-        with connected([server], longest=longest, timeout=PATIENT) as other:
-            assert state(other, "c") is State.BLOCKED
-        # Another key each time: one that it is asked for too early, since its
-        # seconds are longer than ours, is busy as long as a lease lasts.
-        keys = map("d{}".format, count())
-        assert wait_until(
-            lambda: state(store, next(keys)) is State.LEASED, seconds=SECONDS
-        )
-        assert monotonic() - start >= longest
-        # What had idle connections to it has not failed.
-        assert [node.failures for node in store._nodes] == [0]
+def _number(store, key):
+    return store.items([key])[key].cas
 
 
 def test_a_lease_of_an_earlier_life_is_of_no_use(server):
@@ -237,28 +126,43 @@ def test_a_lease_of_an_earlier_life_is_of_no_use(server):
         server.restart()
         grow_old(server)
         old = leased(store, ["a"])["a"]
+        number = _number(store, "a")
         server.restart()
         # Its items are counted anew, and in the same way.
         grow_old(server)
         new = leased(other, ["a"])["a"]
-        assert new.cas == old.cas
+        assert _number(other, "a") == number
         # A connection of the new life is open, and waits for work.
         assert state(store, "b") is State.LEASED
         assert store.fill({"a": (old, b"old")}, 60) == set()
         assert other.fill({"a": (new, b"new")}, 60) == {"a"}
 
 
-def test_a_lease_is_used_on_an_older_connection(server):
+def test_a_lease_is_used_on_any_connection(server):
     with connected([server], timeout=5.0) as store:
-        lease = leased(store, ["a"])["a"]
+        leases = leased(store, ["a", "b"])
         node = store._nodes[0]
-        # Two callers at once, so that there is a newer one; it is on top.
-        older, newer = node.begin(b"get b\r\n"), node.begin(b"get b\r\n")
+        # Two callers at once, so that there is a newer one.
+        older, newer = node.begin(["c"]), node.begin(["c"])
         for connection in (older, newer):
-            node.finish(connection, lambda one: list(one.values({"b"})))
-        assert node.opened == 2
-        assert store.fill({"a": (lease, b"1")}, 60) == {"a"}
-        assert len(node._idle) == 2
+            node.finish(connection, lambda one: one.read_get(["c"], tuple))
+        assert len(node._pool.free) == 2
+        assert store.fill({"a": (leases["a"], b"1")}, 60) == {"a"}
+        assert len(node._pool.free) == 2
+        store.close()
+        assert len(node._pool.free) == 0
+        assert store.fill({"b": (leases["b"], b"1")}, 60) == {"b"}
+
+
+def test_a_lease_of_another_is_not_filled_by_its_number(server):
+    with connected([server], timeout=5.0) as store:
+        old = leased(store, ["a"])["a"]
+        server.flush()
+        grow_old(server)
+        new = leased(store, ["a"])["a"]
+        mixed = old._replace(cas=_number(store, "a"))
+        assert store.fill({"a": (mixed, b"old")}, 60) == set()
+        assert store.fill({"a": (new, b"new")}, 60) == {"a"}
 
 
 def test_a_node_without_numbers_of_items_gives_no_leases():
@@ -298,26 +202,6 @@ def test_no_memory_is_no_error():
                 assert what is State.BLOCKED or key in failed
 
 
-def test_more_threads_than_connections(server):
-    with connected([server], connections=2, timeout=5.0) as store:
-        put(store, "a", b"1")
-        wrong = []
-
-        def ask():
-            for number in range(100):
-                found = store.fetch(["a", f"x{number % 7}"], 30)
-                if found["a"].value != b"1":
-                    wrong.append(found)
-
-        threads = [threading.Thread(target=ask) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert wrong == []
-        assert len(store._nodes[0]._idle) <= 2
-
-
 def test_a_unix_socket(tmp_path):
     # The server that we start speaks TCP: something stands before it.
     path = str(tmp_path / "socket")
@@ -349,51 +233,12 @@ def _copy(source, target):
         target.sendall(data)
 
 
-FORKING = """
-import os, sys
-from sqla_shard.cache.memcached import MemcachedStore
-store = MemcachedStore([sys.argv[1]], timeout=5.0)
-keys = [f"key:{i}" for i in range(20)]
-found = store.fetch(keys, 30)
-store.fill({k: (found[k].lease, k.encode()) for k in keys}, 60)
-children = []
-for number in range(4):
-    pid = os.fork()
-    if pid == 0:
-        break
-    children.append(pid)
-wrong = 0
-for turn in range(300):
-    some = keys[turn % 7 :]
-    found = store.fetch(some, 30)
-    wrong += any(found[k].value != k.encode() for k in some)
-if pid == 0:
-    os._exit(wrong > 0)
-for child in children:
-    wrong += os.waitpid(child, 0)[1] != 0
-store.close()
-sys.exit(wrong > 0)
-"""
-
-
-def test_a_forked_process_has_connections_of_its_own(server):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, server.address],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-
-
 def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
     """Not even of one that a thread of its parent uses at the fork."""
     with connected([server]) as store:
         assert state(store, "a") is State.LEASED
         (node,) = store._nodes
-        waiting = node.begin(b"mg nothing v\r\n")
+        waiting = node.begin(["nothing"])
         assert waiting is not None
         assert state(store, "b") is State.LEASED
         assert count_sockets_to(server.port) == 2
@@ -403,8 +248,10 @@ def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
             assert state(store, "c") is State.LEASED
 
         in_child(child, tmp_path)
-        (answer,) = node.finish(waiting, lambda one: one._answers(1))
-        assert answer.code == b"EN"
+        answer = node.finish(
+            waiting, lambda one: one.read_get(["nothing"], tuple)
+        )
+        assert answer == {}
         assert state(store, "d") is State.LEASED
         assert count_sockets_to(server.port) == 2
 

@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 
-from sqla_shard.cache.memcached import MemcachedStore
-from tests.shared import cache_store
-from tests.shared.memcached import grow_old
-from tests.shared.memcached import nodes
+from sqla_shard.cache.stores.memcached import MemcachedStore
+from tests.servers.memcached import grow_old
+from tests.servers.memcached import nodes
+from tests.suites import cache_store
 
 pytestmark = pytest.mark.live
 

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from sqla_shard.cache import codec
-from sqla_shard.cache.cells import Cells
-from tests.shared import cache_mutations
-from tests.shared.cache_mutations import MemcachedItems
-from tests.shared.cached_models import cached_on_mariadb
-from tests.shared.cached_models import key_of
-from tests.shared.cached_models import seen
-from tests.shared.cached_models import stored
-from tests.shared.cached_models import User
+from sqla_shard.cache import columns
+from sqla_shard.cache.columns import RowChecks
+from tests.models.cached_models import cached_on_mariadb
+from tests.models.cached_models import key_of
+from tests.models.cached_models import seen
+from tests.models.cached_models import stored
+from tests.models.cached_models import User
+from tests.suites import cache_mutations
+from tests.suites.cache_mutations import MemcachedItems
 
 pytestmark = pytest.mark.live
 
@@ -33,10 +33,10 @@ class TestControl(cache_mutations.Mutated):
     """Without the checks, the same reads raise, or answer with nonsense."""
 
     def test_reads(self, cluster, cases, items, rng, monkeypatch):
-        def fit(self, row):
+        def accepts(self, row):
             return type(row) is list and len(row) == len(self._checks)
 
-        monkeypatch.setattr(Cells, "fit", fit)
+        monkeypatch.setattr(RowChecks, "accepts", accepts)
         with pytest.raises((AssertionError, TypeError, ValueError)):
             super().test_reads(cluster, cases, items, rng)
 
@@ -85,4 +85,4 @@ def test_texts_of_a_value_are_whole_characters():
     rng = random.Random(0)
     for _ in range(2000):
         text = "".join(rng.choice('\\ud8Dc0"é\n') for _ in range(12))
-        assert codec.parse(codec.dump([text])) == [text]
+        assert columns.parse(columns.dump([text])) == [text]

@@ -14,36 +14,36 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.memory import MemoryStore
-from sqla_shard.cache.outbox import drain
-from sqla_shard.cache.outbox import outbox_size
-from sqla_shard.cache.store import State
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memcached import MemcachedStore
+from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ShardMissingError
+from sqla_shard.outbox.invalidations import drain
+from sqla_shard.outbox.invalidations import outbox_size
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
-from sqla_shard.testing._processes import wait_until
-from tests.shared.cache_store import leased
-from tests.shared.cache_store import put
-from tests.shared.cache_store import state
-from tests.shared.cache_store import token
-from tests.shared.memcached import grow_old
-from tests.shared.memcached import nodes
-from tests.shared.operation_models import Account
-from tests.shared.operation_models import Base
-from tests.shared.operation_models import points
-from tests.shared.operation_servers import own_cluster
-from tests.shared.operation_servers import own_fleet
-from tests.shared.operation_servers import own_lines
-from tests.shared.operation_servers import own_proxied
-from tests.shared.operations import FAR
-from tests.shared.operations import NEAR
-from tests.shared.operations import Suite
-from tests.shared.outbox import at_commit
-from tests.shared.outbox import forget_all
-from tests.shared.outbox import leave
-from tests.shared.outbox import rows
+from sqla_shard.testing.local_server import wait_until
+from tests.models.operation_models import Account
+from tests.models.operation_models import Base
+from tests.models.operation_models import points
+from tests.servers.memcached import grow_old
+from tests.servers.memcached import nodes
+from tests.servers.operation_servers import own_cluster
+from tests.servers.operation_servers import own_fleet
+from tests.servers.operation_servers import own_lines
+from tests.servers.operation_servers import own_proxied
+from tests.suites.cache_store import leased
+from tests.suites.cache_store import put
+from tests.suites.cache_store import state
+from tests.suites.cache_store import token
+from tests.suites.operations import FAR
+from tests.suites.operations import NEAR
+from tests.suites.operations import Suite
+from tests.suites.outbox import at_commit
+from tests.suites.outbox import forget_all
+from tests.suites.outbox import leave
+from tests.suites.outbox import rows
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
@@ -112,7 +112,7 @@ class TestNodes(Suite):
                     seconds=SECONDS,
                 )
             report = drain(cluster, {"r": ours})
-            assert (report.removed, report.is_clean) == (len(failed), True)
+            assert (report.removed, report.ok) == (len(failed), True)
             for key in failed:
                 assert state(ours, key) is State.LEASED
         assert rows(cluster) == []
@@ -136,7 +136,7 @@ class TestNodes(Suite):
             grow_old(servers[0])
             # It was left alone for a moment.
             assert wait_until(
-                lambda: drain(cluster, {"r": store}).is_clean, seconds=SECONDS
+                lambda: drain(cluster, {"r": store}).ok, seconds=SECONDS
             )
         assert rows(cluster) == []
 
@@ -195,7 +195,7 @@ class TestServers(Suite):
         lines[HOME].cut()
         report = drain(proxied, {"r": MemoryStore()})
         assert report.removed == 1
-        assert not report.is_clean
+        assert not report.ok
         (trouble,) = report.troubles
         assert trouble.startswith(f"{cluster_server(cluster, NEAR)}: ")
         sizes, troubles = outbox_size(proxied)
@@ -203,7 +203,7 @@ class TestServers(Suite):
         assert {one.server for one in troubles} == {trouble.partition(":")[0]}
         lines[HOME].restore()
         assert wait_until(
-            lambda: drain(proxied, {"r": MemoryStore()}).is_clean,
+            lambda: drain(proxied, {"r": MemoryStore()}).ok,
             seconds=SECONDS,
         )
         assert rows(cluster) == []
@@ -233,7 +233,7 @@ class TestServers(Suite):
         # Nothing is committed of which the cache would not hear.
         assert points(cluster, [ids[FAR]]) == [0]
         report = drain(cluster, {"r": MemoryStore()})
-        assert (report.removed, report.is_clean) == (1, True)
+        assert (report.removed, report.ok) == (1, True)
 
     def test_a_statement_at_commit_that_fails(self, cluster, fleet, ids):
         server = fleet.servers[HOME]

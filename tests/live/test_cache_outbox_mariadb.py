@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 
 from sqla_shard import Cluster
-from sqla_shard.schema import internal
+from sqla_shard.schema import ledger
 from sqla_shard.testing import MariaDBFleet
-from tests.shared import outbox
-from tests.shared.operation_models import operations_on_mariadb
+from tests.models.operation_models import operations_on_mariadb
+from tests.suites import outbox
 
 pytestmark = pytest.mark.live
 
@@ -42,21 +42,19 @@ def test_shards_of_earlier_releases_get_the_table(
     try:
         with cluster.places.engines.visit(place.engine) as connection:
             place.backend.ddl.enter(connection, DATABASE)
-            internal.upgrade(connection, None)
+            ledger.upgrade_own_tables(connection, None)
             connection.execute(text("DROP TABLE sqla_shard_outbox"))
             connection.execute(
-                text(
-                    f"UPDATE {internal.VERSION_TABLE} SET version_num = '0004'"
-                )
+                text(f"UPDATE {ledger.VERSION_TABLE} SET version_num = '0004'")
             )
             connection.commit()
             # Twice: one that was killed in between begins again.
             for version in ("0004", "0005"):
-                internal.upgrade(connection, version)
+                ledger.upgrade_own_tables(connection, version)
         assert made(DATABASE) == made(place.schema)
         versions = server.root_execute(
-            f"SELECT version_num FROM {DATABASE}.{internal.VERSION_TABLE}"
+            f"SELECT version_num FROM {DATABASE}.{ledger.VERSION_TABLE}"
         )
-        assert [row[0] for row in versions] == [internal.head()] == ["0005"]
+        assert [row[0] for row in versions] == [ledger.own_head()] == ["0005"]
     finally:
         server.root_execute(f"DROP DATABASE {DATABASE}")

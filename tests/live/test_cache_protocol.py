@@ -22,13 +22,13 @@ from time import monotonic
 import pytest
 
 from sqla_shard.testing import MariaDBServer
-from tests.shared import redis
-from tests.shared.cache_checking import check
-from tests.shared.cache_events import events_of
-from tests.shared.cache_worker import Settings
-from tests.shared.cache_worker import TIMES
-from tests.shared.memcached import grow_old
-from tests.shared.memcached import nodes
+from tests.servers import redis
+from tests.servers.cache_checking import check
+from tests.servers.cache_events import events_of
+from tests.servers.memcached import grow_old
+from tests.servers.memcached import nodes
+from tests.workers.cache_worker import Settings
+from tests.workers.cache_worker import TIMES
 
 pytestmark = [
     pytest.mark.live,
@@ -86,7 +86,7 @@ class Scene:
             for role in ("reader", "writer")
             for number in range(3)
         ]
-        program = [sys.executable, "-m", "tests.shared.cache_worker"]
+        program = [sys.executable, "-m", "tests.workers.cache_worker"]
         process = subprocess.Popen(
             [*program, json.dumps(everybody)],
             cwd=ROOT,

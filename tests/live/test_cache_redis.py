@@ -7,13 +7,13 @@ import contextlib
 import pytest
 import redis
 
-from sqla_shard.cache.redis import RedisStore
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cache.regions import store_of
-from tests.shared import cache_store
-from tests.shared.redis import client_of
-from tests.shared.redis import grow_old
-from tests.shared.redis import old_server
+from sqla_shard.cache.stores.redis import RedisStore
+from tests.servers.redis import client_of
+from tests.servers.redis import grow_old
+from tests.servers.redis import old_server
+from tests.suites import cache_store
 
 pytestmark = pytest.mark.live
 

@@ -20,16 +20,16 @@ import pytest
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
-from sqla_shard.testing.documents import topology_document
-from tests.shared.cache_session_models import SHARDS
-from tests.shared.cache_session_policies import BROKEN
-from tests.shared.cache_session_scene import Program
-from tests.shared.cache_session_scene import Scene
-from tests.shared.cutovers import CutoverError
-from tests.shared.cutovers import fail_over
-from tests.shared.cutovers import kill_application
-from tests.shared.memcached import nodes
-from tests.shared.published import moved
+from sqla_shard.testing.topology_documents import topology_document
+from tests.models.cache_session_models import SHARDS
+from tests.servers.cache_session_policies import BROKEN
+from tests.servers.cache_session_scene import Program
+from tests.servers.cache_session_scene import Scene
+from tests.servers.cutovers import CutoverError
+from tests.servers.cutovers import fail_over
+from tests.servers.cutovers import kill_application
+from tests.servers.memcached import nodes
+from tests.servers.published import moved
 
 pytestmark = [
     pytest.mark.live,

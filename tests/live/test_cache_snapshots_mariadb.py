@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.cache.objects import KeptObjects
-from tests.shared.mapping_models import BoardHasPins
-from tests.shared.mapping_models import lists_on_mariadb
-from tests.shared.mapping_models import new_board
-from tests.shared.mapping_models import new_pins
-from tests.shared.mapping_models import User
+from sqla_shard.cache.objects import ObjectCache
+from tests.models.mapping_models import BoardHasPins
+from tests.models.mapping_models import lists_on_mariadb
+from tests.models.mapping_models import new_board
+from tests.models.mapping_models import new_pins
+from tests.models.mapping_models import User
 
 pytestmark = pytest.mark.live
 
@@ -95,7 +95,7 @@ def test_an_object_that_is_inserted_after_we_looked(
     cluster, cache, monkeypatch
 ):
     missing = new_user(cluster) + 1
-    rows = KeptObjects.rows
+    rows = ObjectCache.rows
     looks = []
 
     def reading(self, scope, ids):
@@ -105,7 +105,7 @@ def test_an_object_that_is_inserted_after_we_looked(
             assert new_user(cluster) == missing
         return found
 
-    monkeypatch.setattr(KeptObjects, "rows", reading)
+    monkeypatch.setattr(ObjectCache, "rows", reading)
     with cluster.session() as session:
         assert session.get(User, missing) is None
     with cluster.session() as session:

@@ -12,24 +12,24 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard import operation
-from sqla_shard.cache.store import State
+from sqla_shard.cache.stores import State
 from sqla_shard.exc import CachedWriteError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.testing import MariaDBFleet
-from sqla_shard.verifying import verify_relations
-from tests.shared.cached_models import Board
-from tests.shared.cached_models import BoardKeepsPins
-from tests.shared.cached_models import cached_on_mariadb
-from tests.shared.cached_models import key_of
-from tests.shared.cached_models import Pin
-from tests.shared.cached_models import PinInBoards
-from tests.shared.cached_models import seen
-from tests.shared.cached_models import sent
-from tests.shared.cached_models import stored
-from tests.shared.cached_models import User
-from tests.shared.cached_models import value_of
+from sqla_shard.verify import verify_relations
+from tests.models.cached_models import Board
+from tests.models.cached_models import BoardKeepsPins
+from tests.models.cached_models import cached_on_mariadb
+from tests.models.cached_models import key_of
+from tests.models.cached_models import Pin
+from tests.models.cached_models import PinInBoards
+from tests.models.cached_models import seen
+from tests.models.cached_models import sent
+from tests.models.cached_models import stored
+from tests.models.cached_models import User
+from tests.models.cached_models import value_of
 
 pytestmark = pytest.mark.live
 
@@ -76,7 +76,7 @@ def users(cluster: Cluster) -> list[int]:
 
 
 def roots(session: Any) -> dict[Any, Any]:
-    return {c.engine: c for c in session._begun if c.engine.url.host}
+    return {c.engine: c for c in session._connections if c.engine.url.host}
 
 
 def test_a_connection_that_is_lost_at_commit(
@@ -262,7 +262,9 @@ def test_a_row_that_comes_to_match(committed: Cluster) -> None:
         engine = session.connection(there).engine
         event.listen(engine, "before_cursor_execute", change)
         try:
-            with pytest.raises(CachedWriteError, match="1 more of them"):
+            with pytest.raises(
+                CachedWriteError, match="1 more rows were written"
+            ):
                 session.execute(
                     update(User).where(User.city == "Rome").values(city="x"),
                     bind_arguments={"shard_id": 2},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.cache.wire import Connection
-from tests.shared import cached_costs
-from tests.shared.cached_models import cached_on_mariadb
-from tests.shared.cached_models import stored
-from tests.shared.cached_models import User
+from sqla_shard.cache.stores.memcached_node import Stream
+from tests.models.cached_models import cached_on_mariadb
+from tests.models.cached_models import stored
+from tests.models.cached_models import User
+from tests.suites import cached_costs
 
 pytestmark = pytest.mark.live
 
@@ -23,13 +23,13 @@ class TestCosts(cached_costs.Costs):
 def packets(monkeypatch):
     """Collect what is sent to nodes, each time that something is."""
     sent: list[bytes] = []
-    send = Connection.send
+    send = Stream.sendall
 
     def listen(self, commands):
         sent.append(commands)
         send(self, commands)
 
-    monkeypatch.setattr(Connection, "send", listen)
+    monkeypatch.setattr(Stream, "sendall", listen)
     return sent
 
 

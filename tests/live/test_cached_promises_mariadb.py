@@ -22,25 +22,25 @@ from sqla_shard import no_cache
 from sqla_shard import pack
 from sqla_shard import unpack
 from sqla_shard.cache import cached_objects
-from sqla_shard.cache.outbox import drain
-from sqla_shard.cache.store import State
+from sqla_shard.cache.stores import State
 from sqla_shard.exc import PartialCommitError
+from sqla_shard.outbox.invalidations import drain
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
-from sqla_shard.testing._processes import wait_until
-from tests.shared.cached_models import Base
-from tests.shared.cached_models import Board
-from tests.shared.cached_models import BoardHasPins
-from tests.shared.cached_models import CLASSES
-from tests.shared.cached_models import key_of
-from tests.shared.cached_models import Pin
-from tests.shared.cached_models import seen
-from tests.shared.cached_models import SHARDS
-from tests.shared.cached_models import stored
-from tests.shared.cached_models import User
-from tests.shared.memcached import nodes
-from tests.shared.outbox import forget_all
+from sqla_shard.testing.local_server import wait_until
+from tests.models.cached_models import Base
+from tests.models.cached_models import Board
+from tests.models.cached_models import BoardHasPins
+from tests.models.cached_models import CLASSES
+from tests.models.cached_models import key_of
+from tests.models.cached_models import Pin
+from tests.models.cached_models import seen
+from tests.models.cached_models import SHARDS
+from tests.models.cached_models import stored
+from tests.models.cached_models import User
+from tests.servers.memcached import nodes
+from tests.suites.outbox import forget_all
 
 pytestmark = pytest.mark.live
 
@@ -170,7 +170,7 @@ def drained(cluster: Cluster) -> int:
     assert cluster.cache is not None
     regions = cluster.cache.regions
     report = drain(cluster, {name: one.store for name, one in regions.items()})
-    assert report.is_clean
+    assert report.ok
     return report.removed
 
 

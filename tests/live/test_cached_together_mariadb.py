@@ -17,20 +17,20 @@ from sqla_shard import Cluster
 from sqla_shard import pack
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing._processes import wait_until
-from tests.shared.cached_models import Base
-from tests.shared.cached_models import Board
-from tests.shared.cached_models import BoardHasPins
-from tests.shared.cached_models import configure
-from tests.shared.cached_models import PIN
-from tests.shared.cached_models import seen
-from tests.shared.cached_models import sent
-from tests.shared.cached_models import settled
-from tests.shared.cached_models import SHARDS
-from tests.shared.cached_models import stored
-from tests.shared.cached_models import User
-from tests.shared.memcached import grow_old
-from tests.shared.memcached import stats
+from sqla_shard.testing.local_server import wait_until
+from tests.models.cached_models import Base
+from tests.models.cached_models import Board
+from tests.models.cached_models import BoardHasPins
+from tests.models.cached_models import configure
+from tests.models.cached_models import PIN
+from tests.models.cached_models import seen
+from tests.models.cached_models import sent
+from tests.models.cached_models import settled
+from tests.models.cached_models import SHARDS
+from tests.models.cached_models import stored
+from tests.models.cached_models import User
+from tests.servers.memcached import grow_old
+from tests.servers.memcached import stats
 
 pytestmark = pytest.mark.live
 
@@ -207,7 +207,7 @@ def test_a_node_that_hangs_holds_up_no_other_task(
         # What could not be announced is written down, and taken out as soon
         # as the node is asked again.
         assert wait_until(
-            lambda: impatient.repair_cache().is_clean, seconds=PATIENCE
+            lambda: impatient.repair_cache().ok, seconds=PATIENCE
         )
     assert seen(cluster, User, user).name == "changed"
 

@@ -12,49 +12,29 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.store import State
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import sqlite_topology
-from tests.shared.cache_files import write_regions
-from tests.shared.cache_store import put
-from tests.shared.cache_store import state
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import ROOT
-from tests.shared.command_line import write
-from tests.shared.memcached import grow_old
-from tests.shared.memcached import nodes
-from tests.shared.operation_models import Base
-from tests.shared.operation_models import first_of_each
-from tests.shared.operation_models import SHARDS
-from tests.shared.outbox import leave
-from tests.shared.outbox import rows
+from tests.models.operation_models import SHARDS
+from tests.servers.cache_files import write_regions
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import ROOT
+from tests.servers.memcached import grow_old
+from tests.servers.memcached import nodes
+from tests.servers.operation_commands import for_commands
+from tests.suites.cache_store import put
+from tests.suites.cache_store import state
+from tests.suites.outbox import leave
+from tests.suites.outbox import rows
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
 SECONDS = 60
 
 
-@pytest.fixture
-def topology(tmp_path: Path) -> Path:
-    return write(
-        tmp_path, sqlite_topology(tmp_path, 2, SHARDS, main=True, lookup=4)
-    )
-
-
-@pytest.fixture
-def cluster(topology: Path) -> Iterator[Cluster]:
-    with Cluster.from_file(topology, watch=False) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
-
-
-@pytest.fixture
-def ids(cluster: Cluster) -> list[int]:
-    return first_of_each(cluster)
+topology, cluster, ids = for_commands()
 
 
 @pytest.fixture
@@ -104,12 +84,12 @@ def test_stats(topology, cluster, ids, store, servers, file):
     assert found.exit_code == 0, found.output
     lines = found.stdout.splitlines()
     assert len(lines) == 8
-    assert lines[0] == "pins: no keys wait"
+    assert lines[0] == "pins: no pending invalidations"
     for line, server in zip(lines[1:5:2], servers, strict=True):
         assert line.startswith(f"  {server.address}: ")
         assert line.endswith(" of 67,108,864 bytes")
     assert lines[2].startswith("    0 evictions, ")
-    assert lines[5] == "lists: no keys wait"
+    assert lines[5] == "lists: no pending invalidations"
     servers[1].kill()
     found = cache(topology, "stats", file, "--json")
     assert found.exit_code == 1

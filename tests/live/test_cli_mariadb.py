@@ -12,11 +12,11 @@ import pytest
 
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MariaDBServer
-from sqla_shard.testing.documents import topology_document
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import run
-from tests.shared.command_line import write
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import run
+from tests.servers.command_line import write
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from sqla_shard.testing import MariaDBFleet
-from tests.shared import unread
-from tests.shared.command_line import write
-from tests.shared.unread_models import MODULUS
-from tests.shared.unread_models import SHARDS
+from tests.models.unread_models import MODULUS
+from tests.models.unread_models import SHARDS
+from tests.servers.command_line import write
+from tests.suites import unread
 
 pytestmark = pytest.mark.live
 

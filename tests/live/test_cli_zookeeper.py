@@ -16,27 +16,27 @@ pytest.importorskip("kazoo")
 from kazoo.client import KazooClient
 
 from sqla_shard import Topology
-from sqla_shard.following import Publisher
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import to_json
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import run
-from tests.shared.command_line import write
-from tests.shared.sqlite_files import with_files
-from tests.shared.zookeeper import document
-from tests.shared.zookeeper import place
-from tests.shared.zookeeper import SECRET
-from tests.shared.zookeeper import topology
+from sqla_shard.topology.zookeeper.publisher import Publisher
+from tests.models.sqlite_files import with_files
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import run
+from tests.servers.command_line import write
+from tests.servers.zookeeper import document
+from tests.servers.zookeeper import place
+from tests.servers.zookeeper import SECRET
+from tests.servers.zookeeper import topology
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch):
-    """Without them everybody may change what is published: it warns."""
+    """Without them anyone can change the topology: it warns."""
     monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", f"digest:me:{SECRET}")
 
 
@@ -60,16 +60,16 @@ def test_push_history_and_rollback(location, tmp_path, publisher):
     two = write(tmp_path, document(2, hosts=("one", "three")), "two.json")
     done = push(location, one)
     assert done.exit_code == 0
-    assert f"the first topology at {location}\nepoch 1\n" in done.stdout
+    assert f"first topology at {location}\nepoch 1\n" in done.stdout
     assert done.stdout.endswith(f"published epoch 1 at {location}\n")
     assert done.stderr == ""
     done = push(location, two, "--expect-epoch", 1)
     assert done.exit_code == 0
     assert "epoch 1 -> 2\nobjects: primary of 'b'" in done.stdout
-    assert "warning: primaries change, and publishing moves no" in done.stderr
+    assert "warning: primaries change, but publishing moves no" in done.stderr
     done = push(location, two)
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.endswith("epoch 2 is there already\n")
+    assert done.stdout.endswith("epoch 2 is already published\n")
     done = invoke("-t", location, "topology", "history")
     assert re.fullmatch(
         r"(epoch [21]: [-\d]+ [:\d]+\+00:00, \d+ bytes\n){2}", done.stdout
@@ -135,7 +135,7 @@ def test_generations(location, tmp_path, publisher):
     hosts = ("one", "three")
     two = write(tmp_path, document(2, hosts=hosts, generation=1), "two.json")
     assert push(location, one).exit_code == 0
-    note = "\nobjects: generation of 'b' is 2, where 1 was given\n"
+    note = "\nobjects: generation of 'b' is 2 instead of 1\n"
     done = push(location, two, "--dry-run")
     assert "\nobjects: generation of 'b' 1 -> 2\n" in done.stdout
     assert note in done.stdout
@@ -154,17 +154,17 @@ def test_generations(location, tmp_path, publisher):
         done = push(location, two, *options)
         assert (done.exit_code, done.stderr) == (0, "")
         assert note in done.stdout
-        assert done.stdout.endswith("epoch 2 is there already\n")
+        assert done.stdout.endswith("epoch 2 is already published\n")
     lower = write(tmp_path, document(3, hosts=hosts, generation=1), "l.json")
     done = push(location, lower)
     assert (done.exit_code, done.stdout) == (1, "")
     assert "generation: 1 is lower than 2, which 'b' has now" in done.stderr
     done = invoke("-t", location, "topology", "rollback", "--to", 1, "--yes")
-    assert "generation of 'b' is 3, where 1 was given\n" in done.stdout
+    assert "generation of 'b' is 3 instead of 1\n" in done.stdout
     assert publisher.current() == topology(3, generation=3)
     new = write(tmp_path, document(4, hosts=hosts, generation=3), "new.json")
     done = push(location, new, "--renamed")
-    assert "is the same machine by another name" in done.stderr
+    assert "is the same machine under another name" in done.stderr
     assert publisher.current() == topology(4, hosts=hosts, generation=3)
     new = write(tmp_path, document(5, hosts=hosts, generation=4), "new.json")
     assert "changes while its primary stays" in push(location, new).stderr
@@ -179,10 +179,10 @@ def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):
     done = push(location, write(tmp_path, document(1), "one.json"))
     assert done.exit_code == 0
     assert done.stderr == (
-        f"warning: everybody may change {path}, {path}/topology, "
-        f"{path}/history and 1 more, and so have the passwords of the "
-        "databases sent to another server; sqla-shard topology protect "
-        "closes them\n"
+        f"warning: anyone can change {path}, {path}/topology, "
+        f"{path}/history and 1 more and so redirect the passwords of the "
+        "databases to another server; protect them with: sqla-shard topology "
+        "protect\n"
     )
     protect = ("-t", location, "topology", "protect")
     done = invoke(*protect)
@@ -197,7 +197,7 @@ def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):
     assert (len(shown["nodes"]), shown["open"]) == (4, [])
     assert SECRET not in str(shown)
     done = invoke(*protect)
-    assert done.stdout == "all nodes are protected already\n"
+    assert done.stdout == "all nodes are already protected\n"
     done = push(location, write(tmp_path, document(2), "two.json"))
     assert (done.exit_code, done.stderr) == (0, "")
 
@@ -224,7 +224,7 @@ def test_the_next_epoch(location, tmp_path, publisher):
     assert push(location, path, "--next-epoch").exit_code == 0
     assert publisher.current() == topology(1)
     done = push(location, path, "--next-epoch")
-    assert "epoch 1 is there already" in done.stdout
+    assert "epoch 1 is already published" in done.stdout
     path = write(tmp_path, document(0, shards=16))
     done = push(location, path, "--next-epoch", "--expect-epoch", 1)
     assert "epoch 1 -> 2\n" in done.stdout
@@ -290,7 +290,7 @@ def test_nobody_to_ask(location, tmp_path, publisher, how):
     arguments = ("-t", location, "topology", "push", path, *how)
     done = run(tmp_path, *arguments, stdin="y\n")
     assert done.returncode == 2
-    assert "say --yes to publish" in done.stderr
+    assert "add --yes" in done.stderr
     assert publisher.current() is None
 
 
@@ -317,12 +317,12 @@ def test_somebody_is_asked(location, tmp_path, publisher):
     path = write(tmp_path, document(1))
     status, printed, errors = answered(b"n\n", *arguments, path)
     assert (status, publisher.current()) == (1, None)
-    assert "the first topology" in printed
+    assert "first topology" in printed
     assert f"publish epoch 1 at {location}? [y/N]" in errors
     status, printed, errors = answered(b"y\n", *arguments, path, "--json")
     assert status == 0
     assert json.loads(printed)["published"]
-    assert "the first topology" in errors
+    assert "first topology" in errors
     assert publisher.current() == topology(1)
 
 
@@ -338,7 +338,7 @@ def test_a_file_is_no_zookeeper(tmp_path, command):
     for named in ((), ("-t", path)):
         done = invoke(*named, "topology", command, *more)
         assert done.exit_code == 2
-        assert "this needs a ZooKeeper, and" in done.stderr
+        assert "this command requires the URL of a ZooKeeper" in done.stderr
 
 
 # -- what takes a file takes a ZooKeeper
@@ -406,7 +406,7 @@ def test_schema_commands_by_alembic_ini(shop, tmp_path):
 def test_what_is_not_there(location, tmp_path):
     done = invoke("-t", location, "topology", "show")
     assert done.exit_code == 1
-    assert "nothing was published there" in done.stderr
+    assert "nothing is published there" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     url = f"zookeeper://me:{SECRET}@zk1/prod"
     for arguments in (

@@ -17,9 +17,9 @@ from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.models import Base
-from tests.shared.models import Note
-from tests.shared.models import Pin
+from tests.models.models import Base
+from tests.models.models import Note
+from tests.models.models import Pin
 
 pytestmark = pytest.mark.live
 

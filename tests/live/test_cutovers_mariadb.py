@@ -1,7 +1,7 @@
 """Writers live through a failover and a move, and the checks can fail.
 
 The writers use PyMySQL alone: what is proven here is the order of the steps,
-and that :mod:`tests.shared.load_checks` sees what is lost without them.
+and that :mod:`tests.servers.load_checks` sees what is lost without them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import pymysql
 import pytest
 
 from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing.documents import topology_document
-from tests.shared.cutovers import CutoverError
-from tests.shared.cutovers import fail_over
-from tests.shared.cutovers import move_range
-from tests.shared.cutovers import patiently
-from tests.shared.load_checks import check
-from tests.shared.load_checks import only_old
-from tests.shared.load_checks import pauses
-from tests.shared.load_checks import rows_at
-from tests.shared.load_checks import rows_of_places
-from tests.shared.load_log import Attempt
-from tests.shared.load_writers import create_tables
-from tests.shared.load_writers import RawWriter
-from tests.shared.published import moved
-from tests.shared.published import places
-from tests.shared.published import publish_to
-from tests.shared.writing_load import Load
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.cutovers import CutoverError
+from tests.servers.cutovers import fail_over
+from tests.servers.cutovers import move_range
+from tests.servers.cutovers import patiently
+from tests.servers.load_checks import check
+from tests.servers.load_checks import only_old
+from tests.servers.load_checks import pauses
+from tests.servers.load_checks import rows_at
+from tests.servers.load_checks import rows_of_places
+from tests.servers.load_log import Attempt
+from tests.servers.load_writers import create_tables
+from tests.servers.load_writers import RawWriter
+from tests.servers.published import moved
+from tests.servers.published import places
+from tests.servers.published import publish_to
+from tests.servers.writing_load import Load
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 

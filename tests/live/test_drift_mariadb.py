@@ -11,20 +11,20 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift.report import Copies
+from sqla_shard.schema.drift_report import Copies
 from sqla_shard.testing import MariaDBServer
-from tests.shared.drift import ALTERED
-from tests.shared.drift import altered
-from tests.shared.drift import build
-from tests.shared.drift import cluster
-from tests.shared.drift import document
-from tests.shared.drift import drop
-from tests.shared.drift import name_of
-from tests.shared.drift import only
-from tests.shared.drift import run
-from tests.shared.drift import servers
-from tests.shared.drift import SHARDS
-from tests.shared.drift import touched
+from tests.servers.drift import ALTERED
+from tests.servers.drift import altered
+from tests.servers.drift import build
+from tests.servers.drift import cluster
+from tests.servers.drift import document
+from tests.servers.drift import drop
+from tests.servers.drift import name_of
+from tests.servers.drift import only
+from tests.servers.drift import run
+from tests.servers.drift import servers
+from tests.servers.drift import SHARDS
+from tests.servers.drift import touched
 
 # The fixtures that tests of drift share.
 __all__ = ["altered", "cluster", "servers"]
@@ -288,7 +288,7 @@ def test_as_json(cluster: Cluster, servers: dict[str, Any]) -> None:
         "ALTER TABLE notes ADD extra INT",
         "DROP TABLE alembic_version",
     )
-    mapping = verify(cluster, standby=False).to_mapping()
+    mapping = verify(cluster, standby=False).as_dict()
     assert json.loads(json.dumps(mapping)) == mapping
     assert mapping["ok"] is False
     (found,) = mapping["keyspaces"]

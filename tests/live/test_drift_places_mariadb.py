@@ -11,19 +11,19 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift.report import Copies
-from sqla_shard.schema.drift.report import Orphan
-from tests.shared.drift import ALTERED
-from tests.shared.drift import altered
-from tests.shared.drift import build
-from tests.shared.drift import cluster
-from tests.shared.drift import document
-from tests.shared.drift import drop
-from tests.shared.drift import name_of
-from tests.shared.drift import only
-from tests.shared.drift import run
-from tests.shared.drift import servers
-from tests.shared.drift import SHARDS
+from sqla_shard.schema.drift_report import Copies
+from sqla_shard.schema.drift_report import Orphan
+from tests.servers.drift import ALTERED
+from tests.servers.drift import altered
+from tests.servers.drift import build
+from tests.servers.drift import cluster
+from tests.servers.drift import document
+from tests.servers.drift import drop
+from tests.servers.drift import name_of
+from tests.servers.drift import only
+from tests.servers.drift import run
+from tests.servers.drift import servers
+from tests.servers.drift import SHARDS
 
 # The fixtures that tests of drift share.
 __all__ = ["altered", "cluster", "servers"]
@@ -146,7 +146,7 @@ def test_a_reference_that_is_missing(
     with pytest.raises(exc.DriftReferenceError) as caught:
         verify(cluster, reference=ALTERED)
     assert caught.value.shard_id == ALTERED
-    assert "its database is not there" in str(caught.value)
+    assert "database not found" in str(caught.value)
 
 
 @contextlib.contextmanager

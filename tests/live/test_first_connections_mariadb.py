@@ -16,8 +16,8 @@ from sqla_shard import Cluster
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
-from tests.shared.models import Base
-from tests.shared.models import Pin
+from tests.models.models import Base
+from tests.models.models import Pin
 
 pytestmark = pytest.mark.live
 
@@ -134,6 +134,6 @@ def test_a_worker_tells_of_the_server(
         with opened(fleet, proxy) as cluster:
             proxy.cut_at_statement(n, when="before")
             report = cluster.repair()
-            assert not report.is_clean
+            assert not report.ok
             assert "server1" in report.troubles[0], n
-            assert cluster.repair().is_clean
+            assert cluster.repair().ok

@@ -12,11 +12,11 @@ from flask import Flask
 from sqla_shard import Cluster
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.flask_app import add_board
-from tests.shared.flask_app import Base
-from tests.shared.flask_app import Board
-from tests.shared.flask_app import busy
-from tests.shared.flask_app import title_of
+from tests.models.flask_app import add_board
+from tests.models.flask_app import Base
+from tests.models.flask_app import Board
+from tests.models.flask_app import busy
+from tests.models.flask_app import title_of
 
 pytestmark = pytest.mark.live
 

@@ -10,11 +10,11 @@ pytest.importorskip("kazoo")
 
 from sqla_shard import Topology
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.following import Publisher
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import ZooKeeperServer
-from tests.shared.flask_app import flask_fixtures
-from tests.shared.sqlite_files import with_files
+from sqla_shard.topology.zookeeper.publisher import Publisher
+from tests.models.flask_app import flask_fixtures
+from tests.models.sqlite_files import with_files
 
 pytestmark = pytest.mark.live
 
@@ -40,7 +40,7 @@ def test_it_serves_while_zookeeper_is_down(app, tmp_path, zookeeper_installed):
         with Publisher(location) as publisher:
             publisher.publish(Topology.from_mapping({**files, "epoch": 2}))
         with app.app_context():
-            assert db.cluster._current.feed.wait(1, 30)
+            assert db.cluster._active.follower.wait(1, 30)
         assert client.get(PATH).get_json()["epoch"] == 2
         server.kill()
         deadline = time.monotonic() + 30

@@ -14,24 +14,24 @@ from functools import partial
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.following import Publisher
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing import ZooKeeperServer
-from sqla_shard.testing.documents import topology_document
+from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import Topology
-from tests.shared.cutovers import fail_over
-from tests.shared.cutovers import move_range
-from tests.shared.cutovers import patiently
-from tests.shared.load_checks import check
-from tests.shared.load_checks import only_old
-from tests.shared.load_checks import pauses
-from tests.shared.load_checks import rows_at
-from tests.shared.load_checks import rows_of_places
-from tests.shared.load_models import Base
-from tests.shared.load_writers import ClusterWriter
-from tests.shared.published import moved
-from tests.shared.published import places
-from tests.shared.writing_load import Load
+from sqla_shard.topology.zookeeper.publisher import Publisher
+from tests.models.load_models import Base
+from tests.servers.cutovers import fail_over
+from tests.servers.cutovers import move_range
+from tests.servers.cutovers import patiently
+from tests.servers.load_checks import check
+from tests.servers.load_checks import only_old
+from tests.servers.load_checks import pauses
+from tests.servers.load_checks import rows_at
+from tests.servers.load_checks import rows_of_places
+from tests.servers.load_writers import ClusterWriter
+from tests.servers.published import moved
+from tests.servers.published import places
+from tests.servers.writing_load import Load
 
 pytestmark = pytest.mark.live
 

@@ -18,27 +18,27 @@ from sqlalchemy import event
 from sqla_shard import Cluster
 from sqla_shard import Topology
 from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.following import source_at
-from sqla_shard.following.locations import AUTH_VARIABLE
-from sqla_shard.following.zookeeper import ZooKeeperConnection
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import to_json
-from tests.shared.chaos import data_on_both
-from tests.shared.chaos import is_stale
-from tests.shared.chaos import Load
-from tests.shared.chaos import LONG_SESSION
-from tests.shared.chaos import node
-from tests.shared.chaos import PATIENCE
-from tests.shared.chaos import Scene
-from tests.shared.following import in_child
-from tests.shared.following import Pin
-from tests.shared.following import until
-from tests.shared.sockets import count_sockets_to
-from tests.shared.threads import begun_since
-from tests.shared.threads import running
+from sqla_shard.topology.follow import source_at
+from sqla_shard.topology.follow.locations import AUTH_VARIABLE
+from sqla_shard.topology.zookeeper.source import ZooKeeperConnection
+from tests.servers.chaos import data_on_both
+from tests.servers.chaos import is_stale
+from tests.servers.chaos import Load
+from tests.servers.chaos import LONG_SESSION
+from tests.servers.chaos import node
+from tests.servers.chaos import PATIENCE
+from tests.servers.chaos import Scene
+from tests.servers.following import in_child
+from tests.servers.following import Pin
+from tests.servers.following import until
+from tests.servers.processes import begun_since
+from tests.servers.processes import count_sockets_to
+from tests.servers.processes import running
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -171,8 +171,8 @@ def test_a_session_that_expires(
 
 
 def client_of(cluster: Cluster) -> Any:
-    feed: Any = cluster._current.feed
-    return feed._source._connection._client
+    follower: Any = cluster._active.follower
+    return follower._source._connection._client
 
 
 def test_a_connection_that_flaps(
@@ -206,7 +206,7 @@ def test_lost_data_is_no_topology_and_old_data_none_either(
     with node(scene.hosts) as client:
         client.delete(f"{scene.path}/topology")
     assert is_stale(cluster)
-    assert "nothing was published" in str(cluster.source_report().last_error)
+    assert "nothing is published" in str(cluster.source_report().last_error)
     load.goes_on()
     with scene.application("stale"):
         load.goes_on()
@@ -232,7 +232,7 @@ def test_nothing_in_the_beginning(
     with pytest.raises(TopologyUnavailableError, match="topology push"):
         scene.open(session=LONG_SESSION)
     proxy.refuse()
-    with pytest.raises(TopologyUnavailableError, match="no server has"):
+    with pytest.raises(TopologyUnavailableError, match="no server answered"):
         scene.open(patience=1.0)
     # kazoo's threads are gone.
     assert until(lambda: not begun_since(before), PATIENCE)
@@ -364,10 +364,10 @@ def test_tls_and_digest(
             tmp_path / "other",
             options=tls,
         )
-        with pytest.raises(TopologyUnavailableError, match="none are given"):
+        with pytest.raises(TopologyUnavailableError, match="NoAuthError"):
             stranger.open()
         plain = Scene(mariadb_fleet, server.hosts, "/prod", tmp_path / "x")
-        with pytest.raises(TopologyUnavailableError, match="no server has"):
+        with pytest.raises(TopologyUnavailableError, match="no server"):
             plain.open(patience=1.0)
         monkeypatch.setenv(AUTH_VARIABLE, "digest:app:sesame")
         source = source_at(

@@ -18,12 +18,12 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
-from sqla_shard.testing.documents import topology_document
-from tests.shared.faults import Base
-from tests.shared.faults import Pin
-from tests.shared.following import until
-from tests.shared.forked_master import IDLE
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.faults import Base
+from tests.servers.faults import Pin
+from tests.servers.following import until
 from tests.test_docs import certificates  # noqa: F401  # a fixture
+from tests.workers.forked_master import IDLE
 
 pytestmark = pytest.mark.live
 
@@ -77,7 +77,7 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
     path.write_text(json.dumps([document, proxy.port, options]))
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "tests.shared.forked_master"),
+            *(sys.executable, "-m", "tests.workers.forked_master"),
             *(kind, str(path), str(pin_id)),
         ],
         cwd=ROOT,

@@ -15,17 +15,17 @@ pytest.importorskip("kazoo")
 
 from examples.pinboard.models import Base
 from sqla_shard import Cluster
-from sqla_shard.cli.printing import NOT_READ
+from sqla_shard.cli.output import NOT_READ
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
-from sqla_shard.testing._processes import wait_until
-from tests.shared import reference_models
-from tests.shared.command_line import ROOT
-from tests.shared.command_line import write
-from tests.shared.forks import Forks
-from tests.shared.frozen_commands import names_of_commands
+from sqla_shard.testing.local_server import wait_until
+from tests.models import reference_models
+from tests.servers.command_line import ROOT
+from tests.servers.command_line import write
+from tests.servers.frozen_commands import names_of_commands
+from tests.workers.forks import Forks
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
@@ -65,7 +65,7 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         "server2",
     ),
     "verify references": (
-        ("verify", "references", "--models", "tests.shared.reference_models"),
+        ("verify", "references", "--models", "tests.models.reference_models"),
         NOT_READ,
         "server2",
     ),
@@ -117,7 +117,7 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
 }
 #: It waits until the ZooKeeper is there, or SIGTERM comes.
 UNTIL_ENDED = "topology agent"
-SILENT = "no server has answered in 5 seconds"
+SILENT = "no server answered within 5 seconds"
 #: With a ZooKeeper that hangs.
 ZOOKEEPERS: dict[str, tuple[tuple[str, ...], int, str]] = {
     name: (("topology", *arguments), 0 if name == UNTIL_ENDED else 1, SILENT)
@@ -177,7 +177,7 @@ def outcomes(
             for number, name in enumerate(CASES)
         }
         numbers: dict[str, int] = {}
-        forks = stack.enter_context(Forks("tests.shared.frozen_commands"))
+        forks = stack.enter_context(Forks("tests.servers.frozen_commands"))
         for name, (arguments, _, _) in CASES.items():
             location = "topology.json"
             if name in ZOOKEEPERS:

@@ -31,13 +31,13 @@ from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
-from tests.shared.command_line import ROOT
-from tests.shared.sockets import count_sockets_to
+from tests.servers.command_line import ROOT
+from tests.servers.processes import count_sockets_to
 
 pytestmark = pytest.mark.live
 
@@ -472,7 +472,7 @@ def test_a_zookeeper_when_a_cluster_is_opened(
 #: The tests of each row of the table "What ends when".
 ROWS = {
     "connecting to MySQL or MariaDB": "frozen: test_an_operation_ends",
-    "a statement, until the server says the next word": (
+    "a statement, until the server sends the next packet": (
         "frozen: test_an_operation_ends"
     ),
     "COMMIT": "frozen: test_commit",
@@ -482,7 +482,7 @@ ROWS = {
     ),
     "a statement on many shards": "frozen: test_scatter_has_a_time_of_its_own",
     "a key of a lookup": "frozen: test_a_lookup_has_a_time_of_its_own",
-    "a connection, while all of the pool are in use": (
+    "a connection, while all connections of the pool are in use": (
         "frozen: test_a_pool_that_is_in_use"
     ),
     "another attempt of ``Cluster.run()``": "frozen: test_another_attempt",
@@ -511,7 +511,7 @@ MODULES = {
 def test_each_row_of_the_page_has_a_test() -> None:
     page = (ROOT / "docs/explanation/time-limits.rst").read_text("utf-8")
     rows = re.findall(r"^   \* - (.*)$", page, re.MULTILINE)
-    assert rows[0] == "what waits"
+    assert rows[0] == "wait"
     assert rows[1:] == list(ROWS)
     for test in ROWS.values():
         module, _, name = test.partition(": ")

@@ -20,11 +20,11 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import ShardSession
 from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing.documents import topology_document
-from tests.shared.command_line import invoke
-from tests.shared.command_line import write as write_topology
-from tests.shared.following import Base
-from tests.shared.following import Pin
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write as write_topology
+from tests.servers.following import Base
+from tests.servers.following import Pin
 
 pytestmark = [
     pytest.mark.live,
@@ -148,7 +148,7 @@ def test_what_is_half_is_listed(
         path = write_topology(tmp_path, document)
         done = invoke("-t", path, "halves", "--older-than", "0")
         assert done.exit_code == bool(wanted)
-        assert f"{len(wanted)} half committed" in done.stdout
+        assert f"{len(wanted)} partially committed" in done.stdout
 
 
 def test_without_a_key_it_is_not(document: Any, rng: random.Random) -> None:

@@ -26,13 +26,13 @@ from sqla_shard.exc import KeyUsedError
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ShardMissingError
-from sqla_shard.internal import OF_TRANSACTIONS
-from sqla_shard.schema import internal
+from sqla_shard.outbox.tables import OF_TRANSACTIONS
+from sqla_shard.schema import ledger
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
-from tests.shared.models import Base
-from tests.shared.models import Pin
-from tests.shared.swapping import Swaps
+from tests.models.models import Base
+from tests.models.models import Pin
+from tests.servers.swapping import Swaps
 
 pytestmark = pytest.mark.live
 
@@ -597,7 +597,7 @@ def test_the_table_that_alembic_makes_is_the_same(
     server.root_execute("CREATE DATABASE IF NOT EXISTS db_internal")
     with cluster.places.engines.visit(place.engine) as connection:
         place.backend.ddl.enter(connection, "db_internal")
-        internal.upgrade(connection, None)
+        ledger.upgrade_own_tables(connection, None)
 
     def shown(database: str) -> Any:
         return server.root_execute(
@@ -623,7 +623,7 @@ def test_a_function_that_commits_itself_and_is_not_answered(
         fault.watch(session.log.first[0].engine)
         session.commit()
 
-    with pytest.raises(ValueError, match="has committed itself"):
+    with pytest.raises(ValueError, match="committed the transaction"):
         cluster.run(write, key="half")
     fault.check()
     assert count(fleet, "half") == 1

@@ -13,10 +13,10 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.faults import Base
-from tests.shared.faults import locked
-from tests.shared.faults import opened
-from tests.shared.faults import own_fleet
+from tests.servers.faults import Base
+from tests.servers.faults import locked
+from tests.servers.faults import opened
+from tests.servers.faults import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -111,7 +111,7 @@ def test_switched_off_it_is_logged_once_for_each_server(
     (message,) = warned()
     assert message == (
         f"{server.host}:{server.port} has no read_timeout (driver pymysql): "
-        "while it hangs, whoever uses it waits for ever"
+        "if the server hangs, callers wait without limit"
     )
 
 

@@ -18,7 +18,7 @@ from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard import ShardSession
-from sqla_shard.mappings.lists import List
+from sqla_shard.models.mapping_list import List
 from sqla_shard.testing import MariaDBFleet
 
 pytestmark = pytest.mark.live
@@ -154,7 +154,7 @@ def test_the_lock_is_that_of_the_source(cluster: Cluster, board: int) -> None:
 def test_appends_to_one_list_are_not_repeated(
     cluster: Cluster, board: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "sqla_shard.retrying")
+    caplog.set_level(logging.INFO, "sqla_shard.cluster.retries")
     problems = []
 
     def work(number: int) -> None:
@@ -178,7 +178,9 @@ def test_appends_to_one_list_are_not_repeated(
         rows = list(BoardHasPins.iterate(session, board))
     assert len(rows) == 19 + THREADS * 10
     assert len({row.sequence for row in rows}) == len(rows)
-    repeated = [r for r in caplog.records if r.name == "sqla_shard.retrying"]
+    repeated = [
+        r for r in caplog.records if r.name == "sqla_shard.cluster.retries"
+    ]
     assert not repeated
 
 

@@ -17,24 +17,24 @@ from sqlalchemy.exc import OperationalError
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ShardMissingError
-from sqla_shard.internal import METADATA
+from sqla_shard.outbox.tables import METADATA
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.operation_models import account
-from tests.shared.operation_models import add
-from tests.shared.operation_models import after_crash
-from tests.shared.operation_models import Base
-from tests.shared.operation_models import count_applied
-from tests.shared.operation_models import intend
-from tests.shared.operation_models import make_due
-from tests.shared.operation_models import note
-from tests.shared.operation_models import points
-from tests.shared.operation_servers import own_cluster
-from tests.shared.operation_servers import own_fleet
-from tests.shared.operation_servers import own_lines
-from tests.shared.operation_servers import own_proxied
-from tests.shared.operations import FAR
-from tests.shared.operations import NEAR
-from tests.shared.operations import Suite
+from tests.models.operation_models import account
+from tests.models.operation_models import add
+from tests.models.operation_models import after_crash
+from tests.models.operation_models import Base
+from tests.models.operation_models import count_applied
+from tests.models.operation_models import intend
+from tests.models.operation_models import make_due
+from tests.models.operation_models import note
+from tests.models.operation_models import points
+from tests.servers.operation_servers import own_cluster
+from tests.servers.operation_servers import own_fleet
+from tests.servers.operation_servers import own_lines
+from tests.servers.operation_servers import own_proxied
+from tests.suites.operations import FAR
+from tests.suites.operations import NEAR
+from tests.suites.operations import Suite
 
 pytestmark = pytest.mark.live
 
@@ -59,7 +59,7 @@ class TestCuts(Suite):
         """All of it is there once, or nothing, after two repairs."""
         for _ in range(2):
             make_due(cluster)
-            assert cluster.repair().is_clean
+            assert cluster.repair().ok
         assert cluster.pending() == []
         expected = {(ids[FAR], mark): 1} if there else {}
         assert self.only(cluster, mark) == expected
@@ -178,12 +178,12 @@ class TestServers(Suite):
         assert len(report.failed) == 1
         assert "server2" in " ".join(report.troubles)
         assert "server1" not in " ".join(report.troubles)
-        assert not report.is_clean
+        assert not report.ok
         assert self.only(cluster, mark) == {(ids[1], f"{mark} 0"): 1}
         lines[TARGET].restore()
         make_due(cluster)
         again = proxied.repair()
-        assert (again.applied, again.is_clean) == (3, True)
+        assert (again.applied, again.ok) == (3, True)
         assert sum(self.only(cluster, mark).values()) == 4
 
     def test_down_while_it_is_written(
@@ -287,7 +287,7 @@ class TestServers(Suite):
             stubborn.intend(session, ids[FAR])
         other.join(SECONDS)
         (one,) = cluster.pending()
-        assert "was rolled back" in one.error
+        assert "rolled back its transaction" in one.error
         assert (ids[FAR], f"{mark} after") not in self.only(cluster, mark)
         assert points(cluster, [ids[FAR], second]) == [1, 1]
         make_due(cluster)

@@ -1,7 +1,7 @@
 """Operations on other shards, while servers and processes are killed.
 
 Writers are processes, killed with SIGKILL at any moment; so are the workers
-that repair beside them, and the servers (:mod:`tests.shared.sums`).  In the
+that repair beside them, and the servers (:mod:`tests.servers.sums`).  In the
 end each transaction is there on all four shards once, or nowhere.
 """
 
@@ -16,16 +16,16 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.forks import Forks
-from tests.shared.operation_models import make_due
-from tests.shared.sums import ACROSS
-from tests.shared.sums import Base
-from tests.shared.sums import found_on
-from tests.shared.sums import kill_and_start
-from tests.shared.sums import new_sums
-from tests.shared.sums import own_fleet
-from tests.shared.sums import SETS
-from tests.shared.sums import SOAK
+from tests.models.operation_models import make_due
+from tests.servers.sums import ACROSS
+from tests.servers.sums import Base
+from tests.servers.sums import found_on
+from tests.servers.sums import kill_and_start
+from tests.servers.sums import new_sums
+from tests.servers.sums import own_fleet
+from tests.servers.sums import SETS
+from tests.servers.sums import SOAK
+from tests.workers.forks import Forks
 
 pytestmark = pytest.mark.live
 
@@ -109,7 +109,7 @@ def test_all_or_nothing_once(
     with Cluster.from_topology(fleet.topology_mapping()) as cluster:
         cluster.create_all(Base.metadata)
         sums = new_sums(cluster)
-    with Forks("tests.shared.logged_writers") as forks:
+    with Forks("tests.workers.logged_writers") as forks:
         processes = Processes(forks, fleet, sums, log, rng)
         kill_and_start(fleet, rng, KILLS, processes.kill_some)
     for server in fleet.servers:

@@ -8,22 +8,13 @@ from datetime import timezone
 import pytest
 
 from sqla_shard import exc
-from tests.shared import lookup_claiming
-from tests.shared.lookup_models import lookups_on_mariadb
-from tests.shared.lookup_models import Suite
-from tests.shared.lookup_models import UserName
+from tests.models.lookup_models import lookups_on_mariadb
+from tests.models.lookup_models import Suite
+from tests.models.lookup_models import UserName
 
 pytestmark = pytest.mark.live
 
 cluster = lookups_on_mariadb("lkclaim", engine_options={"pool_size": 30})
-
-
-class TestClaiming(lookup_claiming.Claiming):
-    pass
-
-
-class TestRacing(lookup_claiming.Racing):
-    pass
 
 
 class TestBoundary(Suite):

@@ -11,33 +11,28 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard import exc
-from sqla_shard.lookup import change
-from sqla_shard.lookup import sign_up
+from sqla_shard.models import change
+from sqla_shard.models import sign_up
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
-from tests.shared import lookup_registration
-from tests.shared.lookup_models import Base
-from tests.shared.lookup_models import lookups_on_mariadb
-from tests.shared.lookup_models import MODULUS
-from tests.shared.lookup_models import new_user
-from tests.shared.lookup_models import SHARDS
-from tests.shared.lookup_models import Suite
-from tests.shared.lookup_models import UserEmail
-from tests.shared.lookup_models import UserName
-from tests.shared.lookup_registration import finish
-from tests.shared.lookup_registration import named_users
-from tests.shared.lookup_registration import owners
-from tests.shared.lookup_registration import set_name
+from tests.models.lookup_models import Base
+from tests.models.lookup_models import lookups_on_mariadb
+from tests.models.lookup_models import MODULUS
+from tests.models.lookup_models import new_user
+from tests.models.lookup_models import SHARDS
+from tests.models.lookup_models import Suite
+from tests.models.lookup_models import UserEmail
+from tests.models.lookup_models import UserName
+from tests.suites.lookup_registration import finish
+from tests.suites.lookup_registration import named_users
+from tests.suites.lookup_registration import owners
+from tests.suites.lookup_registration import set_name
 
 pytestmark = pytest.mark.live
 
 _WHENS = ("before", "after")
 
 cluster = lookups_on_mariadb("lkreg")
-
-
-class TestRegistration(lookup_registration.Registration):
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
-from typing import Any
-
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import text
-from sqlalchemy.engine import make_url
-from sqlalchemy.pool import NullPool
 
-from sqla_shard.dialects import backend_for
-from sqla_shard.testing import MariaDBFleet
-from tests.shared import lookup_tables
-from tests.shared.lookup_models import lookups_on_mariadb
-from tests.shared.lookup_models import Suite
-from tests.shared.lookup_models import UserName
+from tests.models.databases import databases_on_mariadb
+from tests.models.lookup_models import lookups_on_mariadb
+from tests.models.lookup_models import Suite
+from tests.models.lookup_models import UserName
+from tests.suites import lookup_tables
 
 pytestmark = pytest.mark.live
 
 cluster = lookups_on_mariadb("lktables")
 
 
-@pytest.fixture
-def database(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
-    document = mariadb_fleet.topology_mapping()
-    (server, *_) = document["keyspaces"]["objects"]["servers"]
-    url = make_url(server["primary"]).set(drivername="mysql+pymysql")
-    url = url.update_query_dict({"ssl_disabled": "true"})
-    backend = backend_for("mysql", driver="mysql+pymysql")
-    engine = create_engine(url, poolclass=NullPool)
-    numbers = count()
-    names = []
-
-    def make() -> Any:
-        name = f"db_lkgenerate{next(numbers)}"
-        names.append(name)
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
-            backend.create_database(connection, name)
-        return create_engine(url.set(database=name), poolclass=NullPool)
-
-    yield make
-    with engine.begin() as connection:
-        for name in names:
-            connection.execute(text(f"DROP DATABASE {name}"))
+database = databases_on_mariadb("db_lkgenerate")
 
 
 class TestGenerating(lookup_tables.Generating):

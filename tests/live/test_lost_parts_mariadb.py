@@ -19,15 +19,15 @@ from sqla_shard import scatter
 from sqla_shard import scatter_errors
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.faults import busy
-from tests.shared.faults import opened
-from tests.shared.faults import own_fleet
-from tests.shared.faults import own_ids
-from tests.shared.faults import Pin
-from tests.shared.faults import SERVERS
-from tests.shared.faults import SHARDS
-from tests.shared.faults import TIMEOUT
-from tests.shared.faults import until_waiting
+from tests.servers.faults import busy
+from tests.servers.faults import opened
+from tests.servers.faults import own_fleet
+from tests.servers.faults import own_ids
+from tests.servers.faults import Pin
+from tests.servers.faults import SERVERS
+from tests.servers.faults import SHARDS
+from tests.servers.faults import TIMEOUT
+from tests.servers.faults import until_waiting
 
 pytestmark = pytest.mark.live
 

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import text
 
 from sqla_shard import pack
-from tests.shared.mapping_models import BOARD
-from tests.shared.mapping_models import BoardHasPins
-from tests.shared.mapping_models import lists_on_mariadb
-from tests.shared.mapping_models import PIN
-from tests.shared.mapping_models import pins
+from tests.models.mapping_models import BOARD
+from tests.models.mapping_models import BoardHasPins
+from tests.models.mapping_models import lists_on_mariadb
+from tests.models.mapping_models import PIN
+from tests.models.mapping_models import pins
 
 pytestmark = pytest.mark.live
 

@@ -11,29 +11,18 @@ from sqlalchemy import text
 
 from sqla_shard import pack
 from sqla_shard.exc import ScatterUnsupportedError
-from tests.shared.clusters import on_mariadb
-from tests.shared.merged_models import WARE
-from tests.shared.merged_models import Ware
-from tests.shared.merged_types import MergedTypes
-from tests.shared.merged_types import MergedTypesOfMariaDB
-from tests.shared.merged_types import stamps
-from tests.shared.merging import filled_shops
-from tests.shared.merging import Merging
+from tests.models.backends import Clusters
+from tests.models.merged_models import Base
+from tests.models.merged_models import WARE
+from tests.models.merged_models import Ware
 
 pytestmark = pytest.mark.live
 
-cluster = on_mariadb("merging")
-data = filled_shops()
-filled = stamps()
-
-
-class TestMerging(Merging):
-    named = 3
-    everywhere = 4
+cluster = Clusters(Base.metadata, 32).on_mariadb("merging")
 
 
 @pytest.fixture
-def kept(cluster, data):
+def kept(cluster):
     """A session whose rows are gone afterwards."""
     with cluster.session(cross_shard="unordered") as session:
         yield session
@@ -175,11 +164,3 @@ class TestTexts:
         hashed = func.md5(story)
         made = select(func.count()).group_by(hashed)
         assert kept.scalars(made.where(ours)).all() == [2]
-
-
-class TestTypes(MergedTypes):
-    pass
-
-
-class TestTypesOfMariaDB(MergedTypesOfMariaDB):
-    pass

@@ -10,10 +10,10 @@ from flask import Flask
 from examples.microblog import sharded
 from examples.microblog import single
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.microblog import CONFIG
-from tests.shared.microblog import Microblog
-from tests.shared.microblog import promote
-from tests.shared.microblog import settle
+from tests.suites.microblog import CONFIG
+from tests.suites.microblog import Microblog
+from tests.suites.microblog import promote
+from tests.suites.microblog import settle
 
 pytestmark = pytest.mark.live
 

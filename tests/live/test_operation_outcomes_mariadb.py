@@ -12,17 +12,17 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import ShardSession
 from sqla_shard import unpack
-from tests.shared import operation_outcomes
-from tests.shared.operation_models import account
-from tests.shared.operation_models import add
-from tests.shared.operation_models import entries
-from tests.shared.operation_models import intend
-from tests.shared.operation_models import note
-from tests.shared.operation_models import operations_on_mariadb
-from tests.shared.operation_models import points
-from tests.shared.operations import FAR
-from tests.shared.operations import NEAR
-from tests.shared.operations import Suite
+from tests.models.operation_models import account
+from tests.models.operation_models import add
+from tests.models.operation_models import entries
+from tests.models.operation_models import intend
+from tests.models.operation_models import note
+from tests.models.operation_models import operations_on_mariadb
+from tests.models.operation_models import points
+from tests.suites import operation_outcomes
+from tests.suites.operations import FAR
+from tests.suites.operations import NEAR
+from tests.suites.operations import Suite
 
 pytestmark = pytest.mark.live
 
@@ -109,7 +109,7 @@ class TestDeadlocks(Suite):
         assert len(tries) == 2
         assert points(cluster, [ids[FAR]]) == [2]
         assert entries(cluster)[ids[FAR], f"{mark} after"] == 0
-        assert cluster.repair(now=True).is_clean
+        assert cluster.repair(now=True).ok
         assert cluster.pending() == []
 
 

@@ -1,7 +1,7 @@
 """Ordered COMMITs while servers are killed and started again.
 
 What each transaction was told of each shard is compared with what the servers
-have in the end (:mod:`tests.shared.sums`).  Some write one shard alone.
+have in the end (:mod:`tests.servers.sums`).  Some write one shard alone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import WrittenShard
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.sums import ACROSS
-from tests.shared.sums import add
-from tests.shared.sums import Base
-from tests.shared.sums import found_on
-from tests.shared.sums import kill_and_start
-from tests.shared.sums import new_sums
-from tests.shared.sums import own_fleet
-from tests.shared.sums import SETS
-from tests.shared.sums import SOAK
+from tests.servers.sums import ACROSS
+from tests.servers.sums import add
+from tests.servers.sums import Base
+from tests.servers.sums import found_on
+from tests.servers.sums import kill_and_start
+from tests.servers.sums import new_sums
+from tests.servers.sums import own_fleet
+from tests.servers.sums import SETS
+from tests.servers.sums import SOAK
 
 pytestmark = pytest.mark.live
 

@@ -27,14 +27,14 @@ from sqla_shard import pack
 from sqla_shard.ext.horizontal_shard import Lanes
 from sqla_shard.ext.horizontal_shard import ShardedSession
 from sqla_shard.testing import MariaDBFleet
-from tests.shared import models
-from tests.shared.clusters import at
-from tests.shared.dropin import Board
-from tests.shared.dropin import Choosers
-from tests.shared.dropin import fill
-from tests.shared.dropin import LANE
-from tests.shared.dropin import lane_threads
-from tests.shared.dropin import TIMEOUT
+from tests.models import models
+from tests.models.clusters import at
+from tests.models.dropin import Board
+from tests.models.dropin import Choosers
+from tests.models.dropin import fill
+from tests.models.dropin import LANE
+from tests.models.dropin import lane_threads
+from tests.models.dropin import TIMEOUT
 
 pytestmark = pytest.mark.live
 

@@ -25,10 +25,10 @@ from examples.pinboard.samples import sample_users
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
-from sqla_shard.testing._processes import wait_until
-from tests.shared.pinboard_relations import Relations
-from tests.shared.pinboard_signing_up import SigningUp
-from tests.shared.pinboard_tables import create_tables
+from sqla_shard.testing.local_server import wait_until
+from tests.suites.pinboard_relations import Relations
+from tests.suites.pinboard_signing_up import SigningUp
+from tests.suites.pinboard_tables import create_tables
 
 pytestmark = pytest.mark.live
 
@@ -131,6 +131,7 @@ def down(proxy: Proxy) -> None:
     proxy.cut()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", [Proxy.hang, down])
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("connected", [False, True])

@@ -10,8 +10,8 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.pinboard_tables import MakeCluster
-from tests.shared.pinboard_tables import Tables
+from tests.suites.pinboard_tables import MakeCluster
+from tests.suites.pinboard_tables import Tables
 
 pytestmark = pytest.mark.live
 

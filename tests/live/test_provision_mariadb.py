@@ -20,8 +20,8 @@ from sqla_shard.exc import ProvisionError
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.provisioning import Project
-from tests.shared.provisioning import refused
+from tests.models.provisioning import Project
+from tests.models.provisioning import refused
 
 pytestmark = pytest.mark.live
 
@@ -192,8 +192,8 @@ def test_what_is_in_the_way(world: World) -> None:
         "db_prov_00002 on server2",
         "db_prov_00003 on server1",
     }
-    assert "puts on server1" in found["db_prov_00002 on server2"]
-    assert "made: pins. It may" in found["db_prov_00003 on server1"]
+    assert "places on server1" in found["db_prov_00002 on server2"]
+    assert "created: pins. It may" in found["db_prov_00003 on server1"]
     assert world.databases() == [["00", "03"], ["01", "02"]]
     assert world.fleet.servers[0].password not in str(raised.value)
     world.execute(1, "DROP DATABASE db_prov_00002")
@@ -226,7 +226,7 @@ def test_a_server_that_does_not_answer(world: World) -> None:
         world.project.provision(grown, options=TWO)
     [(place, message)] = refused(raised.value)
     assert place == "server3"
-    assert "cannot be asked which databases it has" in message
+    assert "databases could not be listed" in message
     assert "hidden" not in str(raised.value)
     assert world.databases() == [["00"], ["01"]]
 
@@ -295,5 +295,5 @@ def test_without_the_right_to_create(world: World) -> None:
     assert states == ["failed", *["not attempted"] * 3]
     message = str(raised.value)
     assert "nope_prov_00000 could not be created: (1044, " in message
-    assert "needs the right to create nope_prov_00000" in message
+    assert "the privilege to create nope_prov_00000" in message
     assert "must not be published" in message

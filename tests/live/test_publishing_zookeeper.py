@@ -19,20 +19,20 @@ from kazoo.security import make_acl
 from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
-from sqla_shard.following import Follower
-from sqla_shard.following import NOT_PUBLISHED
-from sqla_shard.following import Publisher
-from sqla_shard.following import Snapshot
-from sqla_shard.following import source_at
-from sqla_shard.following.publications import MAX_BYTES
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
-from tests.shared.zookeeper import document
-from tests.shared.zookeeper import place
-from tests.shared.zookeeper import SECRET
-from tests.shared.zookeeper import topology
+from sqla_shard.topology.follow import Follower
+from sqla_shard.topology.follow import Snapshot
+from sqla_shard.topology.follow import source_at
+from sqla_shard.topology.zookeeper.publications import MAX_BYTES
+from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.topology.zookeeper.publisher import Publisher
+from tests.servers.zookeeper import document
+from tests.servers.zookeeper import place
+from tests.servers.zookeeper import SECRET
+from tests.servers.zookeeper import topology
 
 pytestmark = pytest.mark.live
 
@@ -144,10 +144,10 @@ def test_epochs_only_grow(publisher, epoch):
     ("more", "message"),
     [
         ({"shards": 6}, "drops shards 6 to 7"),
-        ({"database": "other{shard:05d}"}, "names databases that are not"),
-        ({"kind": "mod"}, "sends every key to another place"),
-        ({"hosts": ("two", "one")}, "is the primary of 'b' until then"),
-        ({"hosts": ("two", "three")}, "is the primary of 'b' until then"),
+        ({"database": "other{shard:05d}"}, "names databases that do not"),
+        ({"kind": "mod"}, "would route every key to another shard"),
+        ({"hosts": ("two", "one")}, "is still the primary of 'b'"),
+        ({"hosts": ("two", "three")}, "is still the primary of 'b'"),
     ],
     ids=["shards", "database", "kind", "exchange", "taken over"],
 )
@@ -303,7 +303,7 @@ def test_only_the_last_are_kept(location, client):
         "0000000004",
         "0000000005",
     ]
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(ValueError, match="keep must be 1 or more"):
         Publisher(location, keep=0)
 
 
@@ -382,10 +382,10 @@ HIGHEST = 2**63 - 1
 
 
 def test_an_epoch_that_leaves_none_is_not_published(publisher):
-    with pytest.raises(exc.TopologyRefusedError, match=r"0 -> .* is too far"):
+    with pytest.raises(exc.TopologyRefusedError, match="is too large a step"):
         publisher.publish(topology(HIGHEST))
     publisher.publish(topology(41))
-    with pytest.raises(exc.TopologyRefusedError, match=r"41 -> .* too far"):
+    with pytest.raises(exc.TopologyRefusedError, match=r"41 -> .* too large"):
         publisher.publish(topology(HIGHEST))
     publisher.publish(topology(42))
 
@@ -608,11 +608,17 @@ def test_open_nodes_are_protected(location, client, monkeypatch):
         assert found == {MINE, READ}
     assert read(location) == topology(3)
     monkeypatch.delenv("SQLA_SHARD_ZOOKEEPER_AUTH")
-    with Publisher(location) as publisher:
-        with pytest.raises(exc.TopologyUnavailableError):
-            publisher.publish(topology(4))
-        with pytest.raises(exc.TopologyUnavailableError, match="NoAuth"):
-            Publisher(location, acl=["world:anyone:cdrwa"]).protect()
+    with (
+        Publisher(location) as publisher,
+        pytest.raises(exc.TopologyUnavailableError),
+    ):
+        publisher.publish(topology(4))
+    # A client that is not closed goes on in the tests that come after.
+    with (
+        Publisher(location, acl=["world:anyone:cdrwa"]) as publisher,
+        pytest.raises(exc.TopologyUnavailableError, match="NoAuth"),
+    ):
+        publisher.protect()
 
 
 def test_the_history_is_protected_as_the_topology_is(location, client, as_me):
@@ -663,7 +669,9 @@ def test_the_root_is_not_closed_to_others(monkeypatch):
 
 
 def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
-    monkeypatch.setattr("sqla_shard.following.zookeeper._RESOLVING", 60.0)
+    monkeypatch.setattr(
+        "sqla_shard.topology.zookeeper.source._RESOLVING", 60.0
+    )
     nobody = "zookeeper.invalid"
     with (
         Publisher(f"zookeeper://{nobody}:2181/prod", timeout=0.2) as publisher,
@@ -671,7 +679,7 @@ def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
     ):
         publisher.current()
     assert f"{nobody} does not resolve" in str(caught.value)
-    assert "no server has answered" not in str(caught.value)
+    assert "no server answered" not in str(caught.value)
     with (
         Publisher(
             f"zookeeper://{nobody},127.0.0.1:1/prod", timeout=0.2
@@ -680,7 +688,7 @@ def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
     ):
         publisher.current()
     assert f"{nobody} does not resolve" in str(caught.value)
-    assert "no server has answered" in str(caught.value)
+    assert "no server answered" in str(caught.value)
     # One of several is enough.
     with Publisher(
         f"zookeeper://{nobody},{zookeeper_server.hosts}/nothing"
@@ -703,9 +711,7 @@ def test_a_failover_and_back(publisher, client):
         done = publisher.publish(there, dry_run=dry_run)
         assert number_of(done.new) == 2
         (raised,) = done.generations
-        assert str(raised) == (
-            "objects: generation of 'b' is 2, where 1 was given"
-        )
+        assert str(raised) == ("objects: generation of 'b' is 2 instead of 1")
         assert "objects: generation of 'b' 1 -> 2" in str(done.diff)
     assert publisher.current() == publisher.at(2) == done.new
     done = publisher.publish(topology(3, generation=2))
@@ -733,9 +739,7 @@ def test_a_rollback_brings_no_number_back(publisher):
     done = publisher.rollback(to=1)
     assert done.new == topology(6, generation=3)
     (raised,) = done.generations
-    assert str(raised) == (
-        "objects: generation of 'b' is 3, where none was given"
-    )
+    assert str(raised) == ("objects: generation of 'b' is 3 instead of none")
     done = publisher.rollback(to=3)
     assert done.new == topology(7, hosts=three, generation=4)
     # To one that had a number, from one that has none any more.
@@ -771,7 +775,7 @@ def test_a_number_that_leaves_none_is_refused(publisher):
             publisher.publish(old)
         with pytest.raises(exc.TopologyRefusedError) as caught:
             publisher.publish(topology(2, generation=HIGHEST))
-        assert f"-> {HIGHEST} is too far" in str(caught.value)
+        assert f"-> {HIGHEST} is too large a step" in str(caught.value)
     publisher.publish(topology(2, generation=4))
 
 
@@ -953,7 +957,7 @@ def test_a_server_that_stops_answering():
             publisher.publish(topology(1))
         with Cut(location, lose=lose) as publisher:
             with pytest.raises(
-                exc.TopologyUnavailableError, match="is not known"
+                exc.TopologyUnavailableError, match="it is unknown whether"
             ):
                 publisher.publish(topology(2))
             assert stopped.is_set()

@@ -18,16 +18,16 @@ from sqlalchemy import event
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
-from sqla_shard.following.zookeeper import ZooKeeperSource
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import ZooKeeperServer
-from tests.shared.chaos import both_ways
-from tests.shared.chaos import data_on_both
-from tests.shared.chaos import Load
-from tests.shared.chaos import node
-from tests.shared.chaos import PATIENCE
-from tests.shared.following import SHARDS
-from tests.shared.following import until
+from sqla_shard.topology.zookeeper.source import ZooKeeperSource
+from tests.servers.chaos import both_ways
+from tests.servers.chaos import data_on_both
+from tests.servers.chaos import Load
+from tests.servers.chaos import node
+from tests.servers.chaos import PATIENCE
+from tests.servers.following import SHARDS
+from tests.servers.following import until
 
 pytestmark = pytest.mark.live
 
@@ -244,7 +244,7 @@ def test_only_good_newer_ones_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Between two questions; it is most of the time here.
-    monkeypatch.setattr("sqla_shard.following.follower._GAP", 0.005)
+    monkeypatch.setattr("sqla_shard.topology.follow.follower._GAP", 0.005)
     first = both_ways(mariadb_fleet, 2)
     edits = Edits(rng, first)
     told: list[int] = []

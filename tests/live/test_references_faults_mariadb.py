@@ -15,13 +15,13 @@ from sqla_shard import Cluster
 from sqla_shard.exc import ReferenceIncompleteError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.reference import verify_references
+from sqla_shard.models.reference import verify_references
 from sqla_shard.testing import MariaDBFleet
-from tests.shared.faults import opened
-from tests.shared.reference_models import Base
-from tests.shared.reference_models import contents
-from tests.shared.reference_models import COUNTRIES
-from tests.shared.reference_models import Country
+from tests.models.reference_models import Base
+from tests.models.reference_models import contents
+from tests.models.reference_models import COUNTRIES
+from tests.models.reference_models import Country
+from tests.servers.faults import opened
 
 pytestmark = pytest.mark.live
 

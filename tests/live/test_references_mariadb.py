@@ -8,20 +8,20 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ReferenceRowsError
-from tests.shared import reference_reading
-from tests.shared import reference_tables
-from tests.shared import reference_verifying
-from tests.shared import reference_writing
-from tests.shared.reference_models import contents
-from tests.shared.reference_models import Country
-from tests.shared.reference_models import references_on_mariadb
-from tests.shared.reference_models import SHARDS
-from tests.shared.reference_models import spoil
+from tests.models.reference_models import contents
+from tests.models.reference_models import Country
+from tests.models.reference_models import REFERENCES
+from tests.models.reference_models import SHARDS
+from tests.models.reference_models import spoil
+from tests.suites import reference_reading
+from tests.suites import reference_tables
+from tests.suites import reference_verifying
+from tests.suites import reference_writing
 
 pytestmark = pytest.mark.live
 
 DATABASE = "db_references_"
-cluster = references_on_mariadb("references")
+cluster = REFERENCES.on_mariadb("references")
 
 
 class TestAlone(reference_reading.Alone):
@@ -43,7 +43,7 @@ class TestRefused(reference_writing.Refused):
         # Whose collations ignore spaces at the end.
         before = contents(cluster, Country)
         rows = [{"code": "a", "name": "A"}, {"code": "a ", "name": "B"}]
-        with pytest.raises(ReferenceRowsError, match="one to the server") as e:
+        with pytest.raises(ReferenceRowsError, match="equal to another") as e:
             Country.replace(cluster, rows)
         assert e.value.row == ("a",)
         assert contents(cluster, Country) == before

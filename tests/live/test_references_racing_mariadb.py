@@ -6,6 +6,7 @@ statement, and pools of one connection leave none to read the truth with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,27 +14,29 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.dialects import Failure
-from sqla_shard.reference.copies import Copies
-from tests.shared import reference_writing
-from tests.shared.reference_models import COUNTRIES
-from tests.shared.reference_models import Country
-from tests.shared.reference_models import references_on_mariadb
+from sqla_shard.models.reference_rows import Copies
+from sqla_shard.testing import MariaDBFleet
+from tests.models.backends import On
+from tests.models.reference_models import COUNTRIES
+from tests.models.reference_models import Country
+from tests.models.reference_models import REFERENCES
+from tests.suites import reference_writing
 
 pytestmark = pytest.mark.live
 
-cluster = references_on_mariadb(
-    "refracing",
-    *(
-        {
-            "engine_options": {
-                "isolation_level": level,
-                "pool_size": 1,
-                "max_overflow": 0,
-            }
-        }
-        for level in ("READ COMMITTED", "AUTOCOMMIT")
-    ),
-)
+
+@pytest.fixture(scope="module", params=["READ COMMITTED", "AUTOCOMMIT"])
+def cluster(
+    request: pytest.FixtureRequest, mariadb_fleet: MariaDBFleet
+) -> Iterator[Cluster]:
+    options = {
+        "isolation_level": request.param,
+        "pool_size": 1,
+        "max_overflow": 0,
+    }
+    on = On("mariadb", options={"engine_options": options})
+    with REFERENCES.open(request, on, "refracing") as cluster:
+        yield cluster
 
 
 class TestRacing(reference_writing.Racing):
@@ -51,7 +54,7 @@ class TestRacing(reference_writing.Racing):
             "VALUES ('mm', 'M', '[]')"
         )
         # Its own pool, since the one of the cluster has one connection.
-        apart = cluster.places.engines.apart(place.engine)
+        apart = cluster.places.engines.new_engine(place.engine)
         with place.engine.connect() as one, apart.connect() as other:
             other.exec_driver_sql("SET innodb_lock_wait_timeout = 0")
             assert len(copies.lock(one, place)) == len(rows)

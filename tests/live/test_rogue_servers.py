@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
-from sqla_shard.testing.documents import topology_document
+from sqla_shard.testing.topology_documents import topology_document
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytest.importorskip("pymysql")
@@ -182,7 +182,7 @@ def test_no_password_in_the_clear_for_who_is_not_verified(
     assert SECRET not in error
     if "ssl_ca" not in query:
         assert "2061" in error
-        assert "over verified TLS alone: say ssl_ca=FILE" in error
+        assert "over verified TLS only: add ssl_ca=FILE" in error
 
 
 @pytest.mark.parametrize("kind", ["threads", "loop"])

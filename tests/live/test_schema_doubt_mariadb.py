@@ -9,10 +9,10 @@ import pytest
 from sqla_shard import schema
 from sqla_shard.exc import SchemaError
 from sqla_shard.schema import Answer
-from tests.shared.schema import LEDGER
-from tests.shared.schema import on_mariadb
-from tests.shared.schema import runner_fixture
-from tests.shared.schema import until
+from tests.models.schema import LEDGER
+from tests.models.schema import on_mariadb
+from tests.models.schema import runner_fixture
+from tests.models.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -197,7 +197,7 @@ def test_resolve_waits_for_nobody(project):
     project.query(2, "INSERT INTO {db}slow VALUES (600)")
     run = project.start("upgrade", "head")
     connection = project.until_running(2, "%SLEEP%")
-    with pytest.raises(SchemaError, match="is held by connection"):
+    with pytest.raises(SchemaError, match="is locked by connection"):
         resolve(project, Answer.STATEMENT_DONE)
     run.kill()
     project.end(2, connection)
@@ -304,7 +304,7 @@ def test_the_next_run_waits_for_a_statement_that_runs_on(project):
             *("-x", "shards=2", "-x", "runner_wait=0.1", "upgrade", "head"),
             status=1,
         )
-        assert "db_schdoubt_00002 is held by connection" in done.stdout
+        assert "db_schdoubt_00002 is locked by connection" in done.stdout
         assert "a statement that outlived" in done.stdout
         run = project.start("-x", "runner_wait=60", "upgrade", "head")
         project.until_running(2, "SELECT GET_LOCK%")
@@ -345,7 +345,7 @@ def test_a_revision_that_has_changed_meanwhile(project):
     done = project.alembic(
         "-x", "continue_on_error=yes", "upgrade", "head", status=1
     )
-    assert "is not the same as when it was interrupted" in done.stdout
+    assert "was changed after it was interrupted" in done.stdout
     assert "before_it (n INT)" in done.stdout
     assert status(project)[2].condition == "in doubt"
     project.rewrite(path, "before_it (n BIGINT)", "before_it (n INT)")

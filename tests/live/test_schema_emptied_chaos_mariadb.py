@@ -10,15 +10,15 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard import schema
 from sqla_shard.schema import environment
-from sqla_shard.schema.running.applying import Applier
-from tests.shared.emptied_chaos import Databases
-from tests.shared.emptied_chaos import PINS
-from tests.shared.emptied_chaos import rounds
-from tests.shared.emptied_chaos import twice
-from tests.shared.emptied_chaos import writing
-from tests.shared.schema import on_mariadb
-from tests.shared.schema import Project
-from tests.shared.schema import runner_fixture
+from sqla_shard.schema.applier import Applier
+from tests.models.schema import on_mariadb
+from tests.models.schema import Project
+from tests.models.schema import runner_fixture
+from tests.servers.emptied_chaos import Databases
+from tests.servers.emptied_chaos import PINS
+from tests.servers.emptied_chaos import rounds
+from tests.servers.emptied_chaos import twice
+from tests.servers.emptied_chaos import writing
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -31,10 +31,10 @@ TIMES = 15 if SOAK else 1
 GUARD = "run_env(context, MetaData())"
 WITHOUT_GUARD = f"""
 from sqla_shard.schema import environment
-from sqla_shard.schema.running.applying import Applier
+from sqla_shard.schema.applier import Applier
 
-environment.marked = lambda versions, *more: list(versions)
-stepping = Applier._stepping
+environment.mark_lost = lambda versions, *more: list(versions)
+stepping = Applier._steps_with_journal
 
 
 def unguarded(self, heads, context):
@@ -42,7 +42,7 @@ def unguarded(self, heads, context):
     return stepping(self, heads, context)
 
 
-Applier._stepping = unguarded
+Applier._steps_with_journal = unguarded
 {GUARD}
 """
 
@@ -93,7 +93,9 @@ def test_without_the_guard_they_are(
     project: Project, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # env.py replaces them in this process, too; they are put back at the end.
-    monkeypatch.setattr(environment, "marked", environment.marked)
-    monkeypatch.setattr(Applier, "_stepping", Applier._stepping)
+    monkeypatch.setattr(environment, "mark_lost", environment.mark_lost)
+    monkeypatch.setattr(
+        Applier, "_steps_with_journal", Applier._steps_with_journal
+    )
     project.replace_in_env(GUARD, WITHOUT_GUARD)
     assert chaos(project, rng) != []

@@ -12,10 +12,10 @@ from sqla_shard import schema
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import ShardMissingError
-from tests.shared.schema import on_mariadb
-from tests.shared.schema import Project
-from tests.shared.schema import runner_fixture
-from tests.shared.schema_emptied import Emptied
+from tests.models.schema import on_mariadb
+from tests.models.schema import Project
+from tests.models.schema import runner_fixture
+from tests.suites.schema_emptied import Emptied
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()

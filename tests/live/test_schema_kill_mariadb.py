@@ -10,10 +10,10 @@ from collections import Counter
 import pymysql
 import pytest
 
-from sqla_shard.schema.running.static import is_static
-from tests.shared.schema import on_mariadb
-from tests.shared.schema import runner_fixture
-from tests.shared.schema import until
+from sqla_shard.schema.static_revisions import is_static
+from tests.models.schema import on_mariadb
+from tests.models.schema import runner_fixture
+from tests.models.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()

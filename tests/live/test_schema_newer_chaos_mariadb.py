@@ -11,14 +11,14 @@ from collections.abc import Callable
 import pytest
 
 from sqla_shard import schema
-from sqla_shard.schema.newer import Newer
-from tests.shared.emptied_chaos import Databases
-from tests.shared.schema import on_mariadb
-from tests.shared.schema import Project
-from tests.shared.schema import runner_fixture
-from tests.shared.schema import until
-from tests.shared.schema_runner import Finished
-from tests.shared.schema_runner import Run
+from sqla_shard.schema.topology_changes import TopologyChanges
+from tests.models.schema import on_mariadb
+from tests.models.schema import Project
+from tests.models.schema import runner_fixture
+from tests.models.schema import until
+from tests.servers.emptied_chaos import Databases
+from tests.workers.schema_runner import Finished
+from tests.workers.schema_runner import Run
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -28,12 +28,12 @@ SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 TIMES = 20 if SOAK else 1
 
 CALL = "run_env(context, MetaData())"
-# What looks for a topology that is published meanwhile.
-WITHOUT_LOOKING = f"""
-from sqla_shard.schema.newer import Newer
+# Without the comparison with the published topology.
+WITHOUT_COMPARISON = f"""
+from sqla_shard.schema.topology_changes import TopologyChanges
 
-Newer.moves = lambda self, shard_ids: False
-Newer.judged = lambda self, report, *, all_shards: report
+TopologyChanges.has_moved = lambda self, shard_ids: False
+TopologyChanges.with_moved_shards = lambda self, report, *, all_shards: report
 {CALL}
 """
 
@@ -159,9 +159,15 @@ def test_without_looking_at_the_topology_it_is_not(
     project: Project, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # env.py replaces them in this process, too; they are put back at the end.
-    monkeypatch.setattr(Newer, "moves", Newer.moves)
-    monkeypatch.setattr(Newer, "judged", Newer.judged)
-    project.replace_in_env(CALL, WITHOUT_LOOKING)
+    monkeypatch.setattr(
+        TopologyChanges, "has_moved", TopologyChanges.has_moved
+    )
+    monkeypatch.setattr(
+        TopologyChanges,
+        "with_moved_shards",
+        TopologyChanges.with_moved_shards,
+    )
+    project.replace_in_env(CALL, WITHOUT_COMPARISON)
     # A machine may be so fast that the run has passed the shard each time.
     wrong, _ = wrong_claims(project, rng, 30 * ["publish"], one_is_enough=True)
     assert wrong != []

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sqla_shard.schema.running.static import is_static
-from tests.shared.schema import on_mariadb
-from tests.shared.schema import Project
-from tests.shared.schema import runner_fixture
+from sqla_shard.schema.static_revisions import is_static
+from tests.models.schema import on_mariadb
+from tests.models.schema import Project
+from tests.models.schema import runner_fixture
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()

@@ -16,21 +16,21 @@ from sqlalchemy import select
 from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import scatter
-from sqla_shard.lookup import Claim
+from sqla_shard.models import Claim
 from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing.documents import topology_document
-from sqla_shard.verifying import verify_lookups
-from tests.shared import verify_models
-from tests.shared.lookup_claiming import all_at_once
-from tests.shared.lookup_models import Base
-from tests.shared.lookup_models import end_at
-from tests.shared.lookup_models import new_user
-from tests.shared.lookup_models import rows_of
-from tests.shared.lookup_models import User
-from tests.shared.lookup_models import UserEmail
-from tests.shared.verify_models import Account
-from tests.shared.verify_models import AccountEmail
-from tests.shared.verify_models import add_account
+from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.verify import verify_lookups
+from tests.models import verify_models
+from tests.models.lookup_models import Base
+from tests.models.lookup_models import end_at
+from tests.models.lookup_models import new_user
+from tests.models.lookup_models import rows_of
+from tests.models.lookup_models import User
+from tests.models.lookup_models import UserEmail
+from tests.models.verify_models import Account
+from tests.models.verify_models import AccountEmail
+from tests.models.verify_models import add_account
+from tests.suites.lookup_claiming import all_at_once
 
 pytestmark = pytest.mark.live
 

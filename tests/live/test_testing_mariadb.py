@@ -15,11 +15,11 @@ import pymysql
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.testing import _server
+from sqla_shard.testing import local_server
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MariaDBServer
-from sqla_shard.testing._processes import free_port
-from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing.local_server import free_port
+from sqla_shard.testing.local_server import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
@@ -213,7 +213,7 @@ def test_does_not_run_as_root_where_it_need_not(server, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"server_id": 0}, "server_id 0"),
+        ({"server_id": 0}, "server_id=0"),
         ({"prefixes": []}, "at least one"),
         ({"prefixes": ["my"]}, "'mysql'"),
         ({"prefixes": ["db`"]}, "'db`'"),
@@ -316,7 +316,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(monkeypatch, tmp_path):
 
 def test_a_start_that_takes_too_long_is_given_up(tmp_path):
     server = MariaDBServer(fast=True, start_timeout=0, parent=tmp_path)
-    with pytest.raises(exc.ServerProcessError, match="did not answer within"):
+    with pytest.raises(exc.ServerProcessError, match="did not respond within"):
         server.start()
     assert list(tmp_path.iterdir()) == []
 
@@ -324,7 +324,7 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path):
 def test_a_port_taken_at_the_last_moment_is_replaced(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [free_port(), other.getsockname()[1]]
-        monkeypatch.setattr(_server, "free_port", ports.pop)
+        monkeypatch.setattr(local_server, "free_port", ports.pop)
         with MariaDBServer(fast=True) as server:
             assert ports == []
             assert ask(server, "SELECT 1") == ((1,),)

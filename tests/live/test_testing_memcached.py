@@ -11,10 +11,10 @@ from pymemcache import Client
 
 from sqla_shard import exc
 from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing._processes import wait_until
-from sqla_shard.testing.binaries import find_memcached
-from tests.shared.processes import is_running
-from tests.shared.processes import sockets_of
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_memcached
+from tests.servers.processes import is_running
+from tests.servers.processes import sockets_of
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 

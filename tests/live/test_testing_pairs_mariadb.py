@@ -123,9 +123,7 @@ def test_standby_that_replicates_from_nobody_says_so():
         other.standby.root_execute("RESET SLAVE ALL")
         with other.primary.connect() as connection:
             connection.cursor().execute("CREATE DATABASE db1")
-        with pytest.raises(
-            exc.ServerProcessError, match="replicates from nobody"
-        ):
+        with pytest.raises(exc.ServerProcessError, match="it has no primary"):
             other.wait_caught_up(0.1)
 
 
@@ -159,13 +157,15 @@ def test_servers_are_named_and_none_is_of_two_pairs(pair):
     with pytest.raises(ValueError, match="itself"):
         pair.attach(pair.primary)
     other = MariaDBPair("other")
-    with pytest.raises(ValueError, match=r"otherb.* is not of .*server1"):
+    with pytest.raises(
+        ValueError, match=r"otherb.* is not a server of .*server1"
+    ):
         pair.name_primary(other.standby)
 
 
 @pytest.mark.parametrize("standbys", [0, 26])
 def test_numbers_of_standbys_that_make_no_sense_are_refused(standbys):
-    with pytest.raises(ValueError, match=f"standbys {standbys}"):
+    with pytest.raises(ValueError, match=f"standbys={standbys}"):
         MariaDBPair(standbys=standbys)
 
 

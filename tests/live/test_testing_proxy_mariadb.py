@@ -10,7 +10,7 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
-from sqla_shard.testing._processes import wait_until
+from sqla_shard.testing.local_server import wait_until
 
 pytestmark = pytest.mark.live
 

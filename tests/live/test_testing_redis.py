@@ -11,11 +11,11 @@ import redis
 
 from sqla_shard import exc
 from sqla_shard.testing import RedisServer
-from sqla_shard.testing._processes import wait_until
-from sqla_shard.testing.binaries import find_redis
-from tests.shared.processes import is_running
-from tests.shared.processes import sockets_of
-from tests.shared.redis import client_of
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_redis
+from tests.servers.processes import is_running
+from tests.servers.processes import sockets_of
+from tests.servers.redis import client_of
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("redis_installed")]
 

@@ -21,14 +21,14 @@ from kazoo.protocol.states import KazooState
 from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
-from sqla_shard.testing import _server
+from sqla_shard.testing import local_server
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing import ZooKeeperServer
-from sqla_shard.testing._processes import free_port
-from sqla_shard.testing._processes import wait_until
-from sqla_shard.testing.certificates import make_certificates
-from sqla_shard.testing.jars import find_zookeeper
-from sqla_shard.testing.zoo_wire import ask
+from sqla_shard.testing.local_server import free_port
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_zookeeper
+from sqla_shard.testing.zookeeper_setup import four_letter_word
+from sqla_shard.testing.zookeeper_setup import make_certificates
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -317,7 +317,7 @@ def test_a_client_without_tls_is_not(tls):
 def test_nor_one_without_a_certificate(tls):
     context = ssl.create_default_context(cafile=str(tls.ca))
     with pytest.raises(ssl.SSLError, match=r"(?i)bad.certificate"):
-        ask(tls.host, tls.port, "ruok", context)
+        four_letter_word(tls.host, tls.port, "ruok", context)
 
 
 def test_a_client_refuses_a_server_of_another_authority(tls, tmp_path):
@@ -325,7 +325,7 @@ def test_a_client_refuses_a_server_of_another_authority(tls, tmp_path):
     context = ssl.create_default_context(cafile=str(other.ca))
     context.load_cert_chain(tls.certificate, tls.key)
     with pytest.raises(ssl.SSLCertVerificationError):
-        ask(tls.host, tls.port, "ruok", context)
+        four_letter_word(tls.host, tls.port, "ruok", context)
 
 
 def test_a_server_refuses_a_client_of_another_authority(tls, tmp_path):
@@ -333,7 +333,7 @@ def test_a_server_refuses_a_client_of_another_authority(tls, tmp_path):
     context = ssl.create_default_context(cafile=str(tls.ca))
     context.load_cert_chain(other.certificate, other.key)
     with pytest.raises(ssl.SSLError, match=r"(?i)certificate.unknown"):
-        ask(tls.host, tls.port, "ruok", context)
+        four_letter_word(tls.host, tls.port, "ruok", context)
 
 
 def test_without_tls_there_are_no_certificates(zookeeper_server):
@@ -355,7 +355,7 @@ def test_a_server_that_fails_shows_its_log_and_leaves_nothing(tmp_path):
 
 def test_a_start_that_takes_too_long_is_given_up(tmp_path):
     server = ZooKeeperServer(start_timeout=0, parent=tmp_path)
-    with pytest.raises(exc.ServerProcessError, match="did not answer within"):
+    with pytest.raises(exc.ServerProcessError, match="did not respond within"):
         server.start()
     assert list(tmp_path.iterdir()) == []
 
@@ -363,7 +363,7 @@ def test_a_start_that_takes_too_long_is_given_up(tmp_path):
 def test_a_port_taken_at_the_last_moment_is_replaced(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [free_port(), other.getsockname()[1]]
-        monkeypatch.setattr(_server, "free_port", ports.pop)
+        monkeypatch.setattr(local_server, "free_port", ports.pop)
         with ZooKeeperServer() as server:
             assert ports == []
             assert server.alive

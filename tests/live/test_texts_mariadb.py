@@ -20,21 +20,20 @@ from sqlalchemy import Table
 from sqlalchemy import text
 from sqlalchemy.dialects import mysql
 
-from sqla_shard.dialects.weights import OfText
+from sqla_shard.dialects.sorting import OfText
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.scattering.texts import check_identities
-from sqla_shard.scattering.texts import Text
-from sqla_shard.scattering.texts import weigh
-from tests.shared.clusters import on_mariadb
-from tests.shared.texts import random_text
-from tests.shared.texts import Texts
-from tests.shared.texts import Title
-from tests.shared.texts import titles
+from sqla_shard.merging.values import check_identities
+from sqla_shard.merging.values import Text
+from sqla_shard.merging.values import weigh
+from tests.models.clusters import on_mariadb
+from tests.suites.texts import planted
+from tests.suites.texts import random_text
+from tests.suites.texts import Title
 
 pytestmark = pytest.mark.live
 
 cluster = on_mariadb("texts")
-titles = titles()
+titles = planted()
 
 _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 #: In each run, together with a few others.
@@ -54,10 +53,6 @@ _INEXACT = (
     *("latin2_czech_cs", "tis620_thai_nopad_ci"),
 )
 _PARTS = ("sorted", "sorted_padding", "extreme", "extreme_padding", "same")
-
-
-class TestTexts(Texts):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +214,7 @@ def test_pages_by_accents_that_servers_do_not_sort_by(titles):
 def test_pages_by_what_ends_in_nul(titles):
     titles.add("exact", "a\0", "a", "b")
     made = select(Title.exact).order_by(Title.exact)
-    with pytest.raises(ScatterUnsupportedError, match="nothing"):
+    with pytest.raises(ScatterUnsupportedError, match="sorts like the end"):
         titles.pages(made, 1)
     padded = collate(Title.exact, "utf8mb4_bin")
     shown = titles.pages(select(Title.exact).order_by(padded), 1)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Column
-from sqlalchemy import create_engine
 from sqlalchemy import ForeignKey
 from sqlalchemy import Integer
 from sqlalchemy import MetaData
@@ -18,7 +16,6 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import relationship
-from sqlalchemy.pool import NullPool
 
 from examples.pinboard import models as pinboard
 from sqla_shard import KeyspaceMixin
@@ -29,25 +26,17 @@ from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.routing import spec_of
 from sqla_shard.schema import comparing
-from tests.shared import many_models
-from tests.shared import reference_tables
-from tests.shared import revision_models
-from tests.shared.autogenerating import BOTH
-from tests.shared.autogenerating import Finding
-from tests.shared.autogenerating import Generating
-from tests.shared.revisions import Revisions
-from tests.shared.revisions import topology_of
+from tests.models import many_models
+from tests.models import revision_models
+from tests.models.databases import databases_on_sqlite
+from tests.models.revisions import Revisions
+from tests.models.revisions import topology_of
+from tests.suites import reference_tables
+from tests.suites.autogenerating import BOTH
+from tests.suites.autogenerating import Finding
+from tests.suites.autogenerating import Generating
 
-
-@pytest.fixture
-def database(tmp_path: Path) -> Any:
-    numbers = count()
-
-    def make() -> Any:
-        path = tmp_path / f"db{next(numbers)}.sqlite"
-        return create_engine(f"sqlite:///{path}", poolclass=NullPool)
-
-    return make
+database = databases_on_sqlite()
 
 
 class TestGenerating(Generating):

@@ -7,11 +7,11 @@ from pathlib import Path
 from sqlalchemy import create_engine
 from sqlalchemy import inspect
 
-from sqla_shard.internal import METADATA
-from sqla_shard.internal import OUTBOX
-from sqla_shard.schema import internal
-from tests.shared import outbox
-from tests.shared.operation_models import operations_on_sqlite
+from sqla_shard.outbox.tables import METADATA
+from sqla_shard.outbox.tables import OUTBOX
+from sqla_shard.schema import ledger
+from tests.models.operation_models import operations_on_sqlite
+from tests.suites import outbox
 
 cluster = operations_on_sqlite()
 
@@ -26,7 +26,7 @@ def test_the_table_that_alembic_makes_is_the_same(tmp_path: Path) -> None:
         engine = create_engine(f"sqlite:///{tmp_path}/{name}.sqlite")
         with engine.connect() as connection:
             if name == "alembic":
-                internal.upgrade(connection, None)
+                ledger.upgrade_own_tables(connection, None)
             else:
                 METADATA.create_all(connection, tables=[OUTBOX])
             found = inspect(connection)

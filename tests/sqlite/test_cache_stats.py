@@ -10,10 +10,10 @@ from sqlalchemy import text
 from sqla_shard import exc
 from sqla_shard.cache import Counts
 from sqla_shard.ids import pack
-from tests.shared.clusters import at
-from tests.shared.clusters import on_sqlite
-from tests.shared.models import Board
-from tests.shared.models import Pin
+from tests.models.clusters import at
+from tests.models.clusters import on_sqlite
+from tests.models.models import Board
+from tests.models.models import Pin
 
 cluster = on_sqlite()
 

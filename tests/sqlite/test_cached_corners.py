@@ -28,23 +28,23 @@ from sqlalchemy.types import UserDefinedType
 
 from sqla_shard import ObjectMixin
 from sqla_shard.cache import cached_list
-from sqla_shard.cache.classes import Columns
+from sqla_shard.cache.columns import Columns
 from sqla_shard.exc import CacheClassError
 from sqla_shard.exc import CacheOptionError
 from sqla_shard.types import ShardedId
-from tests.shared.cached_models import Board
-from tests.shared.cached_models import BoardHasPins
-from tests.shared.cached_models import cached_on_sqlite
-from tests.shared.cached_models import changed
-from tests.shared.cached_models import CLASSES
-from tests.shared.cached_models import key_of
-from tests.shared.cached_models import MEMORY
-from tests.shared.cached_models import PATIENCE
-from tests.shared.cached_models import Pin
-from tests.shared.cached_models import poison
-from tests.shared.cached_models import stored
-from tests.shared.cached_models import User
-from tests.shared.cached_models import value_of
+from tests.models.cached_models import Board
+from tests.models.cached_models import BoardHasPins
+from tests.models.cached_models import cached_on_sqlite
+from tests.models.cached_models import changed
+from tests.models.cached_models import CLASSES
+from tests.models.cached_models import key_of
+from tests.models.cached_models import MEMORY
+from tests.models.cached_models import PATIENCE
+from tests.models.cached_models import Pin
+from tests.models.cached_models import poison
+from tests.models.cached_models import stored
+from tests.models.cached_models import User
+from tests.models.cached_models import value_of
 
 cluster = cached_on_sqlite()
 
@@ -60,7 +60,7 @@ def corners(cluster):
 
 def test_a_second_cache_is_refused(cluster):
     before = cluster.cache
-    with pytest.raises(CacheOptionError, match="there already"):
+    with pytest.raises(CacheOptionError, match="already configured"):
         cluster.configure_cache({}, classes={}, prefix="test")
     assert cluster.cache is before
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.shared import cached_costs
-from tests.shared.cached_models import cached_on_sqlite
+from tests.models.cached_models import cached_on_sqlite
+from tests.suites import cached_costs
 
 cluster = cached_on_sqlite()
 

@@ -10,11 +10,11 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.cache import Cached
 from sqla_shard.testing import sqlite_topology
-from tests.shared import mapping_machine
-from tests.shared.cached_models import MEMORY
-from tests.shared.mapping_models import Base
-from tests.shared.mapping_models import NarrowList
-from tests.shared.mapping_models import SHARDS
+from tests.models.cached_models import MEMORY
+from tests.models.mapping_models import Base
+from tests.models.mapping_models import NarrowList
+from tests.models.mapping_models import SHARDS
+from tests.suites import mapping_machine
 
 
 @pytest.fixture(scope="module", params=[4, 500], ids="{} rows".format)

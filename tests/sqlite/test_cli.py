@@ -13,15 +13,15 @@ import pytest
 
 from sqla_shard import cli
 from sqla_shard.cli.program import program
-from sqla_shard.cli.topologies import topology_group
+from sqla_shard.cli.topology_commands import topology_group
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.testing import sqlite_topology
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import ROOT
-from tests.shared.command_line import run
-from tests.shared.command_line import write
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import ROOT
+from tests.servers.command_line import run
+from tests.servers.command_line import write
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,7 +111,7 @@ def test_no_topology(tmp_path, monkeypatch):
     done = invoke("where", SEVEN)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("sqla-shard: error: there is no topology")
+    assert done.stderr.startswith("sqla-shard: error: topology.toml not found")
     assert "--topology PATH or SQLA_SHARD_TOPOLOGY=" in done.stderr
 
 
@@ -237,7 +237,7 @@ def without_alembic(tmp_path, *arguments):
 def test_help_without_alembic(tmp_path):
     done = without_alembic(tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "schema      Needs: pip install 'sqla-shard[cli]'" in done.stdout
+    assert "schema      Requires: pip install 'sqla-shard[cli]'" in done.stdout
     assert "topology" in done.stdout
 
 

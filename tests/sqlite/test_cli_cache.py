@@ -12,47 +12,26 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from sqla_shard import Cluster
-from sqla_shard.testing import sqlite_topology
-from tests.shared.cache_files import write_regions
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import ROOT
-from tests.shared.command_line import write
-from tests.shared.memcached import no_node
-from tests.shared.operation_models import Base
-from tests.shared.operation_models import first_of_each
-from tests.shared.operation_models import SHARDS
-from tests.shared.outbox import leave
-from tests.shared.outbox import rows
+from tests.servers.cache_files import write_regions
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import ROOT
+from tests.servers.memcached import no_node
+from tests.servers.operation_commands import for_commands
+from tests.suites.outbox import leave
+from tests.suites.outbox import rows
 
 SECONDS = 60
 MEMORY = '[regions.m]\nbackend = "dogpile.cache.memory"\n'
 
 
-@pytest.fixture
-def topology(tmp_path: Path) -> Path:
-    return write(
-        tmp_path, sqlite_topology(tmp_path, 2, SHARDS, main=True, lookup=4)
-    )
-
-
-@pytest.fixture
-def cluster(topology: Path) -> Iterator[Cluster]:
-    with Cluster.from_file(topology, watch=False) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
-
-
-@pytest.fixture
-def ids(cluster: Cluster) -> list[int]:
-    return first_of_each(cluster)
+topology, cluster, ids = for_commands()
 
 
 @pytest.fixture
 def node() -> Iterator[str]:
-    """A node that does not answer."""
+    """A node that does not respond."""
     with no_node() as address:
         yield address
 
@@ -77,10 +56,10 @@ def test_what_is_left(cluster, topology, ids, file):
     assert found.exit_code == 1
     first, second, third = found.stdout.splitlines()
     assert first.endswith("0 removed, 2 left, 1 of unknown regions")
-    assert second.startswith("  pins: 2 keys wait, the oldest for ")
-    assert second.endswith(" s; a node does not answer")
-    assert third.startswith("  old: 1 key waits, the oldest for ")
-    assert third.endswith(" s; it is not configured here")
+    assert second.startswith("  pins: 2 pending invalidations, oldest ")
+    assert second.endswith(" s ago; a node does not respond")
+    assert third.startswith("  old: 1 pending invalidation, oldest ")
+    assert third.endswith(" s ago; the region is not configured")
     # It is told in these lines, and once.
     assert found.stderr == ""
     assert len(rows(cluster)) == 3
@@ -120,8 +99,8 @@ def test_what_another_process_has_in_its_memory(
     found = cache(topology, "stats", file)
     assert found.exit_code == 0
     first, second = found.stdout.splitlines()
-    assert first.startswith("m: 1 key waits")
-    assert second == "  its backend tells nothing of nodes"
+    assert first.startswith("m: 1 pending invalidation")
+    assert second == "  no statistics: the backend has no nodes"
     found = cache(topology, "stats", file, "--json")
     (region,) = json.loads(found.stdout)["regions"]
     assert (region["nodes"], region["is_known"]) == (None, True)
@@ -131,15 +110,15 @@ def test_stats(cluster, topology, ids, file, node):
     found = cache(topology, "stats", file)
     assert found.exit_code == 1
     assert found.stdout.splitlines() == [
-        "pins: no keys wait",
-        f"  {node}: does not answer",
+        "pins: no pending invalidations",
+        f"  {node}: does not respond",
     ]
     assert found.stderr == ""
     leave(cluster, ids[1], [("pins", "a"), ("pins", "b"), ("old", "a")])
     leave(cluster, ids[7], [("pins", "a")])
     lines = cache(topology, "stats", file).stdout.splitlines()
-    assert lines[0].startswith("pins: 3 keys wait, the oldest for ")
-    assert lines[2].startswith("old, which is not configured: 1 key waits")
+    assert lines[0].startswith("pins: 3 pending invalidations, oldest ")
+    assert lines[2].startswith("old (not configured): 1 pending invalidation")
     found = cache(topology, "stats", file, "--json")
     assert found.exit_code == 1
     document = json.loads(found.stdout)
@@ -237,13 +216,13 @@ def test_until_it_is_ended(cluster, topology, ids, file, number):
     ) as process:
         try:
             assert "0 removed, 1 left" in process.stdout.readline()
-            assert "pins: 1 key waits" in process.stdout.readline()
+            assert "pins: 1 pending invalidation" in process.stdout.readline()
             leave(cluster, ids[1], [("pins", "b")])
             leave(cluster, ids[2], [("old", "b")])
             # Two of one region are no news, another region is.
             assert "0 removed, 2 left, 1 of" in process.stdout.readline()
-            assert "pins: 2 keys wait" in process.stdout.readline()
-            assert "old: 1 key waits" in process.stdout.readline()
+            assert "pins: 2 pending invalidations" in process.stdout.readline()
+            assert "old: 1 pending invalidation" in process.stdout.readline()
             process.send_signal(number)
             out, err = process.communicate(timeout=SECONDS)
         finally:
@@ -264,7 +243,7 @@ def test_a_shard_without_the_table(topology, cluster, tmp_path):
         session.commit()
     found = cache(topology, "stats", regions)
     assert found.exit_code == 3
-    assert found.stdout.startswith("m: no keys wait")
+    assert found.stdout.startswith("m: no pending invalidations")
     last = found.stdout.splitlines()[-1]
     assert "sqla_shard_outbox" in last
     assert "sqla-shard schema upgrade" in last

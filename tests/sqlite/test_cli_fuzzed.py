@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.cli.printing import echo
+from sqla_shard.cli.output import echo
 from sqla_shard.testing import sqlite_topology
-from tests.shared.command_line import environment
-from tests.shared.command_line import run
-from tests.shared.command_line import write
-from tests.shared.models import Base
+from tests.models.models import Base
+from tests.servers.command_line import environment
+from tests.servers.command_line import run
+from tests.servers.command_line import write
 
 COUNT = 20_000 if os.environ.get("SQLA_SHARD_SOAK") else 120
 
@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(7200)
 def test_arguments_at_random(directory: Path, rng: random.Random) -> None:
-    module = "tests.shared.fuzzed_commands"
+    module = "tests.workers.fuzzed_commands"
     done = subprocess.run(
         [sys.executable, "-m", module, str(rng.random()), str(COUNT)],
         cwd=directory,
@@ -58,14 +58,14 @@ def test_arguments_at_random(directory: Path, rng: random.Random) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["id", "0x" + "f" * 5000], "is not a number of at most 100 digits"),
-        (["explain", "9" * 5000], "is not a number of at most 100 digits"),
+        (["id", "0x" + "f" * 5000], "is not an integer of at most 100 digits"),
+        (["explain", "9" * 5000], "is not an integer of at most 100 digits"),
         (["halves", "--older-than", "inf"], "inf is not in the range"),
         (["halves", "--older-than", "nan"], "'nan' is not a number"),
         (["halves", "--older-than", "1e300"], "is not in the range"),
-        (["schema", "downgrade", ""], "the revision is empty; name one"),
-        (["schema", "upgrade", ""], "the revision is empty; name one"),
-        (["id", "\x1b]0;title\x07"], r"'\x1b]0;title\x07' is not a number"),
+        (["schema", "downgrade", ""], "the revision is empty; give a"),
+        (["schema", "upgrade", ""], "the revision is empty; give a"),
+        (["id", "\x1b]0;title\x07"], r"'\x1b]0;title\x07' is not an integer"),
         (["id", "--\u202e"], r"No such option '--\u202e'"),
         (["topology", "validate", "\udc80.toml"], r"\udc80.toml: file: "),
     ],

@@ -11,10 +11,10 @@ from sqla_shard import pack
 from sqla_shard import unpack
 from sqla_shard.ids import MAX_ID
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing.documents import topology_document
-from tests.shared.command_line import invoke
-from tests.shared.command_line import run
-from tests.shared.command_line import write
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.command_line import invoke
+from tests.servers.command_line import run
+from tests.servers.command_line import write
 
 MODELS = "examples.quickstart.models"
 BOARD = pack(5, 2, 1)
@@ -67,14 +67,14 @@ def test_several_ids_come_in_order():
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["x7"], 2, "'x7' is not a number"),
-        (["0x"], 2, "is not a number"),
-        (["7_0"], 2, "is not a number"),
-        (["٧"], 2, "is not a number"),
+        (["x7"], 2, "'x7' is not an integer"),
+        (["0x"], 2, "is not an integer"),
+        (["7_0"], 2, "is not an integer"),
+        (["٧"], 2, "is not an integer"),
         ([MAX_ID + 1], 1, "its two highest bits are reserved"),
-        ([7, 1 << 70], 1, "71 bits long"),
-        ([], 2, "say either ids"),
-        ([7, "--shard", 1], 2, "say either ids"),
+        ([7, 1 << 70], 1, "it has 71 bits"),
+        ([], 2, "specify either ids"),
+        ([7, "--shard", 1], 2, "specify either ids"),
         (["--shard", 1, "--type", 1], 2, "all of --shard, --type and"),
         (
             ["--shard", 65536, "--type", 1, "--local", 1],
@@ -207,7 +207,7 @@ def test_a_refusal_is_explained_with_scatter(topology):
         ("select(Boat)", 2, "NameError: name 'Boat' is not defined"),
         ("select(", 2, "SyntaxError"),
         ("Pin.nothing", 2, "AttributeError"),
-        ("7boats", 2, "'7boats' is not a number"),
+        ("7boats", 2, "'7boats' is not an integer"),
         ("'7'", 1, "it is a str"),
     ],
 )
@@ -221,7 +221,7 @@ def test_what_cannot_be_explained(topology, expression, code, message):
 def test_models_that_are_not_there(topology):
     done = invoke("-t", topology, "explain", "--models", "no.such", "1 + 1")
     assert done.exit_code == 2
-    assert "the module 'no.such' cannot be imported" in done.stderr
+    assert "module 'no.such' cannot be imported" in done.stderr
     done = invoke("-t", topology, "explain", "--models", ".", "1 + 1")
     assert done.exit_code == 2
 

@@ -10,10 +10,10 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.shared.command_line import invoke
-from tests.shared.command_line import write
-from tests.shared.models import Base
-from tests.shared.models import Setting
+from tests.models.models import Base
+from tests.models.models import Setting
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_it_has_committed(topology: Path) -> None:
 
 def test_it_has_not(topology: Path) -> None:
     done = invoke("-t", topology, "key", "order-18")
-    assert (done.exit_code, done.stdout) == (1, "no shard has order-18\n")
+    assert (done.exit_code, done.stdout) == (1, "order-18: not on any shard\n")
     done = invoke("-t", topology, "key", "order-18", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout) == {

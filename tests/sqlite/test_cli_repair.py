@@ -15,45 +15,28 @@ from sqlalchemy import insert
 
 from sqla_shard import Cluster
 from sqla_shard.dialects.sql import Moment
-from sqla_shard.intents import registry
-from sqla_shard.internal import INTENTS
-from sqla_shard.testing import sqlite_topology
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import ROOT
-from tests.shared.command_line import run
-from tests.shared.command_line import write
-from tests.shared.operation_models import account
-from tests.shared.operation_models import after_crash
-from tests.shared.operation_models import Base
-from tests.shared.operation_models import entries
-from tests.shared.operation_models import first_of_each
-from tests.shared.operation_models import intend
-from tests.shared.operation_models import make_due
-from tests.shared.operation_models import SHARDS
+from sqla_shard.outbox import apply
+from sqla_shard.outbox.tables import INTENTS
+from tests.models.operation_models import account
+from tests.models.operation_models import after_crash
+from tests.models.operation_models import Base
+from tests.models.operation_models import entries
+from tests.models.operation_models import intend
+from tests.models.operation_models import make_due
+from tests.models.operation_models import SHARDS
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import ROOT
+from tests.servers.command_line import run
+from tests.servers.command_line import write
+from tests.servers.operation_commands import for_commands
 
 SECONDS = 60
-MODELS = ("--models", "tests.shared.operation_models")
+MODELS = ("--models", "tests.models.operation_models")
 
 
-@pytest.fixture
-def topology(tmp_path: Path) -> Path:
-    return write(
-        tmp_path, sqlite_topology(tmp_path, 2, SHARDS, main=True, lookup=4)
-    )
-
-
-@pytest.fixture
-def cluster(topology: Path) -> Iterator[Cluster]:
-    with Cluster.from_file(topology, watch=False) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
-
-
-@pytest.fixture
-def ids(cluster: Cluster) -> list[int]:
-    return first_of_each(cluster)
+topology, cluster, ids = for_commands()
 
 
 def leave(cluster: Cluster, ids: list[int], text: str = "it") -> str:
@@ -78,7 +61,7 @@ def test_once(cluster, topology, ids):
     assert found.exit_code == 0, found.output
     (line,) = found.stdout.splitlines()
     assert line.endswith(
-        "1 applied, 0 failed, 0 not defined here, 0 old tokens forgotten"
+        "1 applied, 0 failed, 0 not defined here, 0 old tokens deleted"
     )
     assert entries(cluster) == {(ids[6], "it"): 1}
     found = repair(topology, *MODELS, "--once")
@@ -107,7 +90,7 @@ def test_tokens_are_kept_as_long_as_it_says(cluster, topology, ids):
     assert repair(topology, *MODELS, "--once").exit_code == 0
     assert repair(topology, *MODELS, "--once", "--keep", 1).stdout == ""
     found = repair(topology, *MODELS, "--once", "--keep", 0)
-    assert "1 old tokens forgotten" in found.stdout
+    assert "1 old tokens deleted" in found.stdout
 
 
 def test_now(cluster, topology, ids):
@@ -137,7 +120,7 @@ def test_what_is_not_defined_is_told(cluster, topology, ids, tmp_path):
 
 def test_what_has_failed_is_told(cluster, topology, ids, monkeypatch):
     leave(cluster, ids)
-    monkeypatch.setitem(registry._functions, "tests.note", fails)
+    monkeypatch.setitem(apply._functions, "tests.note", fails)
     found = repair(topology, *MODELS, "--once")
     assert found.exit_code == 1
     first, second = found.stdout.splitlines()
@@ -159,7 +142,7 @@ def test_dry_run_writes_nothing(cluster, topology, ids):
     first, second = found.stdout.splitlines()
     assert first.startswith(f"{token} tests.note, from shard 1 of objects")
     assert first.endswith(" s old)")
-    assert second == "1 left to be done"
+    assert second == "1 pending"
     (one,) = cluster.pending()
     assert one.attempts == 0
     assert entries(cluster) == {}
@@ -174,7 +157,7 @@ def test_discard(cluster, topology, ids):
     # With them somebody can do by hand what nobody does now.
     assert last.startswith('  arguments: {"')
     assert str(ids[6]) in last
-    assert f"there is no {'00' * 16}" in found.stderr
+    assert f"{'00' * 16} not found" in found.stderr
     assert cluster.pending() == []
     token = leave(cluster, ids)
     found = repair(topology, "--discard", token.upper(), "--json")
@@ -188,10 +171,10 @@ def test_discard(cluster, topology, ids):
     ("arguments", "said"),
     [
         (["--discard", "none"], "32 hexadecimal digits"),
-        (["--once", "--dry-run"], "say one"),
-        (["--once", "--discard", "00"], "say one"),
+        (["--once", "--dry-run"], "exclude each other"),
+        (["--once", "--discard", "00"], "exclude each other"),
         (["--interval", "0"], "--interval"),
-        (["--now"], "--now goes with --once"),
+        (["--now"], "--now requires --once"),
         (["--keep", "-1"], "--keep"),
         (["--models", "no.such.module"], "cannot be imported"),
     ],
@@ -272,15 +255,13 @@ def test_all_are_counted(cluster, topology, ids):
     }
     found = repair(topology, "--count")
     *lines, last = found.stdout.splitlines()
-    assert (found.exit_code, last) == (1, "254 left to be done")
+    assert (found.exit_code, last) == (1, "254 pending")
     assert lines[1].startswith("tests.other: 253, 3 failed, the oldest for ")
     document = json.loads(repair(topology, "--count", "--json").stdout)
     assert (document["total"], document["troubles"]) == (254, [])
     assert document["operations"][1]["failed"] == 3
     found = repair(topology, "--dry-run")
-    assert found.stdout.splitlines()[-1] == (
-        "254 left to be done, 203 of them listed"
-    )
+    assert found.stdout.splitlines()[-1] == ("254 pending, 203 of them listed")
     found = json.loads(repair(topology, "--dry-run", "--json").stdout)
     assert (len(found["pending"]), found["total"]) == (203, 254)
 
@@ -288,7 +269,7 @@ def test_all_are_counted(cluster, topology, ids):
 def test_nothing_to_count(cluster, topology):
     assert cluster.count_pending() == []
     found = repair(topology, "--count")
-    assert (found.exit_code, found.stdout) == (0, "0 left to be done\n")
+    assert (found.exit_code, found.stdout) == (0, "0 pending\n")
     found = repair(topology, "--count", "--once")
     assert found.exit_code == 2
 

@@ -21,16 +21,16 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import Topology
 from sqla_shard import unpack
-from sqla_shard.cli.clients import client_for
-from sqla_shard.cli.sessions import opened
+from sqla_shard.cli.shell_command import opened
+from sqla_shard.cli.sql_clients import client_for
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.topology import find_shard
-from tests.shared.command_line import invoke
-from tests.shared.command_line import run
-from tests.shared.command_line import write
-from tests.shared.sqlite_files import with_files
+from tests.models.sqlite_files import with_files
+from tests.servers.command_line import invoke
+from tests.servers.command_line import run
+from tests.servers.command_line import write
 
 MODELS = ("--models", "examples.quickstart.models")
 
@@ -86,12 +86,12 @@ def on_five(topology, program, *options):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "say which shard"),
-        (["--keyspace", "objects"], 2, "say which shard"),
-        ([7, "--shard", 5], 2, "say an ID or --shard, not both"),
-        (["--shard", 5, "-e", "x", "--python"], 2, "--execute is SQL"),
-        (["--shard", 5, "-e", "x", "-c", "y"], 2, "--execute is SQL"),
-        (["--shard", 5, "-e", "x", *MODELS], 2, "--models is for --python"),
+        ([], 2, "specify a shard"),
+        (["--keyspace", "objects"], 2, "specify a shard"),
+        ([7, "--shard", 5], 2, "specify either an ID or --shard"),
+        (["--shard", 5, "-e", "x", "--python"], 2, "--execute cannot be used"),
+        (["--shard", 5, "-e", "x", "-c", "y"], 2, "--execute cannot be used"),
+        (["--shard", 5, "-e", "x", *MODELS], 2, "--models requires --python"),
         (["--shard", 8], 1, "shard 8 is not open"),
         (["--keyspace", "none"], 1, "there is no keyspace 'none'"),
         (["--keyspace", "main", "7"], 1, "is of kind 'global'"),
@@ -156,11 +156,14 @@ def test_sql_on_a_standby_writes_nothing(directory, topology):
     assert "readonly" in done.stderr
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path):
+def test_a_missing_file_is_not_created(tmp_path):
     path = write(tmp_path, sqlite_topology(tmp_path, 2, 8))
     done = invoke("-t", path, "shell", "--shard", 5, "-e", "SELECT 1")
     assert done.exit_code == 1
-    assert "db00005.sqlite; the shard was not created yet" in done.stderr
+    assert (
+        "db00005.sqlite not found; the shard was not created yet"
+        in done.stderr
+    )
     assert not (tmp_path / "server2" / "db00005.sqlite").exists()
 
 
@@ -275,8 +278,8 @@ def test_settings_of_the_url(options, tmp_path, query, both, mariadb, mysql):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("mysql://app:${X}${NUL}@host", "the password has a NUL"),
-        ("mysql://app:${LONG}@host", "more than 16384 bytes"),
+        ("mysql://app:${X}${NUL}@host", "the password contains a NUL"),
+        ("mysql://app:${LONG}@host", "exceed 16384 bytes"),
     ],
 )
 def test_what_no_client_takes(options, url, message):

@@ -14,10 +14,10 @@ from sqla_shard import Topology
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.topology import describe
 from sqla_shard.topology import diff
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import write
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
 
 SECRET = "hush"
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import pytest
 
-from sqla_shard.cli.printing import FAILED
+from sqla_shard.cli.output import FAILED
 from sqla_shard.testing import sqlite_topology
-from tests.shared import unread
-from tests.shared.command_line import write
-from tests.shared.unread_models import MODULUS
-from tests.shared.unread_models import SHARDS
+from tests.models.unread_models import MODULUS
+from tests.models.unread_models import SHARDS
+from tests.servers.command_line import write
+from tests.suites import unread
 
 
 def scene_of(directory):
@@ -31,7 +31,12 @@ def scene_of(directory):
     return unread.Scene(
         project=project,
         ids=ids,
-        reasons=["there is no file /", "no such database", "no database"],
+        reasons=[
+            "there is no file /",
+            "no such database",
+            "no database",
+            "database not found",
+        ],
     )
 
 

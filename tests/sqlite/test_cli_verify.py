@@ -15,24 +15,24 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.verifying import verify_lookups
-from tests.shared import verify_relations
-from tests.shared.command_line import COMMAND
-from tests.shared.command_line import environment
-from tests.shared.command_line import invoke
-from tests.shared.command_line import write
-from tests.shared.verify_models import Account
-from tests.shared.verify_models import AccountEmail
-from tests.shared.verify_models import AccountName
-from tests.shared.verify_models import add_account
-from tests.shared.verify_models import Base
-from tests.shared.verify_models import LONG_AGO
-from tests.shared.verify_models import MODULUS
-from tests.shared.verify_models import nobody
-from tests.shared.verify_models import plant
-from tests.shared.verify_models import SHARDS
+from sqla_shard.verify import verify_lookups
+from tests.models.verify_models import Account
+from tests.models.verify_models import AccountEmail
+from tests.models.verify_models import AccountName
+from tests.models.verify_models import add_account
+from tests.models.verify_models import Base
+from tests.models.verify_models import LONG_AGO
+from tests.models.verify_models import MODULUS
+from tests.models.verify_models import nobody
+from tests.models.verify_models import plant
+from tests.models.verify_models import SHARDS
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
+from tests.suites import verify_relations
 
-MODELS = "tests.shared.verify_models"
+MODELS = "tests.models.verify_models"
 _PATIENCE = 60
 
 
@@ -62,7 +62,7 @@ def test_dry_first_and_then_for_real(cluster, topology):
     plant(cluster, AccountName, "gone", nobody())
     done = verify(topology)
     assert done.exit_code == 1
-    assert "1 dangling: the object is not there" in done.stdout
+    assert "1 dangling: the object does not exist" in done.stdout
     assert "nothing was changed" in done.stdout
     done = verify(topology, "--class", "AccountEmail", "--json")
     assert done.exit_code == 1
@@ -72,7 +72,7 @@ def test_dry_first_and_then_for_real(cluster, topology):
     done = verify(topology, "--repair", "--rate", "1000")
     assert done.exit_code == 0
     assert "1 dangling, 1 repaired" in done.stdout
-    assert "all fit" in verify(topology).stdout
+    assert "no findings" in verify(topology).stdout
     with cluster.session() as session:
         assert AccountEmail.resolve(session, "me@x.org") == user
 
@@ -123,7 +123,7 @@ def test_rekey(cluster, topology):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--class", "Nothing"), "no LookupMixin 'Nothing'"),
+        (("--class", "Nothing"), "LookupMixin 'Nothing' not found"),
         (("--rate", "0"), "--rate"),
         (("--grace", "-1"), "--grace"),
     ],
@@ -138,20 +138,22 @@ def test_no_classes(topology):
     for what in ("lookups", "relations"):
         done = invoke("-t", topology, "verify", what, "--models", "json")
         assert done.exit_code == 2
-        assert "there is no class with" in done.stderr
+        assert "no subclass of" in done.stderr
 
 
 def test_relations(tmp_path):
     document = sqlite_topology(tmp_path, 2, verify_relations.SHARDS)
     topology = write(tmp_path, document)
     command = ["-t", topology, "verify", "relations", "--grace", "0"]
-    command += ["--models", "tests.shared.verify_relations"]
+    command += ["--models", "tests.suites.verify_relations"]
     with Cluster.from_file(topology) as cluster:
         cluster.create_all(verify_relations.Base.metadata)
         verify_relations.no_reverse(cluster, near=False)
         done = invoke(*command)
         assert done.exit_code == 1
-        assert "1 one-sided: of a mapping and its inverse" in done.stdout
+        assert (
+            "1 one-sided: only the mapping or only its inverse" in done.stdout
+        )
         done = invoke(*command, "--repair", "--json")
         assert done.exit_code == 0
         found = json.loads(done.stdout)["classes"]["BoardHasPins"]
@@ -212,15 +214,15 @@ def test_open_claims(cluster, topology):
     done = invoke(*claims)
     assert (done.exit_code, done.stdout) == (
         0,
-        "0 open, 0 of them have ended\n",
+        "0 open, 0 of them expired\n",
     )
     cluster.run(AccountEmail.claim, "new@x.org")
     plant(cluster, AccountEmail, "old@x.org", None, ended=LONG_AGO)
     done = invoke(*claims)
     *lines, last = done.stdout.splitlines()
-    assert (done.exit_code, last) == (0, "2 open, 1 of them have ended")
+    assert (done.exit_code, last) == (0, "2 open, 1 of them expired")
     (old,) = [line for line in lines if "old@x.org" in line]
-    assert old.endswith(", ended at 2020-01-01 00:00:00 UTC")
+    assert old.endswith(", expired at 2020-01-01 00:00:00 UTC")
     done = invoke(*claims, "--class", "AccountEmail", "--json")
     found = json.loads(done.stdout)["claims"]
     assert {(one["key"], one["has_ended"]) for one in found} == {

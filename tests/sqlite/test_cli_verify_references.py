@@ -10,13 +10,13 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.shared.command_line import invoke
-from tests.shared.command_line import write
-from tests.shared.reference_models import Base
-from tests.shared.reference_models import COUNTRIES
-from tests.shared.reference_models import Country
-from tests.shared.reference_models import SHARDS
-from tests.shared.reference_models import spoil
+from tests.models.reference_models import Base
+from tests.models.reference_models import COUNTRIES
+from tests.models.reference_models import Country
+from tests.models.reference_models import SHARDS
+from tests.models.reference_models import spoil
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def topology(tmp_path: Path) -> Any:
 
 
 def verify(topology: Any, *options: str) -> Any:
-    models = "tests.shared.reference_models"
+    models = "tests.models.reference_models"
     return invoke(
         *("-t", topology, "verify", "references", "--models", models),
         *options,
@@ -54,4 +54,4 @@ def test_dry_first_and_then_for_real(topology: Any) -> None:
 def test_modules_without_any(topology: Any) -> None:
     done = invoke("-t", topology, "verify", "references", "--models", "json")
     assert done.exit_code == 2
-    assert "no class with ReferenceMixin" in done.stderr
+    assert "no subclass of ReferenceMixin" in done.stderr

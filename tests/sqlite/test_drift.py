@@ -18,9 +18,8 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import ObjectMixin
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift.report import Copies
-from sqla_shard.schema.drift.report import listed
-from sqla_shard.schema.drift.report import Orphan
+from sqla_shard.schema.drift_report import Copies
+from sqla_shard.schema.drift_report import Orphan
 from sqla_shard.testing import sqlite_topology
 
 
@@ -70,7 +69,7 @@ def test_all_well(cluster: Cluster) -> None:
     ] == [("objects", 4, 2, 1), ("main", 1, 1, 1)]
     assert str(report).startswith("no drift; ")
     assert "main: 1 shard, 1 database on 1 server, 1 table" in str(report)
-    assert report.to_mapping()["ok"] is True
+    assert report.as_dict()["ok"] is True
 
 
 def test_an_altered_table(cluster: Cluster, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_an_altered_table(cluster: Cluster, tmp_path: Path) -> None:
     )
     assert "+  note TEXT DEFAULT 'a  b'" in variant.diff.replace(", \n", "\n")
     assert "--- shard 0 on server1\n+++ shard 3 on server2" in variant.diff
-    mapping = report.to_mapping()
+    mapping = report.as_dict()
     assert json.loads(json.dumps(mapping)) == mapping
 
 
@@ -209,8 +208,11 @@ def test_a_keyspace_without_such_shards_is_left_out(cluster: Cluster) -> None:
 
 
 def test_numbers_of_shards_in_few_words() -> None:
-    assert listed([4]) == "shard 4"
-    assert listed([18, *range(17), *range(20, 4096)]) == (
-        "shards 0-16, 18, 20-4095"
+    def shown(*shards: int) -> str:
+        return str(Copies(server="db1", role="primary", shards=shards))
+
+    assert shown(4) == "db1: shard 4"
+    assert shown(18, *range(17), *range(20, 4096)) == (
+        "db1: shards 0-16, 18, 20-4095"
     )
-    assert listed(range(0, 40, 2)).endswith(", 20, 22, and 8 more")
+    assert shown(*range(0, 40, 2)).endswith(", 20, 22 and 8 more")

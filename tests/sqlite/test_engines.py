@@ -27,7 +27,7 @@ from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import StatementLog
-from tests.shared.sqlite_files import with_files
+from tests.models.sqlite_files import with_files
 
 
 class Base(DeclarativeBase):

@@ -10,8 +10,8 @@ from sqla_shard.exc import CacheOptionError
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
-from tests.shared.models import Board
-from tests.shared.models import Pin
+from tests.models.models import Board
+from tests.models.models import Pin
 
 _MEMORY = {"backend": "dogpile.cache.memory"}
 
@@ -53,7 +53,7 @@ def test_a_file(app, tmp_path):
 
 REGION = '[regions.rows]\nbackend = "dogpile.cache.memory"\n'
 PREFIX = 'prefix = "shop"\n'
-CLASSES = '[classes]\n"tests.shared.models:Pin" = "rows"\n'
+CLASSES = '[classes]\n"tests.models.models:Pin" = "rows"\n'
 
 
 @pytest.mark.parametrize("prefix", [None, "shop"], ids=["none", "the same"])
@@ -98,7 +98,7 @@ def test_no_cache_unless_it_is_configured(app):
 @pytest.mark.parametrize(
     ("cached", "config", "says"),
     [
-        ({Pin: "rows"}, {"CACHE": 7}, "neither path nor mapping, but int"),
+        ({Pin: "rows"}, {"CACHE": 7}, "a path or a mapping, not int"),
         ({Pin: "rows"}, {"CACHE": {"rows": _MEMORY}}, "no SQLA_SHARD_CACHE_"),
         (
             {Pin: "rows"},
@@ -124,9 +124,9 @@ def test_two_caches_are_refused(app):
     config = {"CACHE": {"rows": _MEMORY}, "CACHE_PREFIX": "shop"}
     with set_up(app, {Pin: "rows"}, **config) as cluster:
         other = Flask("other")
-        with pytest.raises(ExtensionSetupError, match="of its own"):
+        with pytest.raises(ExtensionSetupError, match="already has a cache"):
             set_up(other, {Pin: "rows"}, cluster, **config)
-        # It is whose it was.
+        # The cache of the first application is unchanged.
         with cluster.session():
             pass
 

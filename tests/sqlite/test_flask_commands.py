@@ -9,12 +9,12 @@ from sqla_shard import pack
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.ids import MAX_ID
 from sqla_shard.testing import sqlite_topology
-from tests.shared.flask_app import add_board
-from tests.shared.flask_app import Base
-from tests.shared.flask_app import Board
-from tests.shared.flask_app import flask_fixtures
-from tests.shared.flask_app import Setting
-from tests.shared.sqlite_files import with_files
+from tests.models.flask_app import add_board
+from tests.models.flask_app import Base
+from tests.models.flask_app import Board
+from tests.models.flask_app import flask_fixtures
+from tests.models.flask_app import Setting
+from tests.models.sqlite_files import with_files
 
 app, cluster, db, board_id = flask_fixtures()
 
@@ -113,7 +113,7 @@ def test_health_of_a_server_that_is_down(app, tmp_path):
     done = invoke(app, "health")
     assert done.exit_code == 1
     assert "server1: up\nserver2: DOWN: " in done.output
-    assert done.output.endswith("Error: 1 of 2 servers did not answer\n")
+    assert done.output.endswith("Error: 1 of 2 servers did not respond\n")
 
 
 def test_create_all(app, tmp_path):

@@ -23,11 +23,11 @@ from sqla_shard.exc import MissingExtraError
 from sqla_shard.exc import TopologyError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
-from tests.shared.flask_app import add_board
-from tests.shared.flask_app import Board
-from tests.shared.flask_app import busy
-from tests.shared.flask_app import flask_fixtures
-from tests.shared.flask_app import title_of
+from tests.models.flask_app import add_board
+from tests.models.flask_app import Board
+from tests.models.flask_app import busy
+from tests.models.flask_app import flask_fixtures
+from tests.models.flask_app import title_of
 
 app, cluster, db, board_id = flask_fixtures()
 
@@ -354,10 +354,10 @@ def test_a_cluster_comes_before_the_configuration(app, cluster):
     [
         ({}, "'shop' has no topology; set SQLA_SHARD_TOPOLOGY"),
         ({"SQLA_SHARD_TOPOLOGY": ""}, "has no topology"),
-        ({"SQLA_SHARD_TOPOLOGY": 7}, "neither path nor topology, but int"),
+        ({"SQLA_SHARD_TOPOLOGY": 7}, "a path or a topology, not int"),
         (
             {"SQLA_SHARD_TOPOLOGY": "t.toml", "SQLA_SHARD_OPTIONS": "x"},
-            "not a mapping, but str",
+            "must be a mapping, not str",
         ),
     ],
 )

@@ -13,9 +13,9 @@ from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.exc import TopologyError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
-from tests.shared.command_line import write
-from tests.shared.flask_app import flask_fixtures
-from tests.shared.sqlite_files import with_files
+from tests.models.flask_app import flask_fixtures
+from tests.models.sqlite_files import with_files
+from tests.servers.command_line import write
 
 app, cluster, db, board_id = flask_fixtures()
 

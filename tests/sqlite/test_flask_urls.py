@@ -12,9 +12,9 @@ from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import WrongTypeError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.ids import MAX_ID
-from tests.shared.flask_app import BOARD
-from tests.shared.flask_app import Board
-from tests.shared.flask_app import flask_fixtures
+from tests.models.flask_app import BOARD
+from tests.models.flask_app import Board
+from tests.models.flask_app import flask_fixtures
 
 PIN = 1
 

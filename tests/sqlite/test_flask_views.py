@@ -14,13 +14,13 @@ from sqla_shard import scatter
 from sqla_shard.ext.flask import ContextSession
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.ext.flask_pagination import Pagination
-from tests.shared.flask_app import add_board
-from tests.shared.flask_app import Base
-from tests.shared.flask_app import BOARD
-from tests.shared.flask_app import Board
-from tests.shared.flask_app import busy
-from tests.shared.flask_app import flask_fixtures
-from tests.shared.flask_app import title_of
+from tests.models.flask_app import add_board
+from tests.models.flask_app import Base
+from tests.models.flask_app import BOARD
+from tests.models.flask_app import Board
+from tests.models.flask_app import busy
+from tests.models.flask_app import flask_fixtures
+from tests.models.flask_app import title_of
 
 app, cluster, db, board_id = flask_fixtures()
 

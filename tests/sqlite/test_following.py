@@ -30,25 +30,25 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import Topology
+from sqla_shard.cluster.health import Health
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import MissingDriverError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyRefusedError
-from sqla_shard.health import Health
 from sqla_shard.topology import to_json
-from tests.shared.clusters import at
-from tests.shared.following import Base
-from tests.shared.following import document
-from tests.shared.following import Feed
-from tests.shared.following import in_child
-from tests.shared.following import Pin
-from tests.shared.following import SHARDS
-from tests.shared.following import TIMEOUT
-from tests.shared.following import until
-from tests.shared.sqlite_files import with_files
-from tests.shared.threads import begun_since
-from tests.shared.threads import running
+from tests.models.clusters import at
+from tests.models.sqlite_files import with_files
+from tests.servers.following import Base
+from tests.servers.following import document
+from tests.servers.following import Feed
+from tests.servers.following import in_child
+from tests.servers.following import Pin
+from tests.servers.following import SHARDS
+from tests.servers.following import TIMEOUT
+from tests.servers.following import until
+from tests.servers.processes import begun_since
+from tests.servers.processes import running
 
 
 class Places:
@@ -837,6 +837,11 @@ def test_a_source_that_hangs_keeps_nobody_waiting(places: Places) -> None:
         assert cluster.source_report().state == "closed"
 
 
+# Its connections are collected with it: Python 3.13 warns of them.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <sqla_shard.dialects.sqlite"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_cluster_that_is_collected_ends_its_thread(places: Places) -> None:
     feed = Feed(places.topology(1, 1, 2))
     threads = running()

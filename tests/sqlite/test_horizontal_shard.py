@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy import delete
+from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import inspect
 from sqlalchemy import literal_column
@@ -38,26 +39,42 @@ from sqla_shard.ext import horizontal_shard
 from sqla_shard.ext.horizontal_shard import Lanes
 from sqla_shard.ext.horizontal_shard import set_shard_id
 from sqla_shard.ext.horizontal_shard import ShardedSession
-from tests.shared.dropin import Board
-from tests.shared.dropin import Choosers
-from tests.shared.dropin import engines_in
-from tests.shared.dropin import fill
-from tests.shared.dropin import LANE
-from tests.shared.dropin import lane_threads
-from tests.shared.dropin import meeting
-from tests.shared.dropin import Pin
-from tests.shared.dropin import TIMEOUT
+from tests.models.dropin import Board
+from tests.models.dropin import Choosers
+from tests.models.dropin import engines_in
+from tests.models.dropin import fill
+from tests.models.dropin import LANE
+from tests.models.dropin import lane_threads
+from tests.models.dropin import meeting
+from tests.models.dropin import Pin
+from tests.models.dropin import TIMEOUT
 
 NAMES = ["a", "b", "c", "d"]
 
 
+@pytest.fixture(autouse=True)
+def dispose() -> Iterator[None]:
+    """Close the connections of each test at its end.
+
+    Python 3.13 warns of those that are collected, in some later test.
+    """
+    engines: set[Any] = set()
+
+    def connected(connection: Any) -> None:
+        engines.add(connection.engine)
+
+    event.listen(Engine, "engine_connect", connected)
+    yield
+    event.remove(Engine, "engine_connect", connected)
+    for engine in engines:
+        engine.dispose()
+
+
 @pytest.fixture
-def shards(tmp_path: Any) -> Iterator[dict[Any, Any]]:
+def shards(tmp_path: Any) -> dict[Any, Any]:
     found = engines_in(tmp_path, NAMES)
     fill(found)
-    yield found
-    for engine in found.values():
-        engine.dispose()
+    return found
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ from sqlalchemy.util import greenlet_spawn
 from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard.testing import ShardLint
-from tests.shared.clusters import at
-from tests.shared.clusters import on_sqlite
-from tests.shared.clusters import SHARDS
-from tests.shared.models import Board
-from tests.shared.models import Comment
-from tests.shared.models import Note
-from tests.shared.models import Pin
-from tests.shared.models import Setting
+from tests.models.clusters import at
+from tests.models.clusters import on_sqlite
+from tests.models.clusters import SHARDS
+from tests.models.models import Board
+from tests.models.models import Comment
+from tests.models.models import Note
+from tests.models.models import Pin
+from tests.models.models import Setting
 
 cluster = on_sqlite()
 
@@ -122,7 +122,7 @@ class TestFanOut:
             line = here() - 1
         finding = only(lint)
         assert (finding.kind, finding.line.number) == ("fan_out", line)
-        assert "on 8 shards, where 7 are allowed" in finding.what
+        assert "on 8 shards, and at most 7 are allowed" in finding.what
 
     def test_has_no_limit_by_default(self, cluster, pins):
         with ShardLint() as lint, cluster.session() as session:

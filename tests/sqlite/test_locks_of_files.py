@@ -15,8 +15,8 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import ShardSession
 from sqla_shard.testing import sqlite_topology
-from tests.shared.models import Base
-from tests.shared.models import Pin
+from tests.models.models import Base
+from tests.models.models import Pin
 
 
 @pytest.fixture

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
-from sqlalchemy.pool import NullPool
 
 from sqla_shard import blob_field
 from sqla_shard import Cluster
@@ -18,24 +14,17 @@ from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
 from sqla_shard.exc import KeyspaceKindError
 from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
 from sqla_shard.testing import sqlite_topology
-from tests.shared import lookup_tables
-from tests.shared.lookup_models import ids
-from tests.shared.lookup_models import lookups_on_sqlite
+from tests.models.databases import databases_on_sqlite
+from tests.models.lookup_models import ids
+from tests.models.lookup_models import lookups_on_sqlite
+from tests.suites import lookup_tables
 
 cluster = lookups_on_sqlite()
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Any:
-    numbers = count()
-
-    def make() -> Any:
-        path = tmp_path / f"db{next(numbers)}.sqlite"
-        return create_engine(f"sqlite:///{path}", poolclass=NullPool)
-
-    return make
+database = databases_on_sqlite()
 
 
 class TestGenerating(lookup_tables.Generating):

@@ -14,35 +14,12 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard.testing import sqlite_topology
-from tests.shared import mapping_inverse
+from tests.models.backends import Clusters
+from tests.suites import mapping_inverse
 
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: Any) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("inverse")
-    document = sqlite_topology(directory, 2, mapping_inverse.SHARDS)
-    with Cluster.from_topology(document) as cluster:
-        cluster.create_all(mapping_inverse.Base.metadata)
-        yield cluster
-
-
-class TestFollowing(mapping_inverse.Following):
-    pass
-
-
-class TestDeferred(mapping_inverse.Deferred):
-    pass
-
-
-class TestRacing(mapping_inverse.Racing):
-    pass
-
-
-class TestRefused(mapping_inverse.Refused):
-    pass
-
-
+cluster = Clusters(
+    mapping_inverse.Base.metadata, mapping_inverse.SHARDS
+).on_sqlite()
 _bases: list[Any] = []
 
 
@@ -81,7 +58,7 @@ def test_the_inverse_is_a_class() -> None:
         pass
 
     assert UserInClubs.__sqla_shard_mapping__.inverse_class is ClubHasUsers
-    assert ClubHasUsers.__sqla_shard_mapping__.kept_by is UserInClubs
+    assert ClubHasUsers.__sqla_shard_mapping__.inverse_of is UserInClubs
 
 
 def test_a_reverse_that_leads_elsewhere() -> None:
@@ -121,7 +98,9 @@ def test_two_that_keep_one() -> None:
     ):
         pass
 
-    with pytest.raises(exc.ClassDefinitionError, match="keeps one other"):
+    with pytest.raises(
+        exc.ClassDefinitionError, match="belongs to one mapping"
+    ):
 
         class UserLikesClubs(
             MappingMixin, base, source=user, target=club, inverse=ClubHasUsers
@@ -142,7 +121,9 @@ def test_two_that_ask_for_one_to_come() -> None:
     ):
         pass
 
-    with pytest.raises(exc.ClassDefinitionError, match="keeps one other"):
+    with pytest.raises(
+        exc.ClassDefinitionError, match="belongs to one mapping"
+    ):
 
         class ClubHasUsers(MappingMixin, base, source=club, target=user):
             pass
@@ -159,7 +140,9 @@ def test_each_the_other() -> None:
     ):
         pass
 
-    with pytest.raises(exc.ClassDefinitionError, match="keeps one other"):
+    with pytest.raises(
+        exc.ClassDefinitionError, match="belongs to one mapping"
+    ):
 
         class UserInClubs(
             MappingMixin, base, source=user, target=club, inverse=ClubHasUsers

@@ -19,7 +19,7 @@ from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.testing import sqlite_topology
-from tests.shared.clusters import ShardLog
+from tests.models.clusters import ShardLog
 
 
 class Base(DeclarativeBase):

@@ -11,16 +11,10 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
-from sqla_shard.deleting import delete_object
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
+from sqla_shard.models.deletion import delete_object
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.verifying import verify_lookups
-from tests.object_suites.harness import OnSQLite
-from tests.object_suites.one_table import OneTableSuite
-
-
-class TestOneTable(OnSQLite, OneTableSuite):
-    metadata = OneTableSuite.metadata
+from sqla_shard.verify import verify_lookups
 
 
 class KeyedBase(DeclarativeBase):

@@ -32,13 +32,13 @@ from sqla_shard import Cluster
 from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.ext.opentelemetry import instrument
-from tests.shared.clusters import at
-from tests.shared.clusters import on_sqlite
-from tests.shared.clusters import SHARDS
-from tests.shared.models import Board
-from tests.shared.models import Comment
-from tests.shared.models import PIN
-from tests.shared.models import Pin
+from tests.models.clusters import at
+from tests.models.clusters import on_sqlite
+from tests.models.clusters import SHARDS
+from tests.models.models import Board
+from tests.models.models import Comment
+from tests.models.models import PIN
+from tests.models.models import Pin
 
 cluster = on_sqlite()
 

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from tests.shared import operation_outcomes
-from tests.shared.operation_models import operations_on_sqlite
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from tests.models.operation_models import add
+from tests.models.operation_models import operations_on_sqlite
+from tests.models.operation_models import points
+from tests.suites import operation_outcomes
+from tests.suites.operations import FAR
+from tests.suites.operations import NEAR
 
 cluster = operations_on_sqlite()
 
 
 class TestOutcomes(operation_outcomes.Outcomes):
-    pass
+    def test_an_error_that_rolls_back_the_transaction(
+        self, cluster, ids, defined, mark
+    ):
+        """The token of the operation is rolled back as well."""
+
+        def stubborn(session, account_id):
+            add(session, account_id, 1)
+            again = "INSERT OR ROLLBACK INTO accounts SELECT * FROM accounts"
+            place = session.place_for(shard_id=FAR)
+            with pytest.raises(IntegrityError):
+                session.execute(text(again), bind_arguments={"place": place})
+
+        stubborn = defined(stubborn)
+        with cluster.begin(cross_shard="logged") as session:
+            add(session, ids[NEAR], 1)
+            stubborn.intend(session, ids[FAR])
+        (one,) = cluster.pending()
+        assert "rolled back its transaction" in one.error
+        assert points(cluster, [ids[NEAR], ids[FAR]]) == [1, 0]
 
 
 autocommitting = operations_on_sqlite(

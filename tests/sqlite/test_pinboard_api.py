@@ -12,10 +12,10 @@ from flask import Flask
 from examples.pinboard.boards import PAGE
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
-from tests.shared.visiting import app as app
-from tests.shared.visiting import cluster as cluster
-from tests.shared.visiting import Visitor
-from tests.shared.visiting import visitor as visitor
+from tests.servers.visiting import app as app
+from tests.servers.visiting import cluster as cluster
+from tests.servers.visiting import Visitor
+from tests.servers.visiting import visitor as visitor
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint
@@ -138,7 +138,7 @@ def test_stale_moves(visitor: Visitor) -> None:
     # Another browser still shows a b c d.
     error = visitor.move(board_id, d, before=a, after=b, status=409)["error"]
     assert error["code"] == "conflict"
-    assert "meanwhile" in error["message"]
+    assert "were moved" in error["message"]
     assert visitor.order(board_id) == [b, a, c, d]
 
     visitor.api("DELETE", f"/pins/{c}", status=204)

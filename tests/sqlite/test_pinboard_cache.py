@@ -26,10 +26,10 @@ from sqla_shard.cache import Cache
 from sqla_shard.cache import ClassStats
 from sqla_shard.cache import MemcachedStore
 from sqla_shard.testing import sqlite_topology
-from tests.shared.pinboard_relations import Relations
-from tests.shared.pinboard_tables import create_tables
-from tests.shared.visiting import Visitor
-from tests.shared.visiting import visitor as visitor
+from tests.servers.visiting import Visitor
+from tests.servers.visiting import visitor as visitor
+from tests.suites.pinboard_relations import Relations
+from tests.suites.pinboard_tables import create_tables
 
 pytestmark = pytest.mark.sqla_shard_lint
 

@@ -35,10 +35,10 @@ from examples.pinboard.security import MAX_UPLOAD
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 from sqla_shard.testing import sqlite_topology
-from tests.shared.visiting import app as app
-from tests.shared.visiting import cluster as cluster
-from tests.shared.visiting import Visitor
-from tests.shared.visiting import visitor as visitor
+from tests.servers.visiting import app as app
+from tests.servers.visiting import cluster as cluster
+from tests.servers.visiting import Visitor
+from tests.servers.visiting import visitor as visitor
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint

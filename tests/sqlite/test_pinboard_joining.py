@@ -16,9 +16,9 @@ from examples.pinboard.samples import email_of
 from examples.pinboard.samples import sample_users
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.shared.pinboard_relations import Relations
-from tests.shared.pinboard_signing_up import SigningUp
-from tests.shared.pinboard_tables import create_tables
+from tests.suites.pinboard_relations import Relations
+from tests.suites.pinboard_signing_up import SigningUp
+from tests.suites.pinboard_tables import create_tables
 
 
 @pytest.fixture(scope="module")

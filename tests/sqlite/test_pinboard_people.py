@@ -14,10 +14,10 @@ from examples.pinboard.samples import add_user
 from examples.pinboard.samples import email_of
 from sqla_shard import Cluster
 from sqla_shard import unpack
-from tests.shared.visiting import app as app
-from tests.shared.visiting import cluster as cluster
-from tests.shared.visiting import Visitor
-from tests.shared.visiting import visitor as visitor
+from tests.servers.visiting import app as app
+from tests.servers.visiting import cluster as cluster
+from tests.servers.visiting import Visitor
+from tests.servers.visiting import visitor as visitor
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint

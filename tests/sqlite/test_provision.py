@@ -16,14 +16,14 @@ from sqla_shard import Topology
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import SchemaOptionError
-from sqla_shard.internal import METADATA
-from sqla_shard.schema import internal
+from sqla_shard.outbox.tables import METADATA
+from sqla_shard.schema import ledger
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
 from sqla_shard.testing import sqlite_topology
-from tests.shared.provisioning import Project
-from tests.shared.provisioning import refused
-from tests.shared.sqlite_files import with_files
+from tests.models.provisioning import Project
+from tests.models.provisioning import refused
+from tests.models.sqlite_files import with_files
 
 ONE = RunOptions(jobs=1)
 
@@ -159,7 +159,7 @@ def test_a_file_of_somebody_else(
         project.provision(grown, options=ONE)
     [(place, message)] = refused(raised.value)
     assert place == "db00002 on server2"
-    assert "tables that no provision has made: pins" in message
+    assert "tables that provision has not created: pins" in message
     assert not path_of(tmp_path, "server2", 3).exists()
     # One without tables holds nothing.
     execute(strange, "DROP TABLE pins")
@@ -269,16 +269,19 @@ def test_refusals_that_ask_no_server(
     gone = copy.deepcopy(grown)
     gone["keyspaces"]["others"] = gone["keyspaces"].pop("objects")
     cases = [
-        ({**grown, "epoch": 1}, "epoch: 1 is not higher than 1"),
-        (changed(grown, servers=moved), "shards 1 are served by 'server1' ("),
-        (changed(grown, servers=elsewhere), "shards 0-1 are served by"),
+        ({**grown, "epoch": 1}, "epoch: 1 must be higher than 1"),
+        (changed(grown, servers=moved), "shards 1 would be on 'server2' ("),
+        (
+            changed(grown, servers=elsewhere),
+            "shards 0-1 would be on 'server1'",
+        ),
         (
             changed(grown, shards=1, servers=closed),
             "2 -> 1: the objects of shard 1 could not be read",
         ),
-        (changed(grown, kind="mod"), "'objects' -> 'mod' would look"),
+        (changed(grown, kind="mod"), "'objects' -> 'mod' would route"),
         (changed(grown, kind="mod"), "2 -> 4: it is the modulus"),
-        (changed(grown, database="x{shard}"), "leave it at 'db{shard:05d}'"),
+        (changed(grown, database="x{shard}"), "keep 'db{shard:05d}'"),
         (gone, "keyspaces.objects: is not in the new topology"),
     ]
     for document, expected in cases:
@@ -378,7 +381,7 @@ def test_one_that_is_not_like_the_others(
             project.provision(grown, options=ONE)
         assert raised.value.shards == (3,)
         message = str(raised.value)
-        assert "are not those of shard 0 (db00000 on server1)" in message
+        assert "differ from those of shard 0 (db00000 on server1)" in message
         assert "table kinds" in message
         assert "+  odd INTEGER" in message
         assert "must not be published" in message
@@ -389,7 +392,7 @@ def test_the_reference_can_be_chosen(
 ) -> None:
     project.provision(options=ONE)
     execute(path_of(tmp_path, "server1", 0), "CREATE TABLE odd (id INTEGER)")
-    with pytest.raises(MigrationFailedError, match="table odd: not here"):
+    with pytest.raises(MigrationFailedError, match="table odd: missing"):
         project.provision(grown, options=ONE)
     report = project.provision(grown, options=RunOptions(jobs=1, reference=1))
     assert report.may_be_published
@@ -446,9 +449,9 @@ def test_another_runner_has_made_the_tables_of_this_package(
         names = []
         for place in (places[0], places[0], places[1]):
             with place.engine.connect() as connection:
-                internal.upgrade(connection, None)
+                ledger.upgrade_own_tables(connection, None)
                 names.append(place.backend.ddl.names(connection))
-    tables = {*METADATA.tables, internal.VERSION_TABLE}
+    tables = {*METADATA.tables, ledger.VERSION_TABLE}
     assert names == [tables] * 3
 
 
@@ -474,6 +477,8 @@ def test_a_database_that_appears_meanwhile(
     with pytest.raises(MigrationFailedError) as raised:
         project.provision(grown, options=ONE)
     assert raised.value.shards == (3,)
-    assert "with tables that no provision has made: users" in str(raised.value)
+    assert "with tables that provision has not created: users" in str(
+        raised.value
+    )
     names = execute(path, "SELECT name FROM sqlite_master")
     assert names == [("users",)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.shared import reference_reading
-from tests.shared import reference_tables
-from tests.shared import reference_verifying
-from tests.shared import reference_writing
-from tests.shared.reference_models import references_on_sqlite
+from tests.models.reference_models import REFERENCES
+from tests.suites import reference_reading
+from tests.suites import reference_tables
+from tests.suites import reference_verifying
+from tests.suites import reference_writing
 
-cluster = references_on_sqlite()
+cluster = REFERENCES.on_sqlite()
 
 
 class TestAlone(reference_reading.Alone):

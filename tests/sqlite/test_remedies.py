@@ -1,44 +1,21 @@
-"""Messages of refusals name a way that works, on SQLite."""
+"""Every refusal of the package has a remedy that is run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from sqla_shard import Cluster
-from sqla_shard.testing import sqlite_topology
-from tests.shared import remedy_classes
-from tests.shared.refusal_sites import ELSEWHERE
-from tests.shared.refusal_sites import Site
-from tests.shared.refusal_sites import sites
-from tests.shared.remedies import ALL
-from tests.shared.remedies import refusal
-from tests.shared.remedies import Remedies
-from tests.shared.remedy_classes import CLASSES
-from tests.shared.remedy_models import Base
-from tests.shared.remedy_models import Data
-from tests.shared.remedy_models import filled
-from tests.shared.remedy_models import SHARDS
+from tests.models.remedy_models import Data
+from tests.models.remedy_models import filled
+from tests.models.remedy_models import REMEDIES
+from tests.suites import remedy_classes
+from tests.suites.refusal_sites import ELSEWHERE
+from tests.suites.refusal_sites import Site
+from tests.suites.refusal_sites import sites
+from tests.suites.remedies import ALL
+from tests.suites.remedies import refusal
+from tests.suites.remedy_classes import CLASSES
 
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory: Path = tmp_path_factory.mktemp("remedies")
-    document = sqlite_topology(
-        directory, servers=2, shards=SHARDS, main=True, lookup=2
-    )
-    with Cluster.from_topology(document) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
-
-
+cluster = REMEDIES.on_sqlite()
 data = filled()
-
-
-class TestRemedies(Remedies):
-    pass
 
 
 def test_every_refusal_has_a_remedy_that_is_run(

@@ -19,8 +19,8 @@ from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.testing import sqlite_topology
-from tests.shared.models import Base
-from tests.shared.models import Pin
+from tests.models.models import Base
+from tests.models.models import Pin
 
 KEYS = pytest.mark.parametrize("key", [None, "a"])
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.shared.schema import on_sqlite
-from tests.shared.schema import Project
-from tests.shared.schema import runner_fixture
-from tests.shared.schema_emptied import Emptied
+from tests.models.schema import on_sqlite
+from tests.models.schema import Project
+from tests.models.schema import runner_fixture
+from tests.suites.schema_emptied import Emptied
 
 runner = runner_fixture()
 project = on_sqlite()

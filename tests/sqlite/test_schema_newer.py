@@ -17,9 +17,9 @@ from sqla_shard import Topology
 from sqla_shard.cli.program import program
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.schema import RunOptions
-from sqla_shard.schema.progress import SilentProgress
+from sqla_shard.schema.reports import Progress
 from sqla_shard.testing import sqlite_topology
-from tests.shared.schema import Project
+from tests.models.schema import Project
 
 PINS = 'op.execute("CREATE TABLE pins (n INT)")'
 MOVED = "elsewhere in a newer topology"
@@ -46,7 +46,7 @@ def moved(project: Project, shards: int = 4) -> dict[str, Any]:
     return document
 
 
-class During(SilentProgress):
+class During(Progress):
     """Does something once, when so many shards are done.
 
     :param number: how many.

@@ -14,8 +14,8 @@ from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import RunOptions
-from tests.shared.schema import on_sqlite
-from tests.shared.schema import runner_fixture
+from tests.models.schema import on_sqlite
+from tests.models.schema import runner_fixture
 
 runner = runner_fixture()
 project = on_sqlite(main=True)

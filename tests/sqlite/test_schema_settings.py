@@ -20,8 +20,8 @@ from examples.pinboard import models as pinboard
 from sqla_shard import Cluster
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import init
-from tests.shared import revision_models
-from tests.shared.sqlite_files import with_files
+from tests.models import revision_models
+from tests.models.sqlite_files import with_files
 
 SHARDS = 4
 TOPOLOGY = f"""\

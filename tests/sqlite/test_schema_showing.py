@@ -18,7 +18,7 @@ from sqla_shard.cli.program import program
 from sqla_shard.schema import Outcome
 from sqla_shard.schema import RunReport
 from sqla_shard.schema import State
-from sqla_shard.schema.progress import TerminalProgress
+from sqla_shard.schema.reports import TerminalProgress
 
 TOPOLOGY = """\
 epoch = 1
@@ -94,13 +94,13 @@ def test_failures_with_other_statements_done_are_told_apart() -> None:
         "failed: db00000 on server1, db00002 on server1",
         "    no",
         (
-            "    of the upgrade of a 1 statement(s) have taken effect "
-            "already; the next run goes on after them:"
+            "    1 statement(s) of the upgrade of a have already taken "
+            "effect; the next run resumes after them:"
         ),
         "      1. CREATE 1",
         "failed: db00001 on server1",
         "    no",
-        "    nothing of the upgrade of a has taken effect",
+        "    no statement of the upgrade of a has taken effect",
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_section_that_is_not_there(project: Path) -> None:
     assert done.exit_code == 2
     assert done.stderr.endswith(
         "Error: alembic.ini has no section [nosuch] with a script_location; "
-        "name one that has with --name: alembic\n"
+        "specify another one with --name: alembic\n"
     )
 
 

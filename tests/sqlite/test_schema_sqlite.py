@@ -8,12 +8,13 @@ from contextlib import closing
 
 import pytest
 
-from sqla_shard import internal
+from sqla_shard import exc
 from sqla_shard import schema
+from sqla_shard.outbox import tables
 from sqla_shard.schema import Answer
-from sqla_shard.schema.internal import VERSION_TABLE
-from tests.shared.schema import on_sqlite
-from tests.shared.schema import runner_fixture
+from sqla_shard.schema.ledger import VERSION_TABLE
+from tests.models.schema import on_sqlite
+from tests.models.schema import runner_fixture
 
 runner = runner_fixture()
 project = on_sqlite(main=True)
@@ -42,7 +43,7 @@ def names(project, shard_id):
     )
     return {row[0] for row in rows} - {
         "alembic_version",
-        *internal.METADATA.tables,
+        *tables.METADATA.tables,
         VERSION_TABLE,
     }
 
@@ -180,7 +181,7 @@ def test_a_file_that_is_missing_is_not_made(project):
 def test_resolve_has_nothing_to_answer_for(project):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
-    with pytest.raises(schema.env.SchemaError, match="no revision is unfin"):
+    with pytest.raises(exc.SchemaError, match="no revision is unfin"):
         schema.resolve(project.config(), 2, Answer.REVISION_DONE)
 
 

@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 from sqla_shard import Cluster
-from sqla_shard.schema.options import RunOptions
-from sqla_shard.schema.progress import SilentProgress
+from sqla_shard.schema import run
 from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import Progress
 from sqla_shard.schema.reports import State
-from sqla_shard.schema.running import run
-from sqla_shard.schema.selecting import shards_of
+from sqla_shard.schema.selection import RunOptions
+from sqla_shard.schema.selection import shards_of
 from sqla_shard.schema.versions import Version
 from sqla_shard.testing import sqlite_topology
 
@@ -50,8 +50,8 @@ def test_a_signal_while_processes_are_begun(tmp_path: Path):
             steps=lambda heads: ["one"],
             applier=Interrupting,
             options=RunOptions(jobs=8),
-            progress=SilentProgress(),
-            moves=lambda shard_ids: False,
+            progress=Progress(),
+            has_moved=lambda shard_ids: False,
         )
     assert report.interrupted
     assert report.of(State.SKIPPED)

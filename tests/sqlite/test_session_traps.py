@@ -11,18 +11,18 @@ from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
 from sqla_shard import pack
-from tests.shared.clusters import on_sqlite
-from tests.shared.data import Rows
-from tests.shared.data import store
-from tests.shared.models import BOARD
-from tests.shared.models import COMMENT
-from tests.shared.models import NOTE
-from tests.shared.models import PIN
-from tests.shared.models import PLAIN
-from tests.shared.models import PlainBase
-from tests.shared.models import SHARDED
-from tests.shared.traps_of_many_rows import ACCEPTED
-from tests.shared.traps_of_many_rows import REFUSED
+from tests.models.clusters import on_sqlite
+from tests.models.data import Rows
+from tests.models.data import store
+from tests.models.models import BOARD
+from tests.models.models import COMMENT
+from tests.models.models import NOTE
+from tests.models.models import PIN
+from tests.models.models import PLAIN
+from tests.models.models import PlainBase
+from tests.models.models import SHARDED
+from tests.suites.traps_of_many_rows import ACCEPTED
+from tests.suites.traps_of_many_rows import REFUSED
 
 _OPTIONS = {"enable_from_linting": False}
 cluster = on_sqlite(engine_options=_OPTIONS)

@@ -21,8 +21,8 @@ from sqla_shard import ObjectId
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard import unpack
-from sqla_shard.lookup import Claim
-from sqla_shard.lookup import normalization
+from sqla_shard.models import Claim
+from sqla_shard.models import normalization
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type

@@ -13,7 +13,7 @@ from sqlalchemy.exc import MissingGreenlet
 from sqlalchemy.util import await_only
 from sqlalchemy.util import greenlet_spawn
 
-from sqla_shard.scattering import AwaitedLanes
+from sqla_shard.engine import AwaitedLanes
 
 
 def in_loop(call: Callable[[], Any]) -> Any:

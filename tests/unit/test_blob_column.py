@@ -209,7 +209,7 @@ def test_none_and_empty(session):
 
 @pytest.mark.parametrize("value", [[], "x", 5, (), [("a", 1)], True])
 def test_only_dictionaries(session, value):
-    with pytest.raises(BlobValueError, match="data: a blob is a dict"):
+    with pytest.raises(BlobValueError, match="data: must be a dict"):
         Row(data=value)
     with pytest.raises(BlobValueError):
         session.scalars(select(Row).where(Row.data == value)).all()
@@ -268,7 +268,7 @@ def test_container_of_an_earlier_state(session, end):
     )
     for _ in range(2):  # before and after it is read again
         for change in changes:
-            with pytest.raises(BlobError, match=r"earlier state of Row\.data"):
+            with pytest.raises(BlobError, match=r"Row\.data was refreshed"):
                 change()
         assert row.data == {"a": [[1]]}
     assert row not in session.dirty
@@ -294,7 +294,7 @@ def test_container_of_an_object_that_is_gone(session):
     session.expunge_all()
     held = session.get(Row, 1).data["a"]
     gc.collect()
-    with pytest.raises(BlobError, match="nobody refers to the object"):
+    with pytest.raises(BlobError, match="was garbage collected"):
         held.append(2)
     copied = list(held)
     copied.append(3)
@@ -346,5 +346,7 @@ def test_timestamp_round_trip(session, moment):
 
 @pytest.mark.parametrize("value", [datetime(2024, 1, 1), "2024-01-01", 5])
 def test_no_timestamp(session, value):
-    with pytest.raises(BlobValueError, match="is not an aware datetime"):
+    with pytest.raises(
+        BlobValueError, match="is not a datetime with a time zone"
+    ):
         session.scalars(select(Row).where(Row.at == value)).all()

@@ -19,9 +19,9 @@ from examples.quickstart.bookmarks import Folder
 from examples.quickstart.bookmarks import MAX_ENTRIES
 from examples.quickstart.bookmarks import read_folders
 from examples.quickstart.tags import MAX_TAG
-from tests.shared.bookmark_files import attack
-from tests.shared.bookmark_files import ATTACKS
-from tests.shared.bookmark_files import DOCTYPE
+from tests.workers.bookmark_files import attack
+from tests.workers.bookmark_files import ATTACKS
+from tests.workers.bookmark_files import DOCTYPE
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 #: Seconds of a processor for a byte: ten times what a slow one takes.
@@ -37,7 +37,7 @@ def child(seed: str, count: int, size: int) -> dict:
     """Read files in a process that has little memory."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.shared.bookmark_files"),
+            *(sys.executable, "-m", "tests.workers.bookmark_files"),
             *(seed, str(count), str(size)),
         ],
         cwd=ROOT,
@@ -73,7 +73,7 @@ def test_pieces_of_attacks(rng) -> None:
 def test_a_process_without_memory_ends() -> None:
     """The limit of the others is one that can be reached."""
     code = (
-        "from tests.shared.bookmark_files import _limit\n"
+        "from tests.workers.bookmark_files import _limit\n"
         "_limit()\n"
         "bytearray(300 << 20)\n"
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.shared.cache_checking import check
-from tests.shared.cache_events import Event
-from tests.shared.cache_events import events_of
-from tests.shared.cache_events import line_of
+from tests.servers.cache_checking import check
+from tests.servers.cache_events import Event
+from tests.servers.cache_events import events_of
+from tests.servers.cache_events import line_of
 
 
 def event(kind, start, end, version=0, key="a", **more):

@@ -8,8 +8,8 @@ import pytest
 
 from sqla_shard import exc
 from sqla_shard.cache.config import load_regions
-from sqla_shard.cache.memcached import MemcachedStore
 from sqla_shard.cache.regions import open_region
+from sqla_shard.cache.stores.memcached import MemcachedStore
 
 GOOD = """
 [regions.pins]
@@ -49,26 +49,34 @@ def test_what_it_says(path):
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        ("", "regions", "there is none"),
-        ("regions = 3", "regions", "there is none"),
-        ("[regions]", "regions", "there is none"),
-        ("[region.a]\n" + MEMORY, "region", "is not known"),
+        ("", "regions", "is missing; write"),
+        ("regions = 3", "regions", "is missing; write"),
+        ("[regions]", "regions", "is missing; write"),
+        ("[region.a]\n" + MEMORY, "region", "is not a valid key"),
         ("[regions.a", "file", "correct the syntax"),
-        ("[regions]\na = 3", "regions.a", "is a number, and no table"),
-        ('[regions."a b"]\n' + MEMORY, "regions.a b", "is no name"),
-        (f"[regions.{'a' * 65}]\n" + MEMORY, "regions." + "a" * 65, "no name"),
+        ("[regions]\na = 3", "regions.a", "is a number; write a table"),
+        (
+            '[regions."a b"]\n' + MEMORY,
+            "regions.a b",
+            "is not a valid region name",
+        ),
+        (
+            f"[regions.{'a' * 65}]\n" + MEMORY,
+            "regions." + "a" * 65,
+            "region name",
+        ),
         ("[regions.a]", "regions.a.backend", "is missing"),
-        ("[regions.a]\nbackend = 3", "regions.a.backend", "no text"),
+        ("[regions.a]\nbackend = 3", "regions.a.backend", "or not a string"),
         ('[regions.a]\nbackend = ""', "regions.a.backend", "is missing"),
         (
             f"[regions.a]\n{MEMORY}expire = 3",
             "regions.a.expire",
-            "there are backend, arguments, expiration_time",
+            "valid are backend, arguments, expiration_time",
         ),
         (
             f'[regions.a]\n{MEMORY}lease = "3"',
             "regions.a.lease",
-            "is a text; write seconds",
+            "is a string; write seconds",
         ),
         (
             f"[regions.a]\n{MEMORY}wait = true",

@@ -17,9 +17,9 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
-from sqla_shard.cache import generations
-from sqla_shard.cache.generations import generation_of
-from sqla_shard.engines import Places
+from sqla_shard.cache import rows
+from sqla_shard.cache.rows import generation_of
+from sqla_shard.engine import Places
 
 
 def document(
@@ -223,7 +223,7 @@ def test_it_keeps_nothing_alive(cluster):
 
 
 def test_no_more_than_some_are_kept(cluster, monkeypatch):
-    monkeypatch.setattr(generations, "_MOST", 10)
+    monkeypatch.setattr(rows, "_MOST", 10)
     places = Places(cluster.topology, cluster.places.engines)
     keyspace = cluster.topology.keyspace("objects")
     found = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.memory import MemoryStore
-from sqla_shard.cache.store import State
-from tests.shared import cache_store
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memory import MemoryStore
+from tests.suites import cache_store
 
 
 class Memory(cache_store.Harness):

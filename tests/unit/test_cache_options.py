@@ -7,8 +7,8 @@ import pytest
 from sqla_shard import exc
 from sqla_shard.cache import Cache
 from sqla_shard.cache import Cached
-from tests.shared.cached_models import BoardHasPins
-from tests.shared.cached_models import User
+from tests.models.cached_models import BoardHasPins
+from tests.models.cached_models import User
 
 MEMORY = {"backend": "dogpile.cache.memory"}
 

@@ -9,14 +9,14 @@ from time import monotonic
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.memory import MemoryStore
 from sqla_shard.cache.protocol import read_through as through
 from sqla_shard.cache.protocol import Times
 from sqla_shard.cache.protocol import Tombstones
-from sqla_shard.cache.store import State
-from tests.shared.cache_source import Plain
-from tests.shared.memcached import no_node
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memcached import MemcachedStore
+from sqla_shard.cache.stores.memory import MemoryStore
+from tests.models.cache_source import Plain
+from tests.servers.memcached import no_node
 
 TIMES = Times(wait=0.05)
 

@@ -10,14 +10,14 @@ from sqla_shard import exc
 from sqla_shard.cache import Cached
 from sqla_shard.cache import load_cache
 from sqla_shard.cache import load_regions
-from sqla_shard.cache.settings import read_cache
-from tests.shared.models import Board
-from tests.shared.models import Pin
+from sqla_shard.cache.config import read_cache
+from tests.models.models import Board
+from tests.models.models import Pin
 
 PREFIX = 'prefix = "shop"\n'
 REGION = '[regions.a]\nbackend = "dogpile.cache.memory"\n'
-PIN = '"tests.shared.models:Pin"'
-KEY = "classes.tests.shared.models:Pin"
+PIN = '"tests.models.models:Pin"'
+KEY = "classes.tests.models.models:Pin"
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 def test_what_it_says(path):
     path.write_text(
         f"{PREFIX}{REGION}[classes]\n{PIN} = 'a'\n"
-        '"tests.shared.models:Board" = {region = "a", version = 2, rows = 9}',
+        '"tests.models.models:Board" = {region = "a", version = 2, rows = 9}',
         "utf-8",
     )
     for one in (path, str(path)):
@@ -75,18 +75,22 @@ def test_all_of_it_is_needed(path, text, key):
     ("entry", "key", "said"),
     [
         (f"{PIN} = 3", KEY, "is a number; write the name of a region"),
-        (f"{PIN} = 'b'", f"{KEY}.region", "'b' is no region; there are 'a'"),
-        (f"{PIN} = {{}}", f"{KEY}.region", "is missing; there are 'a'"),
-        (f"{PIN} = {{region = 3}}", f"{KEY}.region", "3 is no region"),
+        (
+            f"{PIN} = 'b'",
+            f"{KEY}.region",
+            "'b' is not a region; the file has 'a'",
+        ),
+        (f"{PIN} = {{}}", f"{KEY}.region", "is missing; the file has 'a'"),
+        (f"{PIN} = {{region = 3}}", f"{KEY}.region", "3 is not a region"),
         (
             f'{PIN} = {{region = "a", row = 5}}',
             f"{KEY}.row",
-            "there are region, version, rows",
+            "valid are region, version, rows",
         ),
         (
             f'{PIN} = {{region = "a", version = "2"}}',
             f"{KEY}.version",
-            "is a text; write a whole number",
+            "is a string; write an integer",
         ),
         (
             f'{PIN} = {{region = "a", rows = true}}',
@@ -96,35 +100,35 @@ def test_all_of_it_is_needed(path, text, key):
         (
             f'{PIN} = {{region = "a", rows = 0}}',
             f"{KEY}.rows",
-            "is not 1 to 10,000",
+            "must be an integer, 1 to 10,000",
         ),
         ("Pin = 'a'", "classes.Pin", '"package.module:Class"'),
-        ("':Pin' = 'a'", "classes.:Pin", "names no class"),
-        ("'.a:Pin' = 'a'", "classes..a:Pin", "names no class"),
+        ("':Pin' = 'a'", "classes.:Pin", "is not a class"),
+        ("'.a:Pin' = 'a'", "classes..a:Pin", "is not a class"),
         (
             "'tests.nothing:Pin' = 'a'",
             "classes.tests.nothing:Pin",
             "the module 'tests.nothing' cannot be imported: No module",
         ),
         (
-            "'tests.shared.models:Spin' = 'a'",
-            "classes.tests.shared.models:Spin",
+            "'tests.models.models:Spin' = 'a'",
+            "classes.tests.models.models:Spin",
             "has no class 'Spin'",
         ),
         (
-            "'tests.shared.models:__all__' = 'a'",
-            "classes.tests.shared.models:__all__",
+            "'tests.models.models:__all__' = 'a'",
+            "classes.tests.models.models:__all__",
             "has no class '__all__'",
         ),
         (
-            f"'tests.shared.models:Base.no.Pin' = 'a'\n{PIN} = 'a'",
-            "classes.tests.shared.models:Base.no.Pin",
+            f"'tests.models.models:Base.no.Pin' = 'a'\n{PIN} = 'a'",
+            "classes.tests.models.models:Base.no.Pin",
             "has no class",
         ),
         (
             f"{PIN} = 'a'\n'tests.unit.test_cache_settings:Pin' = 'a'",
             "classes.tests.unit.test_cache_settings:Pin",
-            "is the class that 'tests.shared.models:Pin' names",
+            "is the same class as 'tests.models.models:Pin'",
         ),
     ],
 )
@@ -141,10 +145,14 @@ def test_what_it_must_not_say_of_classes(path, entry, key, said):
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        (f"{PREFIX}classes = 3\n{REGION}", "classes", "write [classes]"),
-        (f"prefix = 3\n{REGION}", "prefix", "prefix=3 is no prefix"),
-        (f"prefix = 'a b'\n{REGION}", "prefix", "without blanks"),
-        (f"{PREFIX}[classes]", "regions", "there is none"),
+        (
+            f"{PREFIX}classes = 3\n{REGION}",
+            "classes",
+            "write a table [classes]",
+        ),
+        (f"prefix = 3\n{REGION}", "prefix", "prefix=3 is not a valid prefix"),
+        (f"prefix = 'a b'\n{REGION}", "prefix", "without spaces"),
+        (f"{PREFIX}[classes]", "regions", "is missing; write"),
         (f"prefx = 'a'\n{REGION}", "prefx", "may have a prefix"),
     ],
     ids=["classes", "number", "blank", "regions", "unknown"],

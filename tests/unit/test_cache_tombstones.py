@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqla_shard.cache import tombstones
-from sqla_shard.cache.tombstones import SLACK
-from sqla_shard.cache.tombstones import with_token
-from sqla_shard.cache.tombstones import without_token
+from sqla_shard.cache.stores import memcached
+from sqla_shard.cache.stores.memcached import SLACK
+from sqla_shard.cache.stores.memcached import with_token
+from sqla_shard.cache.stores.memcached import without_token
 
 ONE, TWO = b"1" * 16, b"2" * 16
 
@@ -26,7 +26,7 @@ def test_once_is_enough():
 
 def test_that_of_a_dead_process_does_not_last(monkeypatch):
     now = 1_000_000.0
-    monkeypatch.setattr(tombstones, "time", lambda: now)
+    monkeypatch.setattr(memcached, "time", lambda: now)
     dead = with_token(b"", ONE, 10)
     now += 10 + SLACK - 1
     data = with_token(dead, TWO, 10)

@@ -10,16 +10,17 @@ from time import monotonic
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.memcached import MemcachedStore
-from sqla_shard.cache.store import Found
-from sqla_shard.cache.store import State
-from sqla_shard.cache.wire import parse_server
+from sqla_shard.cache.stores import Found
+from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores.memcached import MemcachedStore
+from sqla_shard.cache.stores.memcached_node import parse_server
+from sqla_shard.cache.stores.memcached_node import Stream
 
 A, B = Found(State.VALUE, b"hello"), Found(State.VALUE, b"world")
 GOOD = b"VALUE a 1 5\r\nhello\r\nVALUE b 1 5\r\nworld\r\nEND\r\n"
 NONE = b"END\r\n"
-OLD = b"HD t1000000\r\n"
-LEASED = b"VA 0 f0 c7 ka W\r\n\r\nVA 0 f0 c8 kb W\r\n\r\n" + OLD
+OLD = b"HD t1000000 c7\r\n"
+LEASED = b"STORED\r\nSTORED\r\n" + OLD
 #: Of a node that does not answer, or not to the end.
 TIMEOUT = 0.5
 #: Of one that does: its threads may have to wait for their turn.
@@ -165,7 +166,7 @@ def _until_asked_again(store):
     # What it answers from now on is good.
     node._timeout = PATIENT
     done = threading.Event()
-    while monotonic() < node._dead_until:
+    while monotonic() < node.breaker._skipped_until:
         done.wait(0.001)
 
 
@@ -210,13 +211,12 @@ def test_garbled_values(node_of, answer):
 @pytest.mark.parametrize(
     "answer",
     [
-        LEASED.replace(b"ka", b"kz"),
-        LEASED.replace(b"kb", b"ka"),
-        LEASED.replace(b"VA 0 f0 c7", b"VA 1 f0 c7"),
-        LEASED.replace(b"VA 0 f0 c7", b"VA x f0 c7"),
-        LEASED.replace(b"VA 0 f0 c7", b"VA"),
-        LEASED.replace(b"c8 ", b""),
-        LEASED.replace(b"f0 c8 kb ", b""),
+        LEASED.replace(b"STORED", b"EXISTS", 1),
+        LEASED.replace(b"STORED", b"STORE", 1),
+        LEASED.replace(b"STORED", b"stored", 1),
+        LEASED.replace(b"STORED", b"STORED a", 1),
+        LEASED.replace(b"STORED", b"VALUE a 1 5", 1),
+        LEASED.replace(b"STORED", b"HD", 1),
         LEASED.replace(b"HD t1000000", b"HD"),
         LEASED.replace(b"HD t1000000", b"HD tx"),
         LEASED + b"HD\r\n",
@@ -413,3 +413,52 @@ def test_many_values_may_take_as_long_as_several_exchanges(node_of):
     _, store = node_of([*answer, b"END\r\n"], timeout=timeout)
     found = store.fetch(keys, 0)
     assert {one.state for one in found.values()} == {State.VALUE}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HD kz f1 c7\r\n",
+        b"HD f1 c7\r\n",
+        b"HD ka c7\r\n",
+        b"HD ka f1\r\n",
+        b"HD ka f1 c7\r\nEN\r\n",
+        b"VA 1 ka f1 c7\r\nx\r\n",
+        b"ERROR\r\n",
+        [b"HD ka f1", CLOSE],
+    ],
+)
+def test_malformed_answers_to_writers(node_of, answer):
+    node, store = node_of(answer, b"EN\r\n", b"STORED\r\n", timeout=TIMEOUT)
+    assert store.block(["a"], b"t" * 16, 60) == {"a"}
+    _until_asked_again(store)
+    assert store.block(["a"], b"t" * 16, 60) == set()
+    assert node.connections == 2
+
+
+def test_an_interrupted_answer_is_nobodys(node_of, monkeypatch):
+    node, store = node_of(GOOD, GOOD)
+    with monkeypatch.context() as patch:
+
+        def interrupted(stream):
+            raise KeyboardInterrupt
+
+        patch.setattr(Stream, "line", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(store)
+    assert fetch(store) == {"a": A, "b": B}
+    assert node.connections == 2
+
+
+def test_all_addresses_of_a_name_are_tried(node_of, monkeypatch):
+    node, _ = node_of(GOOD)
+    _, port = parse_server(node.address)
+    # The first one refuses connections.
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+        for host in ("127.0.0.2", "127.0.0.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *hints, **more: found)
+    store = MemcachedStore([f"cache1:{port}"], timeout=PATIENT)
+    with contextlib.closing(store):
+        assert fetch(store) == {"a": A, "b": B}

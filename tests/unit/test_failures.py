@@ -9,12 +9,13 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import retrying
+from sqla_shard.cluster import retries
+from sqla_shard.cluster.retries import repeat
+from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import Failure
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import StaleDataError
-from sqla_shard.retrying import repeat
 
 BACKEND = backend_for("mysql", driver="pymysql", asynchronous=False)
 READ_ONLY = (
@@ -111,10 +112,12 @@ def test_as_many_attempts_as_allowed(attempts: int) -> None:
     with pytest.raises(RetriesExhaustedError) as caught:
         repeat(
             attempt,
-            lambda: {BACKEND},
-            attempts=attempts,
-            timeout=60,
-            feed=Newer(),
+            Retries(
+                lambda: {BACKEND},
+                attempts=attempts,
+                timeout=60,
+                follower=Newer(),  # type: ignore[arg-type]  # no thread
+            ),
         )
     error = caught.value
     assert error.attempts == len(made) == attempts
@@ -124,7 +127,7 @@ def test_as_many_attempts_as_allowed(attempts: int) -> None:
 
 
 class Clock:
-    """A feed without news; time passes when somebody waits for some."""
+    """A follower without news; time passes when it is waited for."""
 
     is_live = True
     epoch = 0
@@ -149,7 +152,7 @@ def test_no_attempt_begins_after_the_deadline(
 ) -> None:
     # Not that of the machine, which may do something else for a while.
     clock = Clock()
-    monkeypatch.setattr(retrying, "monotonic", clock.monotonic)
+    monkeypatch.setattr(retries, "monotonic", clock.monotonic)
     began = []
 
     def attempt() -> None:
@@ -159,10 +162,12 @@ def test_no_attempt_begins_after_the_deadline(
     with pytest.raises(RetriesExhaustedError):
         repeat(
             attempt,
-            lambda: {BACKEND},
-            attempts=None,
-            timeout=timeout,
-            feed=clock,
+            Retries(
+                lambda: {BACKEND},
+                attempts=None,
+                timeout=timeout,
+                follower=clock,  # type: ignore[arg-type]  # no thread
+            ),
         )
     # The last pause ends with the deadline, and is followed by one attempt.
     assert all(one < timeout for one in began[:-1])

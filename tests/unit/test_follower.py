@@ -23,21 +23,21 @@ from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.following import check_newer
-from sqla_shard.following import Fixed
-from sqla_shard.following import followed
-from sqla_shard.following import Follower
-from sqla_shard.following import open_follower
-from sqla_shard.following import Snapshot
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import to_json
-from tests.shared.following import Feed
-from tests.shared.following import in_child
-from tests.shared.following import TIMEOUT
-from tests.shared.following import topology
-from tests.shared.following import until
-from tests.shared.threads import begun_since
-from tests.shared.threads import running
+from sqla_shard.topology.follow import check_newer
+from sqla_shard.topology.follow import Fixed
+from sqla_shard.topology.follow import followed
+from sqla_shard.topology.follow import Follower
+from sqla_shard.topology.follow import open_follower
+from sqla_shard.topology.follow import Snapshot
+from tests.servers.following import Feed
+from tests.servers.following import in_child
+from tests.servers.following import TIMEOUT
+from tests.servers.following import topology
+from tests.servers.following import until
+from tests.servers.processes import begun_since
+from tests.servers.processes import running
 
 DOWN = TopologyUnavailableError(source="feed", reason="it is down")
 INVALID = TopologyError([Problem("epoch", "is none")], source="feed")
@@ -49,7 +49,7 @@ def all_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     # The time between two questions is most of what these tests take.
-    monkeypatch.setattr("sqla_shard.following.follower._GAP", 0.005)
+    monkeypatch.setattr("sqla_shard.topology.follow.follower._GAP", 0.005)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_newer_topologies_are_taken_in_order(
     ("answer", "said"),
     [
         (topology(3), "has epoch 3, which is older"),
-        (topology(5, first=2), "has epoch 5 too, and other contents"),
+        (topology(5, first=2), "has epoch 5 too, but different contents"),
         (topology(6, shards=6), "cannot follow"),
         (DOWN, "it is down"),
         (INVALID, "is none"),
@@ -128,7 +128,7 @@ def test_nothing_else_is_and_is_said_once(
         feed.answer(answer)
     assert levels(caplog) == ["WARNING"]
     assert said in caplog.text
-    assert "the topology stays that of epoch 5" in caplog.text
+    assert "the topology of epoch 5 stays in use" in caplog.text
     report = follower.report()
     assert (report.state, report.epoch) == ("stale", 5)
     assert report.last_error is not None
@@ -198,7 +198,7 @@ def test_check_newer_names_both_epochs() -> None:
     with pytest.raises(StaleTopologyError) as stale:
         check_newer(topology(2), topology(1), source="me")
     assert (stale.value.source, stale.value.epoch) == ("me", 1)
-    with pytest.raises(StaleTopologyError, match="other contents"):
+    with pytest.raises(StaleTopologyError, match="different contents"):
         check_newer(topology(2), topology(2, first=1), source="me")
     with pytest.raises(TopologyRefusedError) as refused:
         check_newer(topology(1), topology(2, shards=7), source="me")
@@ -333,7 +333,7 @@ def test_many_who_ask_are_answered_by_few_questions(
     begun: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gap = 0.05
-    monkeypatch.setattr("sqla_shard.following.follower._GAP", gap)
+    monkeypatch.setattr("sqla_shard.topology.follow.follower._GAP", gap)
     feed = Feed(topology(1))
     follower = begun(feed)
     start, asked = monotonic(), feed.asked
@@ -808,7 +808,7 @@ def test_a_callback_that_blocks_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("sqla_shard.following.follower._PATIENCE", 0.0)
+    monkeypatch.setattr("sqla_shard.topology.follow.follower._PATIENCE", 0.0)
     feed = Feed(topology(3))
     follower = begun(feed)
     entered, leave = threading.Event(), threading.Event()

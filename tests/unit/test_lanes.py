@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from sqla_shard.scattering import Lanes
-from tests.shared.threads import begun_since
-from tests.shared.threads import running
+from sqla_shard.engine import Lanes
+from tests.servers.processes import begun_since
+from tests.servers.processes import running
 
 TIMEOUT = 20
 #: Threads of this name are none of a cluster that another test has left.
@@ -204,7 +204,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_that_outlive_the_main_thread() -> None:
     code = (
         "import threading\n"
-        "from sqla_shard.scattering import Lanes\n"
+        "from sqla_shard.engine import Lanes\n"
         "main = threading.main_thread()\n"
         "def work():\n"
         "    main.join()\n"
@@ -230,18 +230,19 @@ def test_an_interrupt_ends_what_is_running(where: str) -> None:
     never: list[int] = []
 
     def hangs() -> None:
-        begun.set()
         if where == "waiting":
             signal.pthread_kill(
                 threading.main_thread().ident or 0, signal.SIGINT
             )
+        else:
+            begun.set()
         assert aborted.wait(TIMEOUT)
         raise ValueError("its connection was cut")
 
     def first() -> None:
-        if where == "first":
-            assert begun.wait(TIMEOUT)
-            raise KeyboardInterrupt
+        # Otherwise this thread might run the next job itself.
+        assert begun.wait(TIMEOUT)
+        raise KeyboardInterrupt
 
     def abort(index: int) -> None:
         seen.append(index)

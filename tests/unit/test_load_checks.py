@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.shared.load_checks import check
-from tests.shared.load_checks import only_old
-from tests.shared.load_checks import pauses
-from tests.shared.load_checks import Rows
-from tests.shared.load_log import Attempt
-from tests.shared.load_log import line_of
-from tests.shared.load_log import LogReader
+from tests.servers.load_checks import check
+from tests.servers.load_checks import only_old
+from tests.servers.load_checks import pauses
+from tests.servers.load_checks import Rows
+from tests.servers.load_log import Attempt
+from tests.servers.load_log import line_of
+from tests.servers.load_log import LogReader
 
 
 def attempt(token, outcome, local_id=None, *, shard=1, t0=0.0, t1=1.0):

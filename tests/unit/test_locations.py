@@ -8,13 +8,13 @@ import pytest
 
 from sqla_shard import FileSource
 from sqla_shard.exc import TopologyError
-from sqla_shard.following import followed
-from sqla_shard.following import source_at
-from sqla_shard.following.locations import AUTH_VARIABLE
-from sqla_shard.following.locations import is_zookeeper
-from sqla_shard.following.locations import zookeeper_options
-from tests.shared.following import Feed
-from tests.shared.following import topology
+from sqla_shard.topology.follow import followed
+from sqla_shard.topology.follow import source_at
+from sqla_shard.topology.follow.locations import AUTH_VARIABLE
+from sqla_shard.topology.follow.locations import is_zookeeper
+from sqla_shard.topology.follow.locations import zookeeper_options
+from tests.servers.following import Feed
+from tests.servers.following import topology
 
 
 @pytest.fixture(autouse=True)
@@ -55,13 +55,13 @@ def test_urls(location: str, hosts: str, options: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("location", "said"),
     [
-        ("zookeeper://", "names no host"),
-        ("zookeeper:///prod", "names no host"),
-        ("zookeeper://a:1,,b:2", "names no host"),
-        ("zookeeper://a:port/prod", "a port that is no number"),
-        ("zookeeper://zookeeper://a:1", "names no host"),
-        ("zookeeper://a:1?ca=/x", "'ca' is none of"),
-        ("zookeeper+tls://a:1?verify=0", "'verify' is none of"),
+        ("zookeeper://", "invalid host or port"),
+        ("zookeeper:///prod", "invalid host or port"),
+        ("zookeeper://a:1,,b:2", "invalid host or port"),
+        ("zookeeper://a:port/prod", "invalid host or port"),
+        ("zookeeper://zookeeper://a:1", "invalid host or port"),
+        ("zookeeper://a:1?ca=/x", "'ca' is not a valid option"),
+        ("zookeeper+tls://a:1?verify=0", "'verify' is not a valid option"),
         ("zookeeper+tls://a:1?ca", None),
         ("zookeeper://me:sesame@a:1/prod", AUTH_VARIABLE),
         ("zookeeper://me:ses/ame@a:1/prod", AUTH_VARIABLE),

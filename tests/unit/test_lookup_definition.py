@@ -21,11 +21,11 @@ from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import InvalidKeyError
-from sqla_shard.lookup import normalization
-from sqla_shard.lookup.definition import link
+from sqla_shard.models import normalization
+from sqla_shard.models.lookup_definition import link
 from sqla_shard.routing import spec_of
 from sqla_shard.types import LookupKey
-from sqla_shard.types.binds import KeySlot
+from sqla_shard.types.shard_bound import KeySlot
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def test_the_field_of_the_key(base, user):
 
 @pytest.mark.parametrize("field", ["nmae", "", 7])
 def test_no_field_of_the_objects(base, user, field):
-    with pytest.raises(ClassDefinitionError, match="is no attribute of User"):
+    with pytest.raises(ClassDefinitionError, match="not an attribute of User"):
         make(base, target=user, field=field)
     by_name = make(base, "UserName", target="User", field=field)
-    with pytest.raises(ClassDefinitionError, match="is no attribute of User"):
+    with pytest.raises(ClassDefinitionError, match="not an attribute of User"):
         link(by_name)
 
 
@@ -145,19 +145,22 @@ def test_an_abstract_base(base, user):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({}, "say what it finds"),
-        ({"target": 3}, "object class, or its name"),
-        ({"target": ""}, "object class, or its name"),
-        ({"target": "User", "normalize": None}, "which keys are equal"),
-        ({"target": "User", "normalize": str.lower}, "which keys are equal"),
-        ({"target": "User", "previous": [str.lower]}, "which keys are equal"),
+        ({}, "target is missing"),
+        ({"target": 3}, "object class or its name"),
+        ({"target": ""}, "object class or its name"),
+        ({"target": "User", "normalize": None}, "not a Normalization"),
+        ({"target": "User", "normalize": str.lower}, "not a Normalization"),
+        (
+            {"target": "User", "previous": [str.lower]},
+            "not a Normalization",
+        ),
         (
             {"target": "User", "previous": normalization.email},
-            "called the same: email/1, email/1",
+            "the same label: email/1, email/1",
         ),
-        ({"target": "User", "target_column": "key"}, "take another"),
-        ({"target": "User", "target_column": "a b"}, "take another"),
-        ({"target": "User", "target_column": "__x"}, "take another"),
+        ({"target": "User", "target_column": "key"}, "use another"),
+        ({"target": "User", "target_column": "a b"}, "not a valid"),
+        ({"target": "User", "target_column": "__x"}, "use another"),
         ({"target": "User", "target_column": "claim"}, "target_column"),
         ({"target": "User", "namespace": {"key": 3}}, "every lookup class"),
         (
@@ -185,7 +188,7 @@ def test_what_cannot_be(base, keywords, message):
 
 
 def test_no_base():
-    with pytest.raises(ClassDefinitionError, match="before a declarative"):
+    with pytest.raises(ClassDefinitionError, match="no declarative base"):
         type(LookupMixin)(
             "UserEmail",
             (LookupMixin,),
@@ -233,7 +236,7 @@ def test_a_target_without_ids(base):
         __tablename__ = "plain"
         id: Mapped[int] = mapped_column(primary_key=True)
 
-    with pytest.raises(ClassDefinitionError, match="no object class"):
+    with pytest.raises(ClassDefinitionError, match="not an object class"):
         make(base, target=Plain)
     assert "user_email" not in base.metadata.tables
 

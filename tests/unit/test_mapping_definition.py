@@ -29,7 +29,7 @@ from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.mappings.statements import statements_of
+from sqla_shard.models.mapping_list import statements_of
 from sqla_shard.routing import spec_of
 
 
@@ -197,12 +197,12 @@ def test_share_through_an_abstract_base(base, board_and_pin):
 
 
 REFUSED = [
-    ({"source": None}, "say what it maps"),
-    ({"target": None}, "say what it maps"),
+    ({"source": None}, "source or target is missing"),
+    ({"target": None}, "source or target is missing"),
     ({"source": ""}, "source=''"),
     ({"source": 5}, "source=5"),
     ({"target": object()}, "target=<object"),
-    ({"source": int}, "int is no object class"),
+    ({"source": int}, "int is not an object class"),
     ({"target": "Board", "source": "Board"}, "'board_id'"),
     ({"source_column": "pin_id"}, "'pin_id'"),
     ({"source_column": ""}, "source_column=''"),
@@ -212,8 +212,8 @@ REFUSED = [
     ({"target_column": "target"}, "target_column='target'"),
     ({"target_column": "metadata"}, "target_column='metadata'"),
     ({"target_column": "__x__"}, "target_column='__x__'"),
-    ({"target_column": "page"}, "'page' would take the place"),
-    ({"source_column": "count"}, "'count' would take the place"),
+    ({"target_column": "page"}, "'page' would override"),
+    ({"source_column": "count"}, "'count' would override"),
     ({"narrow_below": -1}, "narrow_below=-1"),
     ({"narrow_below": 84}, "narrow_below=84"),
     ({"narrow_below": True}, "narrow_below=True"),
@@ -296,9 +296,9 @@ def test_classes_that_are_no_objects(base, board_and_pin):
         id: Mapped[int] = mapped_column(primary_key=True)
 
     for wrong in (Setting, Plain, make(base)):
-        with pytest.raises(ClassDefinitionError, match="no object class"):
+        with pytest.raises(ClassDefinitionError, match="not an object class"):
             make(base, "Other", source=wrong)
-        with pytest.raises(ClassDefinitionError, match="no object class"):
+        with pytest.raises(ClassDefinitionError, match="not an object class"):
             make(base, "Other", target=wrong)
         assert "other" not in base.metadata.tables
 

@@ -16,15 +16,15 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import FileSource
 from sqla_shard import Topology
-from sqla_shard.following import load_location
-from sqla_shard.masking import HARMLESS
-from sqla_shard.masking import redact
-from sqla_shard.masking import shown
 from sqla_shard.topology import describe
 from sqla_shard.topology import diff
 from sqla_shard.topology import read_document
+from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.urls import OPTIONS
-from tests.shared.command_line import invoke
+from sqla_shard.util.masking import HARMLESS
+from sqla_shard.util.masking import masked
+from sqla_shard.util.masking import redact
+from tests.servers.command_line import invoke
 
 SECRET = "hunter2"
 
@@ -91,9 +91,9 @@ def read(values: object) -> object:
 #: What takes a text, and shows something of it.
 SURFACES: dict[str, Callable[[str], object]] = {
     "redact": redact,
-    "shown": shown,
-    "in a list": lambda text: shown([text]),
-    "in a mapping": lambda text: shown({"url": text}),
+    "masked": masked,
+    "in a list": lambda text: masked([text]),
+    "in a mapping": lambda text: masked({"url": text}),
     "primary": lambda text: read(document(text)),
     "standby": lambda text: read(
         document(
@@ -219,7 +219,7 @@ def test_a_topology_shows_no_secret(
     ],
 )
 def test_values(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert masked(value) == text
     assert text in str(
         exc.CacheOptionError("is wrong", option="x", value=value)
     )
@@ -264,5 +264,5 @@ def test_the_time_grows_with_the_length(begin: str, part: str) -> None:
     text = begin + part * 200_000
     begun = process_time()
     assert redact(redact(text)) == redact(text)
-    assert len(shown(text)) <= 80
+    assert len(masked(text)) <= 80
     assert process_time() - begun < 30

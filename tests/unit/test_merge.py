@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import pickle
 import random
+import weakref
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from sqlalchemy import Column
+from sqlalchemy import Integer
+from sqlalchemy import MetaData
+from sqlalchemy import select
+from sqlalchemy import Table
 
+from sqla_shard.engine import scatter
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.scattering import scatter
-from sqla_shard.scattering.merge import Combine
-from sqla_shard.scattering.merge import Extreme
-from sqla_shard.scattering.merge import First
-from sqla_shard.scattering.merge import Key
-from sqla_shard.scattering.merge import Mean
-from sqla_shard.scattering.merge import Merge
-from sqla_shard.scattering.merge import merge_rows
-from sqla_shard.scattering.merge import Otherwise
-from sqla_shard.scattering.merge import Total
-from sqla_shard.scattering.texts import Text
+from sqla_shard.merging import plan
+from sqla_shard.merging.merge import Coalesce
+from sqla_shard.merging.merge import Extreme
+from sqla_shard.merging.merge import First
+from sqla_shard.merging.merge import GroupRule
+from sqla_shard.merging.merge import Key
+from sqla_shard.merging.merge import Mean
+from sqla_shard.merging.merge import Merge
+from sqla_shard.merging.merge import Total
+from sqla_shard.merging.values import Text
+from sqla_shard.routing import Spread
 
 
 def test_runs_are_put_one_after_another() -> None:
     runs = [[(1, "a"), (2, "b")], [], [(0, "c")]]
-    rows = merge_rows(runs, Merge(hidden=1))
+    rows = Merge(hidden=1).rows(runs)
     assert rows == [("a",), ("b",), ("c",)]
-    assert merge_rows(runs, Merge(hidden=1, limit=2)) == [("a",), ("b",)]
-    assert merge_rows(runs, Merge(limit=0)) == []
-    assert merge_rows([[], []], Merge(hidden=1, limit=2)) == []
+    assert Merge(hidden=1, limit=2).rows(runs) == [("a",), ("b",)]
+    assert Merge(limit=0).rows(runs) == []
+    assert Merge(hidden=1, limit=2).rows([[], []]) == []
 
 
 def test_one_run_is_sorted_already() -> None:
     run: list[Any] = [(3, "a"), (1, "b")]
     merge = Merge(hidden=1, keys=(Key(First(0)),))
-    assert merge_rows([run], merge) == [("a",), ("b",)]
+    assert merge.rows([run]) == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +67,14 @@ def test_one_run_is_sorted_already() -> None:
 def test_where_null_goes(key: Key, want: list[Any]) -> None:
     for values in itertools.permutations([None, 1, 2, 3, None]):
         runs: list[Any] = [[(value,)] for value in values]
-        rows = merge_rows(runs, Merge(keys=(key,)))
+        rows = Merge(keys=(key,)).rows(runs)
         assert [value for (value,) in rows] == want
 
 
 def test_rows_that_are_equal_keep_their_order() -> None:
     runs: list[Any] = [[(1, "a"), (1, "b")], [(0, "c"), (1, "d")]]
     down = Merge(keys=(Key(First(0), descending=True),))
-    assert [row[1] for row in merge_rows(runs, down)] == ["a", "b", "d", "c"]
+    assert [row[1] for row in down.rows(runs)] == ["a", "b", "d", "c"]
 
 
 def test_several_keys_at_random(rng: random.Random) -> None:
@@ -87,38 +96,36 @@ def test_several_keys_at_random(rng: random.Random) -> None:
             for _ in range(rng.randrange(1, 5))
         ]
         every = sorted((row for run in runs for row in run), key=place)
-        assert merge_rows(runs, merge) == [row[1:] for row in every[:7]]
+        assert merge.rows(runs) == [row[1:] for row in every[:7]]
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
     merge = Merge(keys=(Key(First(0)),))
     with pytest.raises(ScatterUnsupportedError, match="ORDER BY"):
-        merge_rows([[(1,)], [("a",)]], merge)
+        merge.rows([[(1,)], [("a",)]])
 
 
 def _combined(*columns: Any, same: tuple[int, ...] = ()) -> Merge:
-    return Merge(combine=Combine(same, (), columns))
+    return Merge(combine=GroupRule(same, (), columns))
 
 
 def test_totals() -> None:
     merge = _combined(Total(0), Total(1))
     runs: list[Any] = [[(2, None)], [(3, Decimal("1.5"))], [(0, None)]]
-    assert merge_rows(runs, merge) == [(5, Decimal("1.5"))]
-    assert merge_rows([[(None, None)]] * 2, merge) == [(None, None)]
+    assert merge.rows(runs) == [(5, Decimal("1.5"))]
+    assert merge.rows([[(None, None)]] * 2) == [(None, None)]
 
 
 def test_sums_have_all_of_their_digits() -> None:
     big = Decimal("8" * 35 + "." + "8" * 30)
-    ((total,),) = merge_rows([[(big,)]] * 9, _combined(Total(0)))
+    ((total,),) = _combined(Total(0)).rows([[(big,)]] * 9)
     assert str(total) == "7" + "9" * 34 + "9." + "9" * 29 + "2"
 
 
 def test_the_largest_decimal_stands_for_larger_ones() -> None:
     most = Decimal("9" * 35 + "." + "9" * 30)
     with pytest.raises(ScatterUnsupportedError, match=r"more digits.*cast"):
-        merge_rows(
-            [[(Decimal(1),)], [(most.copy_negate(),)]], _combined(Total(0))
-        )
+        _combined(Total(0)).rows([[(Decimal(1),)], [(most.copy_negate(),)]])
 
 
 @pytest.mark.parametrize(
@@ -139,24 +146,22 @@ def test_averages_are_rounded_as_servers_do(
         [(None, None, 0)],
         [(Decimal(like), Decimal(sums), counts)],
     ]
-    rows = merge_rows(runs, _combined(Mean(0, 1, 2)))
+    rows = _combined(Mean(0, 1, 2)).rows(runs)
     assert rows == [(Decimal(want),)]
     assert str(rows[0][0]) == want
 
 
 def test_averages_of_floats_and_of_nothing() -> None:
     merge = _combined(Mean(0, 1, 2))
-    assert merge_rows([[(1.0, 2.0, 2)], [(4.0, 4.0, 1)]], merge) == [(2.0,)]
-    assert merge_rows([[(None, None, 0)]] * 2, merge) == [(None,)]
+    assert merge.rows([[(1.0, 2.0, 2)], [(4.0, 4.0, 1)]]) == [(2.0,)]
+    assert merge.rows([[(None, None, 0)]] * 2) == [(None,)]
 
 
 def test_extremes_by_another_column() -> None:
     runs: list[Any] = [[("ä", b"b")], [(None, None)], [("Z", b"z")]]
-    assert merge_rows(runs, _combined(Extreme(0, 1, True))) == [("Z",)]
-    assert merge_rows(runs, _combined(Extreme(0, 1, False))) == [("ä",)]
-    assert merge_rows([[(None, None)]], _combined(Extreme(0, 1, True))) == [
-        (None,)
-    ]
+    assert _combined(Extreme(0, 1, True)).rows(runs) == [("Z",)]
+    assert _combined(Extreme(0, 1, False)).rows(runs) == [("ä",)]
+    assert _combined(Extreme(0, 1, True)).rows([[(None, None)]]) == [(None,)]
 
 
 def test_extremes_that_agree_in_what_is_shown() -> None:
@@ -165,19 +170,19 @@ def test_extremes_that_agree_in_what_is_shown() -> None:
         [(Decimal("1.0"), Decimal("1.03"), 0.5)],
         [(Decimal("0.9"), Decimal("9.99"), 1.5)],
     ]
-    merge = _combined(Extreme(2, 0, True, more=1))
-    assert merge_rows(runs, merge) == [(0.25,)]
+    merge = _combined(Extreme(2, 0, True, tie_index=1))
+    assert merge.rows(runs) == [(0.25,)]
     runs[1] = [(Decimal("1.0"), Decimal("1.04"), 0.5)]
     with pytest.raises(ScatterUnsupportedError, match="one of") as caught:
-        merge_rows(runs, merge)
+        merge.rows(runs)
     assert caught.value.construct == "max()"
 
 
 def test_what_stands_in_place_of_nothing() -> None:
-    merge = _combined(Otherwise(Total(0), 1))
-    assert merge_rows([[(None, 7)], [(None, 7)]], merge) == [(7,)]
+    merge = _combined(Coalesce(Total(0), 1))
+    assert merge.rows([[(None, 7)], [(None, 7)]]) == [(7,)]
     # The first shard has nothing, and what it says of itself is not told.
-    assert merge_rows([[(None, 7)], [(3, 3)]], merge) == [(3,)]
+    assert merge.rows([[(None, 7)], [(3, 3)]]) == [(3,)]
 
 
 def test_groups_of_several_shards() -> None:
@@ -186,13 +191,13 @@ def test_groups_of_several_shards() -> None:
         hidden=1,
         keys=(Key(Total(2), descending=True),),
         limit=2,
-        combine=Combine((0,), (), columns),
+        combine=GroupRule((0,), (), columns),
     )
     runs: list[Any] = [
         [(b"A", "a", 1), (None, None, 2)],
         [(b"A", "A", 4), (b"B", "b", 3)],
     ]
-    assert merge_rows(runs, merge) == [("a", 5), ("b", 3)]
+    assert merge.rows(runs) == [("a", 5), ("b", 3)]
 
 
 def test_distinct_rows_of_several_shards() -> None:
@@ -200,21 +205,21 @@ def test_distinct_rows_of_several_shards() -> None:
         hidden=1,
         keys=(Key(First(0)),),
         limit=2,
-        combine=Combine((0,), ()),
+        combine=GroupRule((0,), ()),
     )
     runs: list[Any] = [[(b"a", "a"), (b"c", "c")], [(b"a", "A"), (b"b", "b")]]
-    assert merge_rows(runs, merge) == [("a",), ("b",)]
+    assert merge.rows(runs) == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize("identity", [b"long", b"big5_chinese_ci", b"no text"])
 def test_texts_that_cannot_be_told_apart(identity: bytes) -> None:
-    merge = Merge(hidden=1, combine=Combine((0,), (0,)))
+    merge = Merge(hidden=1, combine=GroupRule((0,), (0,)))
     alike = b"x" * 32
     same: list[Any] = [[(alike, "a"), (None, None)], [(alike, "A")]]
-    assert merge_rows(same, merge) == [("a",), (None,)]
+    assert merge.rows(same) == [("a",), (None,)]
     runs: list[Any] = [[(alike, "a")], [(identity, "b")]]
     with pytest.raises(ScatterUnsupportedError):
-        merge_rows(runs, merge)
+        merge.rows(runs)
 
 
 _SPACE = b"\x02\x09"
@@ -224,7 +229,7 @@ def _by_weights(*rows: Any) -> list[Any]:
     text = Text(0, 1, 2)
     merge = Merge(3, (Key(First(0), sorted_by=2),), texts=(text,))
     runs = [[(weights, padding, w, w)] for weights, padding, w in rows]
-    return [shown for (shown,) in merge_rows(runs, merge)]
+    return [shown for (shown,) in merge.rows(runs)]
 
 
 def test_texts_that_end_are_padded() -> None:
@@ -263,7 +268,7 @@ def test_texts_are_compared_level_by_level() -> None:
     [
         ((b"b", b"\x00", "b"), "differ from shard to shard"),
         ((b"b", b"big5_chinese_ci", "b"), "differ from shard to shard"),
-        ((None, b" ", 5), "no text"),
+        ((None, b" ", 5), "not a text"),
     ],
 )
 def test_weights_that_do_not_compare(row: Any, match: str) -> None:
@@ -290,3 +295,18 @@ def test_limits_that_make_no_sense(limits: dict[str, Any]) -> None:
     (name,) = limits
     with pytest.raises(ValueError, match=name):
         scatter(**limits)
+
+
+def test_sort_keys_are_freed_with_their_column() -> None:
+    table = Table("pins", MetaData(), Column("n", Integer))
+    column = weakref.ref(table.c.n)
+    statement = select(table.c.n).order_by(table.c.n)
+    first, second = (plan(statement, None, Spread()) for _ in range(2))
+    hidden, again = (
+        one.statement._prefixes[0][0].elements[0] for one in (first, second)
+    )
+    assert hidden is again
+    assert b"SortKey" not in pickle.dumps(statement)
+    del table, statement, first, second, hidden, again
+    gc.collect()
+    assert column() is None

@@ -1,4 +1,4 @@
-"""Which keys are equal."""
+"""Normalization policies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqla_shard.exc import InvalidKeyError
-from sqla_shard.lookup import Normalization
-from sqla_shard.lookup import normalization
-from sqla_shard.lookup.keys import shard_of
+from sqla_shard.models import Normalization
+from sqla_shard.models import normalization
+from sqla_shard.models.lookup_table import shard_of
 
 POLICIES = [
     normalization.exact,
@@ -85,7 +85,10 @@ def test_equal_keys_are_on_one_shard(
 @given(key=texts)
 def test_case_does_not_count(key: str) -> None:
     folded = made(normalization.casefold, key)
-    assert normalization.casefold(key.casefold()) == folded
+    # Marks in canonical order, as Unicode 3.13 (D145) has it: casefold() makes
+    # a letter of U+0345, which no mark can pass then.
+    decomposed = unicodedata.normalize("NFD", key)
+    assert normalization.casefold(decomposed.casefold()) == folded
 
 
 def test_each_character_alone() -> None:
@@ -145,9 +148,9 @@ def test_casefold(key: str, expected: str) -> None:
 def test_characters_that_are_not_there_yet() -> None:
     for key in ("\u0378", "\ufdd0", "\U0010ffff"):
         assert normalization.exact(key) == key
-        with pytest.raises(InvalidKeyError, match="no character of Unicode"):
+        with pytest.raises(InvalidKeyError, match="not assigned in Unicode"):
             normalization.casefold(key)
-        with pytest.raises(InvalidKeyError, match="no character of Unicode"):
+        with pytest.raises(InvalidKeyError, match="not assigned in Unicode"):
             normalization.email(f"{key}@x.org")
 
 
@@ -191,8 +194,8 @@ def test_a_policy_of_ones_own() -> None:
     with pytest.raises(InvalidKeyError, match="it has an extension") as caught:
         phone("1x2")
     assert caught.value.key == "1x2"
-    with pytest.raises(InvalidKeyError, match="nothing is left"):
+    with pytest.raises(InvalidKeyError, match="is empty after"):
         phone("-")
     wrong: Any = Normalization(name="b", version=1, function=len)  # type: ignore[arg-type]  # to be refused
-    with pytest.raises(TypeError, match="b/1 has made 1 of 'x'"):
+    with pytest.raises(TypeError, match="must return a str, not 1 for 'x'"):
         wrong("x")

@@ -1,4 +1,4 @@
-"""The arithmetic of positions."""
+"""Arithmetic of positions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqla_shard.mappings import ordering
-from sqla_shard.mappings.ordering import middle
-from sqla_shard.mappings.ordering import MOST_MOVES
-from sqla_shard.mappings.ordering import moves_in
-from sqla_shard.mappings.ordering import next_on_top
-from sqla_shard.mappings.ordering import now
-from sqla_shard.mappings.ordering import push_up
-from sqla_shard.mappings.ordering import reach
-from sqla_shard.mappings.ordering import STEP
-from sqla_shard.mappings.ordering import windows
-from sqla_shard.types.sequences import MAX_SEQUENCE
+from sqla_shard.models import list_positions
+from sqla_shard.models.list_positions import middle
+from sqla_shard.models.list_positions import MOST_MOVES
+from sqla_shard.models.list_positions import moves_in
+from sqla_shard.models.list_positions import next_on_top
+from sqla_shard.models.list_positions import now
+from sqla_shard.models.list_positions import push_up
+from sqla_shard.models.list_positions import reach
+from sqla_shard.models.list_positions import STEP
+from sqla_shard.models.list_positions import windows
+from sqla_shard.types.columns import MAX_SEQUENCE
 
 POSITIONS = st.integers(0, MAX_SEQUENCE) | st.integers(
     1_700_000_000_000 * STEP, 1_700_000_000_001 * STEP
@@ -87,7 +87,7 @@ def test_an_empty_list_has_room():
 @given(top=st.none() | POSITIONS, clock=st.integers(0, 9_999_999_999_999))
 def test_next_on_top(top, clock):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ordering, "now", lambda: clock * STEP)
+        patch.setattr(list_positions, "now", lambda: clock * STEP)
         found = next_on_top(top)
     assert found % STEP == 0
     assert found >= clock * STEP

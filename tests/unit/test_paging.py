@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from sqla_shard import exc
 from sqla_shard import Page
-from sqla_shard.paging import MOST_BYTES
-from sqla_shard.paging import Seal
-from sqla_shard.paging import seal_of
-from sqla_shard.paging import Subject
+from sqla_shard.session.paging import MOST_BYTES
+from sqla_shard.session.paging import Seal
+from sqla_shard.session.paging import seal_of
+from sqla_shard.session.paging import Subject
 
 OLD_KEY = b"an old key of 32 bytes or more.."
 NEW_KEY = b"a new key of 32 bytes or more..."
@@ -157,8 +157,8 @@ def test_keys_of_the_environment():
 @pytest.mark.parametrize(
     ("keys", "index", "message"),
     [
-        ("a secret of many characters", None, "write a list"),
-        (b"a secret of many characters", None, "write a list"),
+        ("a secret of many characters", None, "pass a list"),
+        (b"a secret of many characters", None, "pass a list"),
         ([NEW_KEY, "short secret"], 1, "12 bytes"),
         (["${SHORT}"], 0, "6 bytes"),
         (["${MISSING}"], 0, "MISSING"),

@@ -17,7 +17,7 @@ from sqla_shard import Sequence38
 from sqla_shard import ShardedId
 from sqla_shard import types
 from sqla_shard.dialects.sql import UpdatedAt
-from sqla_shard.schema.revisions.portable import render_item
+from sqla_shard.schema.revisions.types import render_item
 
 MARIADB = mysql.dialect(is_mariadb=True)
 MYSQL = mysql.dialect(is_mariadb=False)

@@ -27,7 +27,7 @@ from tracked import repickled
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.orm.codecs import codec_for
+from sqla_shard.models.field_types import codec_for
 from sqla_shard.types.tracking import TrackedDict
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def test_a_value_assigned_to_its_place_stays_there():
         (
             lambda x: x.place.extra.update(a=[b""]),
             'Pin.field.place.extra["a"][0]',
-            "b'' (bytes) is not JSON",
+            "b'' (bytes) is not a JSON value",
         ),
         (
             lambda x: x.replies.append(Comment("a", Place(5))),
@@ -509,7 +509,7 @@ def test_what_post_init_does_not_take_is_refused():
     with pytest.raises(BlobValueError) as caught:
         decoded(list[Normalised], [{"name": "!"}])
     assert str(caught.value) == (
-        "Pin.field[0]: Normalised does not take what is stored: not a name"
+        "Pin.field[0]: Normalised rejected the stored values: not a name"
     )
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(BlobValueError) as caught:
@@ -631,16 +631,16 @@ class Number(int):
         (WithoutInit, "WithoutInit.length is not a parameter of __init__"),
         (OwnInit, "OwnInit.__init__ does not take the field 'name'"),
         (OtherInit, "OtherInit.__init__ takes 'salt', which is not a field"),
-        (OwnNew, "OwnNew has a __new__ of its own"),
+        (OwnNew, "OwnNew defines __new__"),
         (Unresolved, "the annotations of Unresolved cannot be resolved: nam"),
-        (Clashing, "Clashing._owner has a name that tracked records use"),
-        (ClashingMethod, "ClashingMethod._changed has a name that tracked"),
+        (Clashing, "Clashing._owner is a name that tracked records use"),
+        (ClashingMethod, "ClashingMethod._changed is a name that tracked"),
         (BadDefault, "default of BadDefault.name: None is not a str"),
-        (BadNested, "Clashing._owner has a name that tracked records use"),
-        (Union, "int | str (of Union.name) cannot be kept in a JSON blob"),
-        (Box, "~T (of Box.item) cannot be kept in a JSON blob"),
-        (Box[int], "Box[int] cannot be kept in a JSON blob"),
-        (Number, "Number has a __new__ of its own"),
+        (BadNested, "Clashing._owner is a name that tracked records use"),
+        (Union, "int | str (of Union.name) cannot be stored in a JSON blob"),
+        (Box, "~T (of Box.item) cannot be stored in a JSON blob"),
+        (Box[int], "Box[int] cannot be stored in a JSON blob"),
+        (Number, "Number defines __new__"),
     ],
 )
 def test_classes_that_are_refused(cls, message):
@@ -717,7 +717,7 @@ def test_instances_inside_themselves_are_refused():
     deep = Comment("a")
     for _ in range(10_000):
         deep = Comment("a", replies=[deep])
-    with pytest.raises(BlobValueError, match="containers inside each other"):
+    with pytest.raises(BlobValueError, match="levels of nesting"):
         field(Comment).encode(deep)
 
 

@@ -28,7 +28,7 @@ from sqla_shard import ReferenceMixin
 from sqla_shard import ShardedId
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.reference.rows import given
+from sqla_shard.models.reference_rows import rows_by_key
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
 
@@ -87,7 +87,7 @@ def test_an_abstract_base(base):
     assert City.__tablename__ == "city"
     assert spec_of(City.__table__).keyspace == "near"
     with pytest.raises(ClassDefinitionError, match="is abstract"):
-        given(Named, [])
+        rows_by_key(Named, [])
     with pytest.raises(ClassDefinitionError, match="is abstract"):
 
         class Other(ReferenceMixin, base, keyspace="near"):
@@ -102,7 +102,7 @@ def test_a_dataclass():
         code: Mapped[str] = mapped_column(String(8), primary_key=True)
         name: Mapped[str] = mapped_column(default="?")
 
-    assert given(City, [City(code="a"), {"code": "b", "name": "c"}]) == {
+    assert rows_by_key(City, [City(code="a"), {"code": "b", "name": "c"}]) == {
         ("a",): ("a", "?"),
         ("b",): ("b", "c"),
     }
@@ -117,7 +117,7 @@ def test_defaults(base):
             "three": mapped_column(String(9)),
         },
     )
-    rows = given(cls, [cls(code="a"), {"code": "b", "one": 2}])
+    rows = rows_by_key(cls, [cls(code="a"), {"code": "b", "one": 2}])
     assert list(rows.values()) == [
         ("a", 1, "two", None),
         ("b", 2, "two", None),
@@ -127,29 +127,29 @@ def test_defaults(base):
 @pytest.mark.parametrize(
     ("namespace", "message"),
     [
-        ({"code": mapped_column(Integer, primary_key=True)}, "would number"),
+        ({"code": mapped_column(Integer, primary_key=True)}, "its keys would"),
         ({"__table_args__": {"schema": "x"}}, "in schema 'x'"),
         ({"x": mapped_column(ForeignKey("users.local_id"))}, "foreign key"),
         ({"x": mapped_column(ForeignKey("big_city.code"))}, "foreign key"),
         ({"x": mapped_column(ShardedId(3))}, "use ObjectRef"),
-        ({"x": mapped_column(String(9), server_default="y")}, "server would"),
-        ({"x": mapped_column(String(9), default=func.now())}, "server would"),
-        ({"x": mapped_column(Integer, Computed("1"))}, "server would"),
-        ({"x": mapped_column(Integer, Identity())}, "server would"),
-        ({"x": mapped_column(String(9), unique=True)}, "is unique"),
+        ({"x": mapped_column(String(9), server_default="y")}, "values of its"),
+        ({"x": mapped_column(String(9), default=func.now())}, "values of its"),
+        ({"x": mapped_column(Integer, Computed("1"))}, "values of its"),
+        ({"x": mapped_column(Integer, Identity())}, "values of its"),
+        ({"x": mapped_column(String(9), unique=True)}, "a unique"),
         (
             {
                 "x": mapped_column(String(9)),
                 "__table_args__": (UniqueConstraint("x"),),
             },
-            "is unique",
+            "a unique",
         ),
         (
             {
                 "x": mapped_column(String(9)),
                 "__table_args__": (Index("by_x", "x", unique=True),),
             },
-            "is unique",
+            "a unique",
         ),
         ({"replace": mapped_column(String(9))}, "every reference class"),
         ({"delete": 3}, "every reference class"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.shared.remedy_classes import Definitions
+from tests.suites.remedy_classes import Definitions
 
 
 class TestDefinitions(Definitions):

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.rendering import render
 from sqla_shard.ids import pack
-from sqla_shard.rendering import Place
-from sqla_shard.rendering import render
-from sqla_shard.types.binds import Address
-from sqla_shard.types.binds import IdSlot
-from sqla_shard.types.binds import Prefix
+from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import IdSlot
+from sqla_shard.types.shard_bound import Prefix
 
 
 def place(shard_id: int) -> Place:

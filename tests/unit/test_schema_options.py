@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import RunOptions
-from sqla_shard.schema.selecting import as_ranges
-from sqla_shard.schema.selecting import parse_shards
+from sqla_shard.schema.selection import as_ranges
+from sqla_shard.schema.selection import parse_shards
 
 
 @given(st.sets(st.integers(0, 65_535), min_size=1, max_size=50))
@@ -82,7 +82,7 @@ def test_lists_may_be_given_in_parts():
 
 
 def test_other_options_are_given_once():
-    with pytest.raises(SchemaOptionError, match="given twice"):
+    with pytest.raises(SchemaOptionError, match="is repeated"):
         RunOptions.parse({"lock-wait": ["1"], "lock_wait": ["2"]})
 
 

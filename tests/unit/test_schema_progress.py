@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
-from sqla_shard.schema.progress import LineProgress
+from sqla_shard.schema.reports import LineProgress
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
 

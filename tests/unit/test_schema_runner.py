@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared.schema import until
-from tests.shared.schema_runner import Runner
-from tests.shared.schema_runner import RunnerError
+from tests.models.schema import until
+from tests.workers.schema_runner import Runner
+from tests.workers.schema_runner import RunnerError
 
 WAITS = """\
 import signal

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqla_shard.schema.statements import Effect
-from sqla_shard.schema.statements import read
+from sqla_shard.schema.effects import Effect
+from sqla_shard.schema.effects import read
 
 READS = [
     "SELECT 1",
@@ -193,8 +193,8 @@ def test_use_goes_to_another_database():
 
 
 def test_rows_that_a_statement_returns_may_be_read():
-    assert read("INSERT INTO pins VALUES (1) RETURNING id").answers
-    assert not read("INSERT INTO pins VALUES ('RETURNING')").answers
+    assert read("INSERT INTO pins VALUES (1) RETURNING id").returns_rows
+    assert not read("INSERT INTO pins VALUES ('RETURNING')").returns_rows
 
 
 @pytest.mark.parametrize(

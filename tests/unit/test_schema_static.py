@@ -10,8 +10,8 @@ from textwrap import indent
 
 import pytest
 
-from sqla_shard.schema.revisions.portable import UPDATED_AT
-from sqla_shard.schema.running.static import is_static
+from sqla_shard.schema.revisions.types import UPDATED_AT
+from sqla_shard.schema.static_revisions import is_static
 
 HEAD = """\
 from __future__ import annotations

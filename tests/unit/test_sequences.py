@@ -19,7 +19,7 @@ from sqlalchemy.dialects import sqlite
 
 from sqla_shard import exc
 from sqla_shard.types import Sequence38
-from sqla_shard.types.sequences import MAX_SEQUENCE
+from sqla_shard.types.columns import MAX_SEQUENCE
 
 TABLE = Table("rows", MetaData(), Column("at", Sequence38()))
 POSITIONS = st.integers(0, MAX_SEQUENCE) | st.builds(

@@ -11,14 +11,14 @@ import pytest
 from sqla_shard import FileSource
 from sqla_shard import Topology
 from sqla_shard.exc import TopologyError
-from sqla_shard.following import Snapshot
-from sqla_shard.following import snapshots
-from sqla_shard.following.snapshots import default_path
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from tests.shared.following import document
-from tests.shared.following import in_child
-from tests.shared.following import TIMEOUT
-from tests.shared.following import topology
+from sqla_shard.topology.follow import Snapshot
+from sqla_shard.topology.follow import snapshot as snapshots
+from sqla_shard.topology.follow.snapshot import default_path
+from tests.servers.following import document
+from tests.servers.following import in_child
+from tests.servers.following import TIMEOUT
+from tests.servers.following import topology
 
 
 def snapshot(path: Path, **options: int) -> Snapshot:
@@ -131,7 +131,7 @@ def test_a_file_that_others_may_write_is_refused(
     path = tmp_path / "last.json"
     snapshot(path).save(topology(2))
     path.chmod(mode)
-    with pytest.raises(TopologyError, match="others may write it"):
+    with pytest.raises(TopologyError, match="other users can write it"):
         snapshot(path).load()
     path.chmod(0o644)
     assert snapshot(path).load() == topology(2)
@@ -142,7 +142,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.json"
     snapshot(path).save(topology(2))
     os.chown(path, 1234, -1)
-    with pytest.raises(TopologyError, match="others may write it"):
+    with pytest.raises(TopologyError, match="other users can write it"):
         snapshot(path).load()
 
 

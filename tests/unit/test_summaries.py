@@ -12,8 +12,8 @@ from sqlalchemy.exc import StatementError
 
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import UnknownShardError
-from sqla_shard.exc.summaries import code_of
-from sqla_shard.exc.summaries import summary
+from sqla_shard.exc.base import code_of
+from sqla_shard.exc.base import summary
 
 SECRET = "me@example.com"
 

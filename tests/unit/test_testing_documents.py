@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing.binaries import find_binaries
-from sqla_shard.testing.documents import databases
-from sqla_shard.testing.documents import divide
-from sqla_shard.testing.documents import topology_document
+from sqla_shard.testing.programs import find_mariadb
+from sqla_shard.testing.topology_documents import databases
+from sqla_shard.testing.topology_documents import divide
+from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import Topology
 
 
@@ -137,10 +137,10 @@ def test_the_topology_takes_them(tmp_path, servers):
 def test_finds_an_unpacked_mariadb(tmp_path):
     for name in ("bin/mariadbd", "scripts/mariadb-install-db"):
         path = tmp_path / name
-        assert find_binaries({"SQLA_SHARD_MARIADB": str(tmp_path)}) is None
+        assert find_mariadb({"SQLA_SHARD_MARIADB": str(tmp_path)}) is None
         path.parent.mkdir()
         path.touch(mode=0o755)
-    found = find_binaries({"SQLA_SHARD_MARIADB": str(tmp_path)})
+    found = find_mariadb({"SQLA_SHARD_MARIADB": str(tmp_path)})
     assert found is not None
     assert found.server == str(tmp_path / "bin/mariadbd")
     assert found.options == ["--no-defaults", f"--basedir={tmp_path}"]

@@ -114,7 +114,7 @@ def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
     pytest.importorskip("pymysql")
     result = run(pytester)
     result.assert_outcomes(passed=1, skipped=6, errors=2)
-    result.stdout.fnmatch_lines(["*ServerProcessError*does not answer*"])
+    result.stdout.fnmatch_lines(["*ServerProcessError*does not respond*"])
 
 
 def test_one_is_not_said_in_the_plural(pytester):

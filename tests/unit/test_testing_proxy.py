@@ -19,8 +19,8 @@ import pytest
 
 from sqla_shard import exc
 from sqla_shard.testing import Proxy
-from sqla_shard.testing._processes import wait_until
-from tests.shared.processes import is_running
+from sqla_shard.testing.local_server import wait_until
+from tests.servers.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 10
@@ -424,7 +424,7 @@ def test_ends_with_a_process_that_is_killed(echo, how):
 def test_dead_process_is_an_error(echo):
     with Proxy("127.0.0.1", echo.port) as proxy:
         os.kill(proxy.pid, signal.SIGKILL)
-        with pytest.raises(exc.ServerProcessError, match="does not answer"):
+        with pytest.raises(exc.ServerProcessError, match="does not respond"):
             proxy.hang()
         assert "hanging" not in repr(proxy)
     with pytest.raises(exc.ServerProcessError, match="is not running"):

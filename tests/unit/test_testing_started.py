@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.testing._processes import on_free_ports
-from sqla_shard.testing._started import at_once
-from sqla_shard.testing._started import Started
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.local_server import on_free_ports
+from sqla_shard.testing.local_server import Startable
 
 TAKEN = "bind: Address already in use"
 
@@ -50,7 +50,7 @@ def test_what_fails_for_another_reason_is_not_repeated():
 
 def test_servers_are_served_side_by_side():
     together = threading.Barrier(3, timeout=20)
-    at_once("abc", lambda _: together.wait())
+    in_parallel("abc", lambda _: together.wait())
     assert not together.broken
 
 
@@ -63,11 +63,11 @@ def test_the_first_error_comes_when_all_are_done():
         done.append(number)
 
     with pytest.raises(ValueError, match="2"):
-        at_once([1, 2, 3, 4], action)
+        in_parallel([1, 2, 3, 4], action)
     assert sorted(done) == [1, 4]
 
 
-class Recorded(Started):
+class Recorded(Startable):
     """Says what was done to it."""
 
     def __init__(self, failing=None):
@@ -75,7 +75,7 @@ class Recorded(Started):
         self._failing = failing
 
     def start(self):
-        with self._or_stopped():
+        with self._stopped_on_error():
             self.done.append("start")
             if self._failing is not None:
                 raise self._failing

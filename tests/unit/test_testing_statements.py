@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.testing import StatementLog
-from sqla_shard.testing.statements import server_of
+from sqla_shard.testing.statement_log import server_of
 
 
 @pytest.fixture

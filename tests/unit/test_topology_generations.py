@@ -19,11 +19,11 @@ from sqla_shard.topology import ShardRange
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.generations import cautions
-from sqla_shard.topology.generations import kept
-from sqla_shard.topology.generations import lowered
+from sqla_shard.topology.generations import inherited
+from sqla_shard.topology.generations import lowered_generations
 from sqla_shard.topology.generations import numbers
-from sqla_shard.topology.generations import raised
-from sqla_shard.topology.generations import without
+from sqla_shard.topology.generations import with_raised_generations
+from sqla_shard.topology.generations import without_generations
 
 Used = dict[tuple[str, str], int]
 
@@ -89,8 +89,8 @@ class TestDocuments:
     def test_two_generations_are_two_topologies(self) -> None:
         one, two, none = (topology(a=("one", n)) for n in (1, 2, None))
         assert len({one, two, none}) == 3
-        assert without(one) == without(two) == none
-        assert without(none) is none
+        assert without_generations(one) == without_generations(two) == none
+        assert without_generations(none) is none
 
     def test_of_toml(self) -> None:
         text = b"""
@@ -109,9 +109,9 @@ class TestDocuments:
     @pytest.mark.parametrize(
         ("number", "message"),
         [
-            (-1, "-1 is negative; count from 0"),
-            (2**63, "is more than 63 bits"),
-            (10**5000, "is more than 63 bits"),
+            (-1, "-1 is negative; use 0 or more"),
+            (2**63, "has more than 63 bits"),
+            (10**5000, "has more than 63 bits"),
             (True, "True is not an integer"),
             (1.0, "1.0 is not an integer"),
             ("3", "'3' is not an integer"),
@@ -146,12 +146,16 @@ class TestDocuments:
 class TestRaised:
     def test_nothing_changes(self) -> None:
         old = topology(a=("one", 3), b=("two", None))
-        assert raised(old, old, never) is old
+        assert with_raised_generations(old, old, never) is old
 
     def test_another_primary(self) -> None:
         old = topology(a=("one", 3), b=("two", 5), c=("three", None))
         new = topology(a=("four", 3), b=("two", 5), c=("five", None))
-        assert given(raised(old, new, dict)) == {"a": 4, "b": 5, "c": None}
+        assert given(with_raised_generations(old, new, dict)) == {
+            "a": 4,
+            "b": 5,
+            "c": None,
+        }
 
     @pytest.mark.parametrize(
         ("before", "after"),
@@ -168,51 +172,65 @@ class TestRaised:
         for one, url in ((old, before), (new, after)):
             one["keyspaces"]["objects"]["servers"][0]["primary"] = url
         found = Topology.from_mapping(new)
-        assert raised(Topology.from_mapping(old), found, never) is found
+        assert (
+            with_raised_generations(Topology.from_mapping(old), found, never)
+            is found
+        )
 
     def test_above_every_number_of_the_history(self) -> None:
         old, new = topology(a=("one", 3)), topology(a=("two", 3))
         used = {("objects", "a"): 9, ("objects", "b"): 50, ("x", "a"): 70}
-        assert given(raised(old, new, lambda: used)) == {"a": 10}
+        assert given(with_raised_generations(old, new, lambda: used)) == {
+            "a": 10
+        }
         used = {("objects", "a"): 2}
-        assert given(raised(old, new, lambda: used)) == {"a": 4}
+        assert given(with_raised_generations(old, new, lambda: used)) == {
+            "a": 4
+        }
 
     @pytest.mark.parametrize("host", ["one", "two"])
     @pytest.mark.parametrize(("number", "found"), [(5, 8), (7, 8), (9, 9)])
     def test_raised_by_hand(self, host: str, number: int, found: int) -> None:
         old, new = topology(a=("one", 3)), topology(a=(host, number))
         used = {("objects", "a"): 7}
-        assert given(raised(old, new, lambda: used)) == {"a": found}
+        assert given(with_raised_generations(old, new, lambda: used)) == {
+            "a": found
+        }
 
     @pytest.mark.parametrize("host", ["one", "two"])
     def test_the_first_number(self, host: str) -> None:
         old, new = topology(a=("one", None)), topology(a=(host, 0))
-        assert given(raised(old, new, dict)) == {"a": 0}
-        assert given(raised(None, new, dict)) == {"a": 0}
+        assert given(with_raised_generations(old, new, dict)) == {"a": 0}
+        assert given(with_raised_generations(None, new, dict)) == {"a": 0}
 
     @pytest.mark.parametrize("host", ["one", "two"])
     def test_no_number_any_more(self, host: str) -> None:
         old, new = topology(a=("one", 3)), topology(a=(host, None))
-        assert raised(old, new, never) is new
+        assert with_raised_generations(old, new, never) is new
 
     def test_a_server_that_comes_back(self) -> None:
         old = topology(b=("two", 1))
         new = topology(a=("one", 1), b=("two", 1))
         used = {("objects", "a"): 1, ("objects", "b"): 1}
-        assert given(raised(old, new, lambda: used)) == {"a": 2, "b": 1}
+        assert given(with_raised_generations(old, new, lambda: used)) == {
+            "a": 2,
+            "b": 1,
+        }
 
     def test_a_number_after_none(self) -> None:
         old, new = topology(a=("one", None)), topology(a=("one", 2))
         used = {("objects", "a"): 2}
-        assert given(raised(old, new, lambda: used)) == {"a": 3}
+        assert given(with_raised_generations(old, new, lambda: used)) == {
+            "a": 3
+        }
 
     def test_another_name_of_a_machine(self) -> None:
         old, new = topology(a=("one", 3)), topology(a=("uno", 3))
-        assert raised(old, new, never, renamed=True) is new
+        assert with_raised_generations(old, new, never, renamed=True) is new
         used = {("objects", "a"): 3}
         back = topology(a=("one", 3), b=("two", None))
         old = topology(b=("two", None))
-        found = raised(old, back, lambda: used, renamed=True)
+        found = with_raised_generations(old, back, lambda: used, renamed=True)
         assert given(found)["a"] == 4
 
     def test_moves_change_nothing(self) -> None:
@@ -221,27 +239,29 @@ class TestRaised:
         servers = moved["keyspaces"]["objects"]["servers"]
         servers[0]["shards"], servers[1]["shards"] = [4, 7], [0, 3]
         new = Topology.from_mapping(moved)
-        assert raised(old, new, never) is new
+        assert with_raised_generations(old, new, never) is new
 
     def test_a_number_that_is_lower_stays_for_the_problem(self) -> None:
         old, new = topology(a=("one", 3)), topology(a=("two", 2))
-        assert raised(old, new, never) is new
-        (problem,) = lowered(old, new)
+        assert with_raised_generations(old, new, never) is new
+        (problem,) = lowered_generations(old, new)
         assert problem.place == "keyspaces.objects.servers[0].generation"
         assert "2 is lower than 3, which 'a' has now" in problem.message
         assert "write 3" in problem.message
         for number in (3, 4, None):
-            assert not list(lowered(old, topology(a=("two", number))))
-        assert not list(lowered(topology(b=("one", 3)), new))
+            assert not list(
+                lowered_generations(old, topology(a=("two", number)))
+            )
+        assert not list(lowered_generations(topology(b=("one", 3)), new))
 
 
 def test_kept() -> None:
     old = topology(a=("one", 3), b=("two", None))
     new = topology(a=("one", 1), b=("two", 4), c=("three", 5))
-    assert given(kept(old, new)) == {"a": 3, "b": 4, "c": 5}
+    assert given(inherited(old, new)) == {"a": 3, "b": 4, "c": 5}
     new = topology(a=("one", None))
-    assert given(kept(old, new)) == {"a": 3}
-    assert kept(old, old) is old
+    assert given(inherited(old, new)) == {"a": 3}
+    assert inherited(old, old) is old
 
 
 def test_no_life_has_the_number_of_another(rng: random.Random) -> None:
@@ -259,12 +279,12 @@ def test_no_life_has_the_number_of_another(rng: random.Random) -> None:
                 for key, number in numbers(one.to_mapping()).items():
                     used[key] = max(number, used.get(key, number))
             if rng.random() < 0.3:
-                new = kept(old, rng.choice(history))
+                new = inherited(old, rng.choice(history))
             else:
                 number = was.generation + rng.choice([0, 0, 0, 1, 5])
                 new = topology(a=(f"h{rng.randrange(3)}", number), b=("z", 0))
-            new = raised(old, new, lambda used=used: used)  # type: ignore[misc]  # bound at once
-            assert not list(lowered(old, new))
+            new = with_raised_generations(old, new, lambda used=used: used)  # type: ignore[misc]  # bound at once
+            assert not list(lowered_generations(old, new))
             now, other = new.keyspace("objects").servers
             assert other.generation == 0
             life += now.primary != was.primary
@@ -315,7 +335,7 @@ def test_cautions() -> None:
     assert caution.startswith(
         "objects: generation of 'a' stays 3 while its primary changes: "
     )
-    assert "write 4, or a higher one" in caution
+    assert "write 4, or a higher number" in caution
     assert "hunter2" not in caution
     for number in (4, None):
         new = topology(a=("one", number), b=("two", None), c=("three", 1))

@@ -21,15 +21,15 @@ import pytest
 
 from sqla_shard import FileSource
 from sqla_shard.exc import TopologyError
-from sqla_shard.following import Snapshot
 from sqla_shard.topology import describe
 from sqla_shard.topology import diff
 from sqla_shard.topology import read_document
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
-from sqla_shard.topology.documents import MAX_BYTES
+from sqla_shard.topology.follow import Snapshot
+from sqla_shard.topology.source import MAX_BYTES
 from sqla_shard.topology.urls import MAX_LENGTH
-from tests.shared.sums import SOAK
+from tests.servers.sums import SOAK
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2"}
 
@@ -128,12 +128,12 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("option", "words"),
         [
-            ("connect_timeout=0", "write full seconds"),
-            ("connect_timeout=hunter2", "write full seconds"),
-            ("read_timeout=1e9", "write full seconds"),
+            ("connect_timeout=0", "write whole seconds"),
+            ("connect_timeout=hunter2", "write whole seconds"),
+            ("read_timeout=1e9", "write whole seconds"),
             ("charset=latin1", "write utf8mb4"),
             ("ssl_check_hostname=maybe", "write 0, 1, true or false"),
-            ("ssl_ca=", "write a text"),
+            ("ssl_ca=", "write a value"),
             ("program_name=a b", "write 1 to 64 letters"),
         ],
     )
@@ -204,7 +204,7 @@ class TestSizes:
         data = json.dumps(document(m=keyspace())).encode()
         assert isinstance(read(data.ljust(MAX_BYTES)), Topology)
         found = read(data.ljust(MAX_BYTES + 1))
-        assert f"has more than {MAX_BYTES} bytes" in message(found)
+        assert f"is larger than {MAX_BYTES} bytes" in message(found)
 
     @pytest.mark.parametrize("name", ["a.json", "a.toml"])
     def test_of_a_file(self, tmp_path: Path, name: str) -> None:
@@ -212,7 +212,7 @@ class TestSizes:
         with path.open("wb") as file:
             # Sparse: it is not read to its end.
             file.truncate(2**40)
-        with pytest.raises(TopologyError, match="has more than"):
+        with pytest.raises(TopologyError, match="is larger than"):
             FileSource(path).load()
 
     def test_of_a_snapshot(self, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ class TestSizes:
             file.truncate(2**40)
         path.chmod(0o600)
         snapshot = Snapshot(path, placeholders=())
-        with pytest.raises(TopologyError, match="has more than"):
+        with pytest.raises(TopologyError, match="is larger than"):
             snapshot.load()
 
     def test_of_a_url(self) -> None:

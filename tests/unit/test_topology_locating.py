@@ -9,7 +9,7 @@ from sqla_shard import Topology
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnknownShardError
-from sqla_shard.testing.documents import topology_document
+from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import describe
 from sqla_shard.topology import find_object
 from sqla_shard.topology import find_shard
@@ -85,6 +85,6 @@ def test_a_keyspace_has_to_be_named_where_there_is_not_one():
     assert two.value.known == ("objects", "more")
     spaces = topology_document(URLS, 8, main=True)["keyspaces"]
     document["keyspaces"] = {"main": spaces["main"]}
-    with pytest.raises(UnknownKeyspaceError, match="has no keyspaces") as none:
+    with pytest.raises(UnknownKeyspaceError, match="has no keyspace") as none:
         find_shard(Topology.from_mapping(document), 0)
     assert none.value.known == ("main",)

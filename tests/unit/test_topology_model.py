@@ -87,7 +87,7 @@ class TestShardRange:
             ShardRange(first, last)
         (problem,) = caught.value.problems
         assert problem.place == "shards"
-        assert f"[{first}, {last}] is no range" in problem.message
+        assert f"[{first}, {last}] is not a valid range" in problem.message
 
     def test_is_frozen_and_hashable(self) -> None:
         assert len({ShardRange(0, 1), ShardRange(0, 1)}) == 1
@@ -349,7 +349,9 @@ class TestMadeByHand:
         )
 
     def test_name_and_key_differ(self) -> None:
-        with pytest.raises(TopologyError, match="'main'; give both one name"):
+        with pytest.raises(
+            TopologyError, match="'main'; use one name for both"
+        ):
             Topology(epoch=1, keyspaces={"other": MAIN})
 
     @pytest.mark.parametrize(

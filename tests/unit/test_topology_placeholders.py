@@ -89,7 +89,7 @@ class TestPolicy:
             Topology.from_mapping(SHORT)
 
     def test_one_text_is_not_a_collection_of_names(self) -> None:
-        with pytest.raises(TopologyError, match="give a collection of names"):
+        with pytest.raises(TopologyError, match="use a collection of names"):
             Topology.from_mapping(SHORT, placeholders="MYSQL_USER")
 
     def test_nothing_is_filled_in(self) -> None:

@@ -14,14 +14,14 @@ from sqla_shard import Topology
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import TopologyRefusedError
-from sqla_shard.following import check_newer
-from sqla_shard.following import Snapshot
 from sqla_shard.topology import describe
 from sqla_shard.topology import read_document
 from sqla_shard.topology import to_json
 from sqla_shard.topology.admission import MAX_STEP
+from sqla_shard.topology.follow import check_newer
+from sqla_shard.topology.follow import Snapshot
 from sqla_shard.topology.parse import MAX_EPOCH
-from tests.shared.following import until
+from tests.servers.following import until
 
 
 def topology(
@@ -53,7 +53,7 @@ def test_an_epoch_goes_so_far_and_no_further() -> None:
             check(topology(41), topology(epoch))
         (problem,) = caught.value.problems
         assert problem.place == "epoch"
-        assert f"41 -> {epoch} is too far" in problem.message
+        assert f"41 -> {epoch} is too large a step" in problem.message
         assert "topology reset" in problem.message
 
 
@@ -68,7 +68,7 @@ def test_above_the_highest_there_is_the_reset() -> None:
 def test_before_a_reset_is_older() -> None:
     with pytest.raises(StaleTopologyError) as caught:
         check(topology(42, 3), topology(MAX_EPOCH, 2))
-    assert "of before the epochs were reset" in str(caught.value)
+    assert "from before the epochs were reset" in str(caught.value)
     assert "resets = 3 and an epoch above 42" in str(caught.value)
 
 
@@ -150,5 +150,5 @@ def test_a_keyspace_keeps_its_kind_of_servers() -> None:
             check(one, two)
         (problem,) = caught.value.problems
         assert problem.place == "keyspaces.main.servers"
-        assert "which has the data" in problem.message
+        assert "but the data is on" in problem.message
     check(old, topology(2, primary="mariadb+asyncmy://i"))

@@ -11,10 +11,7 @@ from sqla_shard.exc import TopologyError
 from sqla_shard.topology import Topology
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2"}
-PLACEHOLDERS = (
-    "placeholders can stand only in the user and the password, which are "
-    "filled in when a connection is made"
-)
+PLACEHOLDERS = "placeholders are allowed only in the user and the password"
 PUBLISHED = {
     f"sharddb00{number}": {
         "range": (512 * (number - 1), 512 * number - 1),
@@ -107,7 +104,7 @@ def test_problems_of_a_range() -> None:
     document["b"]["range"] = (1023, 512)
     check(document, "b.range", "is reversed")
     document["b"]["range"] = (512, 65_536)
-    check(document, "b.range", "goes past 65535")
+    check(document, "b.range", "exceeds 65535")
     document["b"]["range"] = [[512, 600], [601, "x"]]
     check(document, "b.range[1]", "is not a pair of integers")
     del document["b"]["range"]
@@ -128,10 +125,10 @@ def test_all_problems_are_told_where_the_author_wrote() -> None:
         ("sharddb001.slave", "'a:***@c' is not the URL of a server"),
         (
             "sharddb001.mastr",
-            "is not a key that can stand here (range, master, slave)",
+            "is not a valid key here (range, master, slave)",
         ),
         ("sharddb002", "5 is not a table"),
-        ("shard db", "'shard db' is no name for a server"),
+        ("shard db", "'shard db' is not a valid server name"),
         (
             "shard db.range",
             "shard 0 is on 'sharddb001' and on 'shard db'",
@@ -157,7 +154,7 @@ def test_a_template_that_has_a_port_already() -> None:
     document = {"s": {"range": [0, 7], "master": "h:3307"}}
     (problem,) = problems(document, url="mysql://{host}:3306")
     assert problem.place == "s.master"
-    assert "no port" in problem.message
+    assert "has an invalid port" in problem.message
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ from sqlalchemy.dialects import mysql
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
-from sqla_shard.engines import places
+from sqla_shard.engine import locations
 from sqla_shard.topology import diff
 from sqla_shard.topology import read_document
 from sqla_shard.topology import refusals
-from tests.shared.sizes import document
-from tests.shared.sizes import measured
-from tests.shared.sizes import Memory
-from tests.shared.sizes import topology
+from tests.models.sizes import document
+from tests.models.sizes import measured
+from tests.models.sizes import Memory
+from tests.models.sizes import topology
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "secret"}
 
@@ -187,4 +187,4 @@ def test_names_are_quoted_as_sqlalchemy_does() -> None:
     for length in (1, 2, 3):
         names += map("".join, product("aZ0_", repeat=length))
     for name in [*names, *map(str.upper, names)]:
-        assert places._quoted(name, preparer) == preparer.quote(name)
+        assert locations._quoted(name, preparer) == preparer.quote(name)

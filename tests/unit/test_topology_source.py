@@ -137,7 +137,7 @@ def test_another_suffix(name: str) -> None:
 
 
 def test_one_text_is_not_a_collection_of_names() -> None:
-    with pytest.raises(TopologyError, match="give a collection of names"):
+    with pytest.raises(TopologyError, match="use a collection of names"):
         FileSource("t.toml", placeholders="PW")
 
 
@@ -176,7 +176,7 @@ def test_not_utf8(tmp_path: Path) -> None:
             "t.json",
             '{"a": 1, "b": {"d": 1, "c": 1, "c": 2}}',
             "file",
-            "'c' is twice",
+            "'c' occurs twice",
         ),
         ("t.json", "[" * 200_000, "file", "nested too deeply"),
         ("t.json", "[1, 2]", "document", "[1, 2] is not a table"),
@@ -218,7 +218,7 @@ def test_problems_of_the_document(tmp_path: Path) -> None:
     text = TOML.replace("shards = 4096", "shards = 4000")
     (problem,) = refused(write(tmp_path / "t.toml", text)).problems
     assert problem.place == "keyspaces.objects.servers[1].shards[1]"
-    assert "past the last open shard, 3999" in problem.message
+    assert "exceeds the last open shard, 3999" in problem.message
 
 
 def test_relative_directories_are_those_of_the_process(
@@ -246,4 +246,4 @@ def test_relative_directories_are_those_of_the_process(
     (tmp_path / "sub").mkdir()
     path = write(tmp_path / "sub" / "t.json", json.dumps(document))
     (problem,) = refused(path).problems
-    assert f"{tmp_path}/x is the primary of 'a' already" in problem.message
+    assert f"{tmp_path}/x is already the primary of 'a'" in problem.message

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from sqla_shard.engine import rendering
+from sqla_shard.engine.rendering import render
+from sqla_shard.engine.rendering import statements_for
 from sqla_shard.ids import pack
-from sqla_shard.rendering import render
-from sqla_shard.scattering import union
-from sqla_shard.scattering.union import statements_for
-from sqla_shard.types.binds import Address
-from sqla_shard.types.binds import Prefix
+from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import Prefix
 from tests.unit.test_rendering import place
 from tests.unit.test_rendering import slot
 
@@ -85,7 +85,7 @@ def test_names_that_look_like_clauses_do_not_matter() -> None:
 
 def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [place(i) for i in range(10)]
-    monkeypatch.setattr(union, "MOST_BRANCHES", 4)
+    monkeypatch.setattr(rendering, "MOST_BRANCHES", 4)
     text = "SELECT a FROM __sqla_shard__.t WHERE a = %s"
     found = statements_for(text, ("3",), places, "%s")
     assert [len(values) for _, values in found] == [4, 4, 2]
@@ -94,11 +94,11 @@ def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ) == "\nUNION ALL\n".join(
         text.replace("__sqla_shard__", p.schema) for p in places
     )
-    monkeypatch.setattr(union, "MOST_CHARACTERS", 110)
+    monkeypatch.setattr(rendering, "MOST_CHARACTERS", 110)
     found = statements_for(text, ("3",), places, "%s")
     assert [len(values) for _, values in found] == [2] * 5
     # A branch that is too long by itself is still sent.
-    monkeypatch.setattr(union, "MOST_CHARACTERS", 1)
+    monkeypatch.setattr(rendering, "MOST_CHARACTERS", 1)
     assert len(statements_for(text, ("3",), places, "%s")) == 10
 
 
@@ -109,7 +109,7 @@ def test_long_values_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("x" * 400_000, b"x" * 400_000):
         found = statements_for(text, (value, "3"), places, "%s")
         assert [len(values) for _, values in found] == [4] * 5
-    monkeypatch.setattr(union, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(rendering, "MOST_CHARACTERS", 100)
     assert len(statements_for(text, ("x" * 101, 3), places, "%s")) == 10
 
 

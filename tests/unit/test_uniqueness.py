@@ -30,7 +30,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard import ObjectRef
 from sqla_shard import ShardedId
 from sqla_shard.exc import UniquePerShardWarning
-from sqla_shard.lookup import normalization
+from sqla_shard.models import normalization
 
 MEANT = {"unique_per_shard": True}
 
@@ -216,7 +216,9 @@ def test_an_id_of_another_shard_does_not_help(base: Any) -> None:
 
 
 def test_the_message_names_the_column_that_helps(base: Any) -> None:
-    with pytest.warns(UniquePerShardWarning, match="with 'user_id' in it"):
+    with pytest.warns(
+        UniquePerShardWarning, match="add 'user_id', the column"
+    ):
         object_class(base, **column(unique=True))
     with pytest.warns(UniquePerShardWarning) as caught:
         type(
@@ -225,7 +227,7 @@ def test_the_message_names_the_column_that_helps(base: Any) -> None:
             {"__tablename__": "users", **column(unique=True)},
             type_id=3,
         )
-    assert "in it the constraint" not in str(caught[0].message)
+    assert "to the constraint" not in str(caught[0].message)
 
 
 def test_what_is_added_later(base: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sqla_shard.exc import ConcurrentUseError
-from sqla_shard.session import usage as module
-from sqla_shard.session.usage import Usage
+from sqla_shard.session import connections as module
+from sqla_shard.session.connections import Usage
 
 
 def refused(usage: Usage) -> bool:

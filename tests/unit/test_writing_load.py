@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.testing._processes import free_port
-from sqla_shard.testing.documents import topology_document
-from tests.shared.load_checks import check
-from tests.shared.load_checks import Rows
-from tests.shared.load_writers import RawWriter
-from tests.shared.published import moved
-from tests.shared.published import places
-from tests.shared.published import publish_to
-from tests.shared.writing_load import Load
+from sqla_shard.testing.local_server import free_port
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.load_checks import check
+from tests.servers.load_checks import Rows
+from tests.servers.load_writers import RawWriter
+from tests.servers.published import moved
+from tests.servers.published import places
+from tests.servers.published import publish_to
+from tests.servers.writing_load import Load
 
 URL = "mysql://app:s%40cret@127.0.0.1:3306"
 

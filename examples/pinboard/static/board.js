@@ -94,7 +94,7 @@ class Board {
     this.list.append(...fresh.map((pin) => this.makeCard(pin)));
     this.next = page.next;
     if (fresh.length) announce(`${fresh.length} more pins.`);
-    // It tells of changes only: the end may still be in sight.
+    // It reports changes only: the end may still be in sight.
     this.observer.unobserve(this.moreBox);
     this.observer.observe(this.moreBox);
   }
@@ -169,7 +169,7 @@ class Board {
       const card = this.find(pin.id);
       return card ? this.fillCard(card, pin) : this.makeCard(pin);
     });
-    // Somebody may have lifted a card in the meantime.
+    // A card may have been lifted in the meantime.
     this.sorter?.cancel();
     this.list.replaceChildren(...cards);
     this.next = after;
@@ -266,7 +266,7 @@ class Board {
       return;
     }
     this.find(id)?.querySelector("[data-handle]").focus();
-    announce("Restored, where it was.");
+    announce("Restored to its place.");
   }
 
   count(change) {

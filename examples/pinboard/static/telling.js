@@ -30,7 +30,7 @@ export function toast(text, action = null) {
   }
   toasts.replaceChildren(box);
   let timer = setTimeout(() => box.remove(), SHOWN_MS);
-  // Nobody is to reach for a button that goes away.
+  // The button must not disappear while the pointer moves to it.
   box.addEventListener("pointerenter", () => clearTimeout(timer));
   box.addEventListener("focusin", () => clearTimeout(timer));
   box.addEventListener("pointerleave", () => {

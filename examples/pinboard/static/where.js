@@ -33,7 +33,7 @@ async function show(sheet, url) {
     console.warn(url, error);
   }
   if (!section) {
-    toast("The server does not tell where this lives.");
+    toast("The server did not return the location.");
     return;
   }
   const close = document.createElement("button");

@@ -1,4 +1,4 @@
-"""Models against the tables that are there, for ``alembic revision``.
+"""Comparison of models with existing tables, for ``alembic revision``.
 
 ::
 
@@ -7,18 +7,42 @@
         **comparing(Base.metadata, keyspace="objects", topology=topology),
     )
 
-``alembic revision --autogenerate`` and ``alembic check`` then see the tables
-of one keyspace.  A table that was moved to another keyspace in the models is
-left where it is and never proposed for dropping: it has rows.
+``alembic revision --autogenerate`` and ``alembic check`` then compare the
+tables of one keyspace.  A table that the models move to another keyspace is
+never dropped: it has rows.
 
-What alembic does not compare is not compared here either: primary keys,
-collations that one side does not name, row formats and other options of
-tables, checks, triggers.  Fields of blobs are no columns.
+As with alembic itself, these are not compared: primary keys, collations that
+only one side names, row formats and other table options, CHECK constraints
+and triggers.  Fields of blobs are not columns.
+
+Corrections to alembic's comparison of columns:
+
+Types, on MySQL and MariaDB: alembic compares arguments only if both types
+have the same number of them, so it finds no difference between ``DATETIME``
+and ``DATETIME(6)``, ``NUMERIC(12)`` and ``NUMERIC(10, 0)``, or ``BIGINT`` and
+``BIGINT UNSIGNED``; older versions ignore the members of enumerations, and
+all versions ignore their order.  alembic treats JSON, which is a LONGTEXT with
+a CHECK constraint on MariaDB, as equal to any LONGTEXT.
+
+Defaults: alembic compares strings, so it reports equal defaults: ``''`` and
+strings with a quote, ``true()`` and 1, ``1.5`` and ``1.50``, ``now()`` and
+``CURRENT_TIMESTAMP``.  The server rewrites other expressions; if its form
+differs from the model's, alembic reports the column every time.
+
+Hooks of the application are called after those of this package, and only for
+items that the latter do not decide: a table of another keyspace is never
+compared.  Other arguments of the application replace those of this
+package, except the ones that ``run_env()`` needs for itself.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
+from decimal import Decimal
+from decimal import InvalidOperation
 from functools import partial
 from typing import Any
 from typing import Literal
@@ -29,27 +53,183 @@ from alembic.operations.ops import CreateTableOp
 from alembic.operations.ops import MigrationScript
 from alembic.operations.ops import OpContainer
 from alembic.runtime.migration import MigrationContext
+from alembic.util import to_tuple
+from sqlalchemy import Boolean
+from sqlalchemy import ClauseElement
+from sqlalchemy import Column
 from sqlalchemy import Dialect
+from sqlalchemy import Float
+from sqlalchemy import Integer
+from sqlalchemy import literal
 from sqlalchemy import MetaData
+from sqlalchemy import Numeric
+from sqlalchemy import String
 from sqlalchemy import Table
+from sqlalchemy import text
+from sqlalchemy import TextClause
 from sqlalchemy.orm import configure_mappers
+from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import TRIGGER
 from sqla_shard.exc import ReservedNameError
+from sqla_shard.exc import SchemaOptionError
 from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.internal import PREFIX
+from sqla_shard.outbox.tables import PREFIX
 from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
-from sqla_shard.schema.revisions.differences import default_differs
-from sqla_shard.schema.revisions.differences import type_differs
-from sqla_shard.schema.revisions.plain import drop_options
-from sqla_shard.schema.revisions.plain import is_plain
-from sqla_shard.schema.revisions.plain import render_item as render_plain
-from sqla_shard.schema.revisions.portable import Listeners
-from sqla_shard.schema.revisions.portable import render_item as render_portable
+from sqla_shard.schema.revisions.types import drop_options
+from sqla_shard.schema.revisions.types import is_plain
+from sqla_shard.schema.revisions.types import Listeners
+from sqla_shard.schema.revisions.types import render_item as render_portable
+from sqla_shard.schema.revisions.types import render_plain
 from sqla_shard.topology import Topology
 
-__all__ = ["comparing"]
+__all__ = [
+    "comparing",
+    "default_differs",
+    "is_portable",
+    "merged",
+    "type_differs",
+]
+
+
+_TIMES = re.compile(r"(?:DATETIME|TIMESTAMP|TIME)(?:\((\d+)\))?$")
+_DECIMALS = re.compile(r"(?:DECIMAL|NUMERIC)(?:\((\d+)(?:, (\d+))?\))?")
+_INTEGERS = re.compile(r"\w*INT(?:EGER)?\b.*?( UNSIGNED)?(?: ZEROFILL)?$")
+_CHOICES = re.compile(r"(?:ENUM|SET)\((.*)\)")
+# Arguments that the server adds to types if they are omitted.
+_DEFAULTS = (
+    (_TIMES, ("0",)),
+    (_DECIMALS, ("10", "0")),
+    (_INTEGERS, ("",)),
+    (_CHOICES, ("",)),
+)
+
+_CHECKED = text(
+    "SELECT count(*) FROM information_schema.check_constraints "
+    "WHERE constraint_schema = DATABASE() AND table_name = :table "
+    "AND constraint_name = :column AND check_clause LIKE 'json_valid(%'"
+)
+
+
+def type_differs(
+    context: MigrationContext,
+    found: Column[Any],
+    wanted: Column[Any],
+    found_type: TypeEngine[Any],
+    wanted_type: TypeEngine[Any],
+) -> bool | None:
+    """Return whether the type of a column has changed.
+
+    This is the hook ``compare_type`` of alembic's ``configure()``.
+
+    :param found: the existing column.
+    :param wanted: the column of the model.
+    :returns: True if it has changed; None to let alembic compare them.
+    """
+    if context.dialect.name not in ("mysql", "mariadb"):
+        return None
+    process = context.dialect.type_compiler_instance.process
+    texts = process(found_type), process(wanted_type)
+    for pattern, defaults in _DEFAULTS:
+        arguments = [_arguments(pattern, one, defaults) for one in texts]
+        if None not in arguments and arguments[0] != arguments[1]:
+            return True
+    dialect: Any = context.dialect
+    # MySQL has a type JSON, and its view has other columns.
+    if dialect.is_mariadb and texts[0].startswith("LONGTEXT"):
+        return _is_json(context, found) != (texts[1] == "JSON") or None
+    return None
+
+
+def _arguments(
+    pattern: re.Pattern[str], definition: str, defaults: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    match = pattern.match(definition)
+    if match is None:
+        return None
+    pairs = zip(match.groups(), defaults, strict=True)
+    return tuple(default if one is None else one for one, default in pairs)
+
+
+def _is_json(context: MigrationContext, column: Column[Any]) -> bool:
+    # SQLAlchemy reflects only checks that have a name.
+    names = {"table": column.table.name, "column": column.name}
+    connection: Any = context.connection
+    return bool(connection.scalar(_CHECKED, names))
+
+
+_CURRENT = r"(?:now|localtime|localtimestamp|current_timestamp)(?:\((\d*)\))?"
+_NOW = re.compile(rf"{_CURRENT}( on update {_CURRENT})?", re.IGNORECASE)
+_BOOLEANS = {"true": "1", "false": "0"}
+_NUMBERS = (Boolean, Integer, Numeric, Float)
+
+
+def default_differs(dialect: Dialect, kind: Any, one: Any, other: Any) -> bool:
+    """Return whether two defaults differ that alembic reports as different.
+
+    :param kind: the type of the column.
+    :param one: ``Column.server_default`` of the model, or as reflected from
+        the server.
+    :param other: the other default.
+    """
+    texts = [
+        _text(dialect, getattr(each, "arg", None)) for each in (one, other)
+    ]
+    if None in texts:
+        return True
+    bare = [_bare(str(each)) for each in texts]
+    if bare[0] == bare[1]:
+        return False
+    forms: list[Any]
+    if isinstance(kind, _NUMBERS):
+        forms = [_number(each) for each in bare]
+    else:
+        # Without digits, MariaDB uses those of the column.
+        digits = str(getattr(kind, "fsp", None) or "")
+        forms = [_time(each, digits) for each in bare]
+    return None in forms or forms[0] != forms[1]
+
+
+def _text(dialect: Dialect, default: Any) -> str | None:
+    """Return a default as SQL; None if it has no SQL, such as a sequence."""
+    if isinstance(default, str):
+        return _quoted(dialect, default)
+    if isinstance(default, TextClause):
+        return default.text
+    if isinstance(default, ClauseElement):
+        return str(default.compile(dialect=dialect))
+    return None
+
+
+def _quoted(dialect: Dialect, value: str) -> str:
+    compiled = literal(value, String()).compile(
+        dialect=dialect, compile_kwargs={"literal_binds": True}
+    )
+    # Drivers with %s for parameters require doubled percent signs.
+    doubled = dialect.paramstyle in ("format", "pyformat")
+    return str(compiled).replace("%%", "%") if doubled else str(compiled)
+
+
+def _bare(default: str) -> str:
+    # Alembic puts parentheses around defaults of SQLite, even around ''.
+    return re.sub(r"^\((.*)\)$", r"\1", default)
+
+
+def _number(default: str) -> Decimal | None:
+    default = re.sub(r"^'(.*)'$", r"\1", default)
+    try:
+        return Decimal(_BOOLEANS.get(default.lower(), default))
+    except InvalidOperation:
+        return None
+
+
+def _time(default: str, digits: str) -> tuple[str, bool, str] | None:
+    match = _NOW.fullmatch(default)
+    if match is None:
+        return None
+    return match[1] or digits, bool(match[2]), match[3] or digits
+
 
 _VERSIONS = "alembic_version"
 
@@ -64,21 +244,22 @@ def comparing(
     """Return keyword arguments for alembic's ``context.configure()``.
 
     :param metadata: the tables of the models, of all keyspaces; None for
-        commands that do not look at them, alembic refuses the others.
-    :param keyspace: name of the keyspace that is compared.
-    :param topology: tells which keyspace a table is in that names none.
-    :param portable: whether revisions that are written on MySQL or MariaDB
-        run on SQLite too; those that are written on SQLite always run on
+        commands that do not need them; alembic refuses other commands.
+    :param keyspace: name of the keyspace to compare.
+    :param topology: determines the keyspace of tables that name no keyspace.
+    :param portable: whether revisions that are generated on MySQL or MariaDB
+        run on SQLite as well; revisions generated on SQLite always run on
         MariaDB.
-    :raises UnknownKeyspaceError: when there is no such keyspace, or that of
-        a table cannot be told.
-    :raises ReservedNameError: when a table has a name of the package.
+    :raises UnknownKeyspaceError: if there is no such keyspace, or the
+        keyspace of a table is ambiguous.
+    :raises ReservedNameError: if a table has a name that is reserved for
+        this package.
     """
     topology.keyspace(keyspace)
     tables: set[str] = set()
     if metadata is not None:
-        # Classes that are given by name are looked up here; until then the
-        # keyspace of a mapping table, and of a secondary one, is not known.
+        # This resolves classes that are given by name; otherwise the keyspaces
+        # of mapping tables and of secondary tables would be unknown.
         configure_mappers()
         tables = _tables_of(metadata, keyspace, topology)
 
@@ -130,8 +311,8 @@ def _is_reserved(name: str) -> bool:
 
 def _include_name(name: str | None, kind: str, parents: Any) -> bool:
     if kind == "schema":
-        # With include_schemas=True alembic would see all other shards of the
-        # server, and propose to drop their tables.
+        # With include_schemas=True alembic would find all other shards of the
+        # server, and drop their tables in the revision.
         return name is None
     return kind != "table" or name is None or not _is_reserved(name)
 
@@ -168,7 +349,7 @@ def _complete(
 def _complete_all(
     container: OpContainer, context: MigrationContext, everywhere: bool
 ) -> None:
-    kept = []
+    operations = []
     for operation in container.ops:
         if not everywhere and hasattr(operation, "kw"):
             drop_options(operation.kw)
@@ -179,31 +360,28 @@ def _complete_all(
         elif isinstance(operation, CreateTableOp):
             _complete_table(operation, everywhere)
         elif isinstance(operation, AlterColumnOp):
-            _forget_default(operation, context)
+            _drop_equal_default(operation, context)
             if not operation.has_changes():
                 continue
-        kept.append(operation)
-    container.ops[:] = kept
+        operations.append(operation)
+    container.ops[:] = operations
 
 
 def _complete_table(operation: CreateTableOp, everywhere: bool) -> None:
     trigger = operation.info.get(TRIGGER)
     if trigger is not None and everywhere:
         operation.kw["listeners"] = Listeners(trigger)
-    # A revision would show it, and could not be run.
-    for key in [key for key in operation.info if _is_ours(key)]:
-        del operation.info[key]
+    # The revision would contain it, and could not be executed.
+    for key in list(operation.info):
+        if isinstance(key, str) and key.startswith("sqla_shard"):
+            del operation.info[key]
 
 
-def _is_ours(key: object) -> bool:
-    return isinstance(key, str) and key.startswith("sqla_shard")
-
-
-def _forget_default(
+def _drop_equal_default(
     operation: AlterColumnOp, context: MigrationContext
 ) -> None:
-    # Not with the hook compare_server_default: alembic fails before it calls
-    # that for a table with a computed column.
+    # The hook compare_server_default cannot do it: for a table with a computed
+    # column alembic fails before it calls the hook.
     if operation.modify_server_default is not False and not default_differs(
         context.dialect,
         operation.existing_type,
@@ -211,3 +389,104 @@ def _forget_default(
         operation.modify_server_default,
     ):
         operation.modify_server_default = False
+
+
+_BY_RUN_ENV = (
+    "run_env() opens the connections, from the topology; leave it out"
+)
+_BY_COMMAND = "the command of alembic sets it; leave it out"
+_REFUSED = {
+    "connection": _BY_RUN_ENV,
+    "url": _BY_RUN_ENV,
+    "dialect_name": _BY_RUN_ENV,
+    "fn": _BY_COMMAND,
+    "as_sql": _BY_COMMAND,
+    "target_metadata": "pass the tables as run_env(context, metadata)",
+    "version_table_schema": "each virtual shard has its own version table, in "
+    "its own database; leave it out",
+    "sqla_shard": "run_env() sets the shard; leave it out",
+}
+_PORTABLE = {"true": True, "false": False}
+
+
+def is_portable(text: str | None, section: str) -> bool:
+    """Return the option ``portable`` of a section of alembic.ini.
+
+    :param text: the value of the option, or None.
+    :raises SchemaOptionError: if it is neither true nor false.
+    """
+    if text is None:
+        return False
+    if text not in _PORTABLE:
+        raise SchemaOptionError(
+            f"write portable = true or portable = false below [{section}] "
+            "of alembic.ini",
+            option="portable",
+            value=text,
+        )
+    return _PORTABLE[text]
+
+
+def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Any:
+    """Return keyword arguments for ``context.configure()``.
+
+    :param ours: the result of :func:`~sqla_shard.schema.comparing`.
+    :param theirs: arguments of the application.
+    :raises SchemaOptionError: for an argument that ``run_env()`` or alembic
+        sets.
+    """
+    for name, remedy in _REFUSED.items():
+        if name in theirs:
+            # Do not show the value: a URL may contain a password.
+            kind = type(theirs[name]).__name__
+            raise SchemaOptionError(remedy, option=name, value=f"<{kind}>")
+    found = {**ours, **theirs}
+    for name, chain in _CHAINS.items():
+        hooks = [of[name] for of in (ours, theirs) if of.get(name)]
+        if len(hooks) == 2:
+            found[name] = chain(*hooks)
+        elif hooks:
+            # The application can pass None for a hook.
+            (found[name],) = hooks
+    found["on_version_apply"] = to_tuple(
+        theirs.get("on_version_apply"), default=()
+    )
+    return found
+
+
+_Hook = Callable[..., Any]
+
+
+def _and_hook(first: _Hook, second: _Hook) -> _Hook:
+    """Return a hook that includes an item if both hooks include it."""
+
+    def include(*arguments: Any) -> bool:
+        return bool(first(*arguments) and second(*arguments))
+
+    return include
+
+
+def _or_hook(first: _Hook, second: _Hook) -> _Hook:
+    """Return a hook that calls the second if the first returns False."""
+
+    def render(*arguments: Any) -> Any:
+        found = first(*arguments)
+        return second(*arguments) if found is False else found
+
+    return render
+
+
+def _one_by_one(first: _Hook, second: _Hook) -> _Hook:
+    def process(*arguments: Any) -> None:
+        first(*arguments)
+        second(*arguments)
+
+    return process
+
+
+_CHAINS: dict[str, Callable[[_Hook, _Hook], _Hook]] = {
+    "include_name": _and_hook,
+    "include_object": _and_hook,
+    "render_item": _or_hook,
+    "process_revision_directives": _one_by_one,
+}

@@ -1,5 +1,5 @@
-# Revisions of every virtual shard of a topology.  Each keyspace has revisions
-# of its own, and a section of this file: alembic --name SECTION ...
+# Revisions for all virtual shards of a topology.  Each keyspace has its own
+# revisions, and its own section in this file: alembic --name SECTION ...
 
 [alembic]
 script_location = ${script_location}
@@ -10,8 +10,8 @@ keyspace = objects
 # Plain revisions for MySQL or MariaDB; with true they run on SQLite as well.
 # portable = true
 
-# Alembic itself would say a line for each revision of each virtual shard;
-# what runs where is shown in another way.
+# Alembic would log a line for each revision of each virtual shard; run_env()
+# displays the progress instead.
 
 [loggers]
 keys = root,alembic

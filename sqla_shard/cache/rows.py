@@ -1,0 +1,508 @@
+"""Row caches of classes: the common base of object and list caches."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import threading
+import weakref
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from typing import Generic
+from typing import TypeAlias
+from typing import TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.pool import NullPool
+
+from sqla_shard.cache.columns import Columns
+from sqla_shard.cache.columns import dump
+from sqla_shard.cache.columns import place_of
+from sqla_shard.cache.columns import RowChecks
+from sqla_shard.cache.protocol import discard
+from sqla_shard.cache.protocol import read_through
+from sqla_shard.cache.protocol import Source
+from sqla_shard.cache.protocol import Tally
+from sqla_shard.cache.regions import Region
+from sqla_shard.cache.stores import sleep_of
+from sqla_shard.cache.stores import Store
+from sqla_shard.cache.stores import store_of
+from sqla_shard.engine import Places
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ConcurrentUseError
+from sqla_shard.routing import spec_of
+from sqla_shard.session import ShardSession
+from sqla_shard.session.get import INCLUDE_INACTIVE
+from sqla_shard.session.row_cache import ANSWERS
+from sqla_shard.session.row_cache import CacheMismatch
+from sqla_shard.session.session import separate_session
+from sqla_shard.util import sqlalchemy_private as private
+
+__all__ = [
+    "OPTIONS",
+    "ROWS",
+    "Part",
+    "PartSource",
+    "RowCache",
+    "cached_rows_place",
+    "generation_of",
+    "split_by_reader",
+]
+
+
+# -- Generations of servers.
+#
+# Each value begins with the digest of :func:`generation_of`, which changes
+# with a failover: the new primary may lack the last commits of the old one,
+# whose rows are cached.  A reader removes a value with another digest, and
+# reads the database.
+
+
+#: Maximum number of digests of one topology that are stored in
+#: :class:`Places`.
+_MOST = 8192
+
+
+def generation_of(places: Places, place: Place) -> str:
+    """Return the digest of the generation of the server of a virtual shard.
+
+    It is the same in every process, thread and event loop with the same
+    topology, even with another user, password or driver.
+
+    :param places: the shard locations of a topology.
+    :param place: the location of the shard.
+    :returns: 12 letters, digits, ``-`` and ``_``.
+    """
+    # This is called for each row that is read: avoid other calls here.
+    found = places.generations.get((place.keyspace, place.shard_id))
+    if found is not None:
+        return found
+    known = places.generations
+    if len(known) >= _MOST:
+        known.clear()
+    return known.setdefault(place.address, _new_generation(places, place))
+
+
+def _new_generation(places: Places, place: Place) -> str:
+    keyspace = places.topology.keyspace(place.keyspace)
+    server = keyspace.server_for(place.shard_id)
+    # Do not use the schema of statements: its quotes differ between drivers.
+    database = keyspace.database_for(place.shard_id)
+    if server.generation is not None:
+        return _digest(
+            "number",
+            keyspace.name,
+            server.name,
+            str(server.generation),
+            database,
+        )
+    url = place.engine.url
+    if url.host is None:
+        # SQLite: each database is a file.
+        return _digest("file", str(url.database), database)
+    return _digest(
+        "address", url.host.lower(), str(url.port or 3306), database
+    )
+
+
+def _digest(*parts: str) -> str:
+    # NUL separates the parts: no part contains it.
+    data = "\0".join(parts).encode()
+    digest = hashlib.blake2b(data, digest_size=9).digest()
+    return urlsafe_b64encode(digest).decode("ascii")
+
+
+# -- Cached rows, loaded by the ORM as if a server had returned them.
+#
+# The engine has no server: SQLAlchemy compiles the SELECT and loads the rows
+# as usual, with types, the identity map, pending changes and events.  Instead
+# of sending the statement, the engine returns the cached rows.
+#
+# Listeners of the classes Engine and Pool are not called: they are meant for
+# connections to servers.
+
+
+#: Execution option: the statement, and the rows to return for it, in the order
+#: of its columns.
+ROWS = "sqla_shard_cached_rows"
+
+
+Answer: TypeAlias = tuple[Any, Sequence[Sequence[Any]]]
+
+
+class _Cursor:
+    """A cursor without a driver: no rows are fetched from it."""
+
+    description = None
+    rowcount = -1
+    lastrowid = None
+    arraysize = 1
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Connection:
+    """A connection without a driver: it sends nothing."""
+
+    def cursor(self, *arguments: Any, **options: Any) -> _Cursor:
+        return _Cursor()
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    rollback = close = terminate = commit
+
+
+#: Classes that have no listeners; SQLAlchemy registers listeners by class.
+_NO_LISTENERS: tuple[type[Any], ...] = tuple(
+    type("NoListeners", (), {}) for _ in range(3)
+)
+
+_lock = threading.Lock()
+_engines: dict[Any, Engine] = {}
+_places: weakref.WeakKeyDictionary[Engine, Place] = weakref.WeakKeyDictionary()
+
+
+def cached_rows_place(place: Place) -> Place:
+    """Return a location whose engine returns :data:`ROWS`.
+
+    :param place: the location of rows of the same driver, whose dialect
+        processes their values.
+    """
+    engine = place.engine
+    found = _places.get(engine)
+    if found is None:
+        found = _places[engine] = Place(
+            keyspace="cache",
+            shard_id=0,
+            server="cache",
+            schema="cache",
+            engine=_engine_for(engine.dialect),
+            backend=place.backend,
+        )
+    return found
+
+
+def _engine_for(real: Dialect) -> Engine:
+    # Share engines of dialects that process values in the same way: a thousand
+    # SQLite files have a thousand dialects, and a session would have a
+    # connection for each.
+    kind = (
+        type(real),
+        real.is_async,
+        *private.json_functions(real),
+    )
+    with _lock:
+        found = _engines.get(kind)
+        if found is None:
+            found = _engines[kind] = _new_engine(real)
+        return found
+
+
+def _new_engine(real: Dialect) -> Engine:
+    dialect = copy.copy(real)
+    pool = NullPool(_Connection, dialect=dialect)  # type: ignore[arg-type]  # has the methods that are used
+    engine = Engine(pool, dialect, URL.create("cache"))
+    # Give it its own events: the copied dialect shares the events of the real
+    # engine, and listeners of all engines would send or count statements.
+    targets = (dialect, pool, engine)
+    for target, cls in zip(targets, _NO_LISTENERS, strict=True):
+        events = private.dispatch_for(target, cls)
+        target.__dict__["dispatch"] = events
+    setattr(engine, ANSWERS, True)
+    event.listen(engine, "do_execute", _answer)
+    return engine
+
+
+def _answer(
+    cursor: Any, statement: str, parameters: Any, context: Any
+) -> bool:
+    answer: Answer = context.execution_options[ROWS]
+    expected, rows = answer
+    if context.invoked_statement is not expected:
+        raise CacheMismatch
+    names = [
+        entry.keyname for entry in private.result_columns(context.compiled)
+    ]
+    context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
+        cursor, [(name,) + (None,) * 6 for name in names], rows
+    )
+    return True
+
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+_log = logging.getLogger(__name__)
+
+#: Execution options of reads for the cache: all rows, and no flush.
+OPTIONS = {INCLUDE_INACTIVE: True, "autoflush": False}
+
+
+class RowCache:
+    """The cached rows of one class.
+
+    :param columns: the columns of the class.
+    :param region: the region of its values.
+    :param tally: the counters of the class.
+    :param prefix: the prefix of all keys.
+    :ivar is_on: whether reads use the cache.
+    :ivar head: the prefix of the keys of the class.
+    """
+
+    def __init__(
+        self, columns: Columns, region: Region, tally: Tally, prefix: str
+    ) -> None:
+        self.columns = columns
+        self.region = region
+        self.tally = tally
+        self.is_on = True
+        self.head = f"{prefix}:{columns.table.name}:"
+        self._has_warned = False
+
+    def place(self, session: ShardSession, row_id: int) -> Place:
+        """Return the shard location of a row.
+
+        :param row_id: the id that names its shard.
+        :raises WrongTypeError: if it is the id of another class.
+        """
+        return place_of(session, self.columns.table, self.columns.name, row_id)
+
+    def read(
+        self, session: ShardSession, places: Mapping[int, Place]
+    ) -> Mapping[int, Any]:
+        """Return objects or lists, by the ids of objects or sources."""
+        raise NotImplementedError
+
+    def keys_of_write(
+        self, place: Place, row_id: int | None
+    ) -> Iterable[tuple[str, str]]:
+        """Return the regions and keys that a write of a row invalidates.
+
+        :param row_id: the id that names the shard; None for an inserted
+            object, whose id is unknown.
+        """
+        raise NotImplementedError
+
+    def store(self, session: ShardSession) -> Store:
+        """Return the store; with an asyncio session its calls are awaited."""
+        return store_of(self.region.store, session)
+
+    def read_keys(
+        self,
+        session: ShardSession,
+        keys: Iterable[str],
+        source: Source[T],
+        part: Part[Any],
+    ) -> dict[str, T]:
+        """Read keys through the store; see :func:`~.protocol.read_through`.
+
+        :param part: the part of the read that the source loads.
+        """
+        return read_through(
+            self.store(session),
+            list(keys),
+            source,
+            self.region.times,
+            leases=part.leases,
+            still=part.is_fresh,
+            tally=self.tally,
+            sleep=sleep_of(session),
+        )
+
+    def tag(self, session: ShardSession, place: Place) -> bytes:
+        """Return the first bytes of a readable value.
+
+        They are the digest of the columns, and the generation of the server.
+        """
+        generation = generation_of(session.places, place)
+        return f"{self.columns.digest}:{generation}:".encode("ascii")
+
+    def tags(
+        self, session: ShardSession, places: Mapping[K, Place]
+    ) -> dict[K, bytes]:
+        """Return the :meth:`tag` of each location, by key."""
+        known: dict[Place, bytes] = {}
+        tags = {}
+        for key, place in places.items():
+            tag = known.get(place)
+            if tag is None:
+                tag = known[place] = self.tag(session, place)
+            tags[key] = tag
+        return tags
+
+    def row_checks(self, place: Place) -> RowChecks:
+        """Return the checks of rows, for the server of a location."""
+        return self.columns.row_checks(place.engine.dialect)
+
+    def encode_rows(
+        self, place: Place, rows: Sequence[Any], value: Any
+    ) -> bytes | None:
+        """Return an encoded value; None if it cannot be cached.
+
+        :param place: location of the rows.
+        :param rows: the rows in the value.
+        """
+        try:
+            # A reader would remove a value that fails the checks.
+            if not all(map(self.row_checks(place).accepts, rows)):
+                raise TypeError("a column has a value of an unexpected type")
+            return dump(value)
+        except (TypeError, ValueError) as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "a row of %s cannot be cached; further ones are not "
+                    "logged: %s",
+                    self.columns.name,
+                    error,
+                    extra={"action": "cache", "class": self.columns.name},
+                )
+            return None
+
+    def load_objects(
+        self,
+        session: ShardSession,
+        place: Place,
+        rows: Mapping[str, Sequence[Sequence[Any]]],
+    ) -> dict[str, list[Any]]:
+        """Return objects of the session, in the order of their rows.
+
+        A value whose rows cannot be loaded is removed, and not returned.  If
+        a listener has raised the error, it will raise again for the row from
+        the database.
+
+        :param place: location of any of the rows.
+        :param rows: the rows, by the keys of their values.
+        :raises CacheMismatch: if a listener has changed the statement.
+        """
+        every = [row for group in rows.values() for row in group]
+        try:
+            objects = iter(self._instances(session, place, every))
+        except (ConcurrentUseError, CacheMismatch):
+            raise
+        except Exception as error:
+            if len(rows) == 1:
+                discard(self.store(session), rows.keys())
+                self.tally.add(unreadable=1)
+                self.tally.log(error)
+                return {}
+            # One of several values has failed: load each value separately.
+            found: dict[str, list[Any]] = {}
+            for key, group in rows.items():
+                found.update(self.load_objects(session, place, {key: group}))
+            return found
+        return {
+            key: [next(objects) for _ in group] for key, group in rows.items()
+        }
+
+    def _instances(
+        self,
+        session: ShardSession,
+        place: Place,
+        rows: Sequence[Sequence[Any]],
+    ) -> list[Any]:
+        found = session.scalars(
+            self.columns.select,
+            bind_arguments={"place": cached_rows_place(place)},
+            execution_options={**OPTIONS, ROWS: (self.columns.select, rows)},
+        )
+        objects = list(found)
+        check = spec_of(self.columns.table).check
+        if check is not None:
+            try:
+                for one in objects:
+                    check(one)
+            except Exception:
+                # Expire them; otherwise the session would return them without
+                # reading the rows.
+                for one in objects:
+                    session.expire(one)
+                raise
+        return objects
+
+
+@dataclass(frozen=True)
+class Part(Generic[K]):
+    """The rows of a read that one transaction reads.
+
+    :ivar places: the shard locations, by key.
+    :ivar session: the session of the caller.
+    :ivar is_separate: whether another session reads the rows.
+    :ivar leases: whether the rows may be cached.
+    """
+
+    places: Mapping[K, Place]
+    session: ShardSession
+    is_separate: bool
+    leases: bool
+
+    @contextmanager
+    def reader(self) -> Iterator[ShardSession]:
+        """Yield the session that reads; a separate one has a new snapshot."""
+        if not self.is_separate:
+            yield self.session
+            return
+        with separate_session(self.session) as session:
+            yield session
+
+    def is_fresh(self) -> bool:
+        """Return whether the next read sees the latest commits."""
+        if self.is_separate:
+            return True
+        return all(map(self.session.reads_latest, self.places.values()))
+
+
+def split_by_reader(
+    session: ShardSession, places: Mapping[K, Place]
+) -> Iterator[Part[K]]:
+    """Split a read into parts, by the transaction that reads the rows.
+
+    A value must be read after its lease was taken.  A transaction that has
+    read on a server has a snapshot of that time, and takes no leases, unless
+    it is READ COMMITTED.  If the transaction has not begun on a server, a
+    separate session reads the missing rows.
+    """
+    found: dict[tuple[bool, bool], dict[K, Place]] = {}
+    ways: dict[Engine, tuple[bool, bool]] = {}
+    for key, place in places.items():
+        way = ways.get(place.engine)
+        if way is None:
+            is_separate = not session.is_connected(place)
+            leases = is_separate or session.reads_latest(place)
+            way = ways[place.engine] = is_separate, leases
+        found.setdefault(way, {})[key] = place
+    for (is_separate, leases), part in found.items():
+        yield Part(part, session, is_separate, leases)
+
+
+C = TypeVar("C", bound=RowCache)
+
+
+class PartSource(Generic[C]):
+    """The rows of a part; subclasses are a :class:`~.protocol.Source`.
+
+    :param cache: the cache of the rows.
+    :param part: the part of a read.
+    :ivar ids: the ids of objects or lists, by their keys.
+    """
+
+    def __init__(self, cache: C, part: Part[int]) -> None:
+        self._cache = cache
+        self._part = part
+        self._places = places = part.places
+        head = cache.head
+        self.ids = {f"{head}{row_id}": row_id for row_id in places}
+        self._tags = cache.tags(part.session, places)

@@ -1,0 +1,388 @@
+"""Stores of a cache: the interface that the protocol uses, and checks.
+
+An item is a *value*, a *lease* or a *tombstone*.  The first reader of a
+missing item gets a lease: the permission to fill a value, which ends when the
+item is changed.  A tombstone replaces the item and blocks leases.  It has the
+tokens of all transactions that have put it, and ends when the last of them has
+removed its token: each writer is protected until the end of its COMMIT.
+
+A store does not raise an error if a node does not respond: it returns the
+keys for which an operation failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from functools import lru_cache
+from functools import partial
+from time import monotonic
+from typing import Any
+from typing import NamedTuple
+from typing import Protocol
+from typing import TypeVar
+
+from sqlalchemy.util import await_only
+from sqlalchemy.util import greenlet_spawn
+
+from sqla_shard import exc
+from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.session import ShardSession
+
+__all__ = [
+    "LONGEST",
+    "Breaker",
+    "Found",
+    "State",
+    "Store",
+    "awaited",
+    "check_lease",
+    "check_seconds",
+    "check_size",
+    "check_tombstone",
+    "check_wait",
+    "sleep_of",
+    "split",
+    "store_of",
+    "to_its_end",
+]
+
+
+LONGEST = 60 * 60 * 24 * 30
+"""Maximum seconds of a lifetime: memcached reads larger numbers as dates."""
+
+
+class State(Enum):
+    """The state of a key in a store."""
+
+    VALUE = "a value"
+    LEASED = "missing; the caller has the lease"
+    BUSY = "missing; another caller has the lease"
+    BLOCKED = "missing; a tombstone, or a node that was just started"
+    LOST = "unknown: its node does not respond"
+
+
+class Found(NamedTuple):
+    """The result of a fetch for one key.
+
+    :ivar state: the state of the key.
+    :ivar value: the value; empty if there is none.
+    :ivar lease: the argument of :meth:`Store.fill`; None unless the caller has
+        the lease.
+    """
+
+    state: State
+    value: bytes = b""
+    lease: Any = None
+
+
+class Store(Protocol):
+    """A store of items, on any number of nodes.
+
+    Keys are up to 250 ASCII characters without spaces and control characters;
+    all methods raise :exc:`~sqla_shard.exc.CacheKeyError` for invalid keys.
+
+    :ivar longest: maximum lifetime of a tombstone in seconds.
+    """
+
+    longest: int
+
+    def fetch(self, keys: Sequence[str], lease: int) -> dict[str, Found]:
+        """Return the state of each key, with leases for missing ones.
+
+        :param lease: seconds after which an unused lease ends; 0 for no
+            leases: missing keys are BLOCKED.
+        """
+        ...
+
+    def fill(
+        self, values: Mapping[str, tuple[Any, bytes]], expire: int
+    ) -> set[str]:
+        """Replace leases by values.
+
+        :param values: the lease and the value, by key.
+        :param expire: seconds after which the values expire.
+        :returns: the keys whose leases were still valid, and whose values
+            are not too large.
+        """
+        ...
+
+    def block(
+        self, keys: Collection[str], token: bytes, expire: int
+    ) -> set[str]:
+        """Replace items by tombstones.
+
+        :param token: the token of the transaction.
+        :param expire: seconds after which the tombstones expire.
+        :returns: the keys for which this failed.
+        """
+        ...
+
+    def take(
+        self, keys: Collection[str], token: bytes, expire: int
+    ) -> dict[str, tuple[Any, bytes]]:
+        """Replace values by tombstones, and return them.
+
+        :returns: for each key whose value was replaced, a lease for
+            :meth:`fill`, which is valid until the tombstone is changed, and
+            the value.  A store that does not support such leases does nothing
+            and returns an empty dictionary.
+        """
+        ...
+
+    def unblock(self, keys: Collection[str], token: bytes) -> set[str]:
+        """Remove items, except tombstones with other tokens.
+
+        :returns: the keys for which this failed.
+        """
+        ...
+
+
+T = TypeVar("T")
+
+
+def check_seconds(option: str, seconds: int, most: int = LONGEST) -> int:
+    """Return a time in seconds.
+
+    :raises sqla_shard.exc.CacheOptionError: if it is not an integer, or too
+        long.
+    """
+    # An item with 0 seconds would never expire.
+    if type(seconds) is not int or not 1 <= seconds <= most:
+        raise exc.CacheOptionError(
+            f"must be an integer, 1 to {most:,} seconds",
+            option=option,
+            value=seconds,
+        )
+    return seconds
+
+
+def check_wait(option: str, seconds: float) -> None:
+    """Check seconds to wait, which may have a fraction.
+
+    :raises sqla_shard.exc.CacheOptionError: if it is not valid.
+    """
+    if type(seconds) not in (int, float) or not 0 < seconds < LONGEST:
+        raise exc.CacheOptionError(
+            f"must be seconds, above 0 and below {LONGEST:,}",
+            option=option,
+            value=seconds,
+        )
+
+
+def check_size(option: str, size: int) -> None:
+    """Check the number of items or bytes.
+
+    :raises sqla_shard.exc.CacheOptionError: if it is not an integer, 1 or
+        more.
+    """
+    if type(size) is not int or size < 1:
+        raise exc.CacheOptionError(
+            "must be an integer, 1 or more", option=option, value=size
+        )
+
+
+def check_lease(seconds: int) -> None:
+    """Check the seconds of a lease, which may be 0.
+
+    :raises sqla_shard.exc.CacheOptionError: if it is negative, or too long.
+    """
+    if type(seconds) is not int or seconds != 0:
+        check_seconds("lease", seconds)
+
+
+def check_tombstone(token: bytes, expire: int, longest: int) -> None:
+    """Check the token and the seconds of a tombstone.
+
+    :raises sqla_shard.exc.CacheOptionError: if one is not valid.
+    """
+    check_seconds("expire", expire, longest)
+    if type(token) is not bytes or len(token) != TOKEN_BYTES:
+        raise exc.CacheOptionError(
+            f"must be {TOKEN_BYTES} bytes", option="token", value=token
+        )
+
+
+def split(
+    items: Iterable[T], size_of: Callable[[T], int], most: int, largest: int
+) -> Iterator[list[T]]:
+    """Split items into batches, for one request each.
+
+    :param size_of: returns the size of an item in bytes.
+    :param most: maximum number of items of a batch.
+    :param largest: maximum size in bytes of a batch of several items.
+    """
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if batch and (len(batch) == most or total + size > largest):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
+
+
+class Breaker:
+    """Skips a node for a number of seconds after a failure.
+
+    After that time one caller at a time tries the node again.
+
+    :param log: the logger for failures.
+    :param kind: the kind of the node, for messages.
+    :param name: the name of the node.
+    :param retry: seconds after which a failed node is tried again.
+    :ivar failures: the number of failures: no response, or a malformed one.
+    """
+
+    def __init__(
+        self, log: logging.Logger, kind: str, name: str, retry: float
+    ) -> None:
+        self.failures = 0
+        self._log = log
+        self._kind = kind
+        self._name = name
+        self._retry = retry
+        self._skipped_until = 0.0
+
+    def may_try(self) -> bool:
+        """Return whether to use the node now."""
+        if not self._skipped_until:
+            return True
+        now = monotonic()
+        if now < self._skipped_until:
+            return False
+        # Other callers skip the node until the outcome of this attempt.
+        self._skipped_until = now + self._retry
+        return True
+
+    def record_success(self) -> None:
+        """Record that the node has responded: use it."""
+        self._skipped_until = 0.0
+
+    def record_failure(self, error: Exception) -> None:
+        """Record an error of the node: skip it."""
+        self.failures += 1
+        self._skipped_until = monotonic() + self._retry
+        self._log.warning(
+            "%s at %s does not respond, and is skipped for %g s: %s",
+            self._kind,
+            self._name,
+            self._retry,
+            str(error) or type(error).__name__,
+            extra={"action": "cache", "server": self._name},
+        )
+
+
+_MOST_THREADS = 32
+
+
+class _Awaited:
+    """A store for an event loop: each call is awaited."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.longest = store.longest
+
+    def fetch(self, keys: Sequence[str], lease: int) -> dict[str, Found]:
+        return _await(self._store.fetch, keys, lease)
+
+    def fill(
+        self, values: Mapping[str, tuple[Any, bytes]], expire: int
+    ) -> set[str]:
+        return _await(self._store.fill, values, expire)
+
+    def block(
+        self, keys: Collection[str], token: bytes, expire: int
+    ) -> set[str]:
+        return _await(self._store.block, keys, token, expire)
+
+    def take(
+        self, keys: Collection[str], token: bytes, expire: int
+    ) -> dict[str, tuple[Any, bytes]]:
+        return _await(self._store.take, keys, token, expire)
+
+    def unblock(self, keys: Collection[str], token: bytes) -> set[str]:
+        return _await(self._store.unblock, keys, token)
+
+
+def _await(function: Callable[..., T], *arguments: Any) -> T:
+    work = partial(function, *arguments)
+    loop = asyncio.get_running_loop()
+    result: T = await_only(loop.run_in_executor(_threads(os.getpid()), work))
+    return result
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    # A forked process has none of the threads of its parent.
+    return ThreadPoolExecutor(_MOST_THREADS, "sqla_shard-cache")
+
+
+def awaited(session: ShardSession, function: Callable[[], T]) -> T:
+    """Call a function; with an asyncio session, in a thread."""
+    if session.places.engines.asynchronous:
+        return _await(function)
+    return function()
+
+
+def to_its_end(
+    session: ShardSession, work: Callable[[], object]
+) -> asyncio.CancelledError | None:
+    """Call a function to its end, even if the task is cancelled meanwhile.
+
+    :param work: the function; it may use the session, which nothing else uses.
+    :returns: the cancellation, for the caller to raise later; None if the
+        task was not cancelled.
+    """
+    if session.places.engines.asynchronous:
+        cancelled: asyncio.CancelledError | None = await_only(
+            _to_its_end(work)
+        )
+        return cancelled
+    work()
+    return None
+
+
+async def _to_its_end(
+    work: Callable[[], object],
+) -> asyncio.CancelledError | None:
+    cancelled = None
+    task = asyncio.ensure_future(greenlet_spawn(work))
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    # The event loop cancels all tasks when it ends.
+    if not task.cancelled():
+        task.result()
+    return cancelled
+
+
+def store_of(store: Store, session: ShardSession) -> Store:
+    """Return the store; with an asyncio session its calls are awaited."""
+    return _Awaited(store) if session.places.engines.asynchronous else store
+
+
+def sleep_of(session: ShardSession) -> Callable[[float], Any]:
+    """Return a function that waits for a number of seconds, in a session."""
+    if session.places.engines.asynchronous:
+        return _sleep
+    return threading.Event().wait
+
+
+def _sleep(seconds: float) -> None:
+    await_only(asyncio.sleep(seconds))

@@ -1,0 +1,259 @@
+"""``sqla-shard topology watch`` and ``agent``, which run until terminated.
+
+An agent is for machines with many processes: it opens one ZooKeeper session
+and writes a file, which the processes follow with ``Cluster.from_file()``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+from datetime import datetime
+from datetime import timezone
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import one_line
+from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.exc import ShardError
+from sqla_shard.topology import diff
+from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import Follower
+from sqla_shard.topology.follow import Snapshot
+from sqla_shard.topology.follow import source_at
+from sqla_shard.topology.follow import SourceReport
+from sqla_shard.util.jitter import jittered
+
+__all__ = ["agent_command", "watch_command"]
+
+_log = logging.getLogger("sqla_shard.agent")
+
+#: Seconds between two checks of the state of the source.
+_CHECK_INTERVAL = 0.25
+#: Seconds before an agent without a topology retries: minimum and maximum.
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+
+
+@click.command(
+    "watch",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology watch",
+        "sqla-shard topology watch --json --count 1",
+    ),
+)
+@click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Exit after N changes.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON document per line.",
+)
+@pass_settings
+def watch_command(
+    settings: Settings, count: int | None, as_json: bool
+) -> None:
+    """Print each change of the topology when it happens.
+
+    Also print when the source becomes unavailable or contains a topology
+    that cannot be used, and when it recovers.  Exit with Ctrl-C.
+    """
+    # The output includes the errors that the follower logs.
+    logging.getLogger("sqla_shard").addHandler(logging.NullHandler())
+    follower = Follower(
+        source_at(
+            settings.location,
+            placeholders=settings.placeholders,
+            environ=settings.blank,
+        )
+    )
+    changes: queue.SimpleQueue[tuple[Topology, Topology]] = queue.SimpleQueue()
+    follower.add_callback(lambda old, new: changes.put((old, new)))
+    try:
+        follower.begin()
+        follower.start()
+        _watch(follower, changes, count, as_json)
+    finally:
+        follower.close()
+
+
+def _watch(
+    follower: Follower,
+    changes: queue.SimpleQueue[tuple[Topology, Topology]],
+    count: int | None,
+    as_json: bool,
+) -> None:
+    seen: tuple[str, str | None] = ("current", None)
+    _print_event("begin", follower.report(), as_json)
+    while count is None or count > 0:
+        try:
+            old, new = changes.get(timeout=_CHECK_INTERVAL)
+        except queue.Empty:
+            report = follower.report()
+            stale = report.state == "stale"
+            now = (report.state, report.last_error if stale else None)
+            if now != seen:
+                seen = now
+                event = report.state if stale else "confirmed"
+                _print_event(event, report, as_json)
+            continue
+        if count is not None:
+            count -= 1
+        _print_event("changed", follower.report(), as_json, (old, new))
+
+
+def _print_event(
+    event: str,
+    report: SourceReport,
+    as_json: bool,
+    change: tuple[Topology, Topology] | None = None,
+) -> None:
+    """Print an event, and flush it for readers of a pipe."""
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    epoch = report.epoch if change is None else change[1].epoch
+    error = report.last_error if event == "stale" else None
+    if as_json:
+        document: dict[str, Any] = {
+            "time": now,
+            "event": event,
+            "source": report.source,
+            "epoch": epoch,
+            "error": error,
+            "diff": None if change is None else diff(*change).as_dict(),
+        }
+        echo(json.dumps(document))
+    else:
+        line = f"{now} {event}: epoch {epoch} of {report.source}"
+        if error is not None:
+            line = f"{line}: {' '.join(error.split())}"
+        if change is not None:
+            line = f"{line}\n{diff(*change)}".replace("\n", "\n  ")
+        echo(line)
+    sys.stdout.flush()
+
+
+def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    try:
+        mode = int(value, 8)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is not an octal number such as 0640"
+        ) from None
+    if mode & ~0o777 or mode & 0o022 or not mode & 0o400:
+        raise click.BadParameter(
+            f"{value!r} must permit reading by the owner, and no writing by "
+            "other users, who could redirect processes and their passwords to "
+            "another server"
+        )
+    return mode
+
+
+@click.command(
+    "agent",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology agent --out "
+        "/run/sqla-shard/topology.json",
+    ),
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; its name must end in .json.",
+)
+@click.option(
+    "--mode",
+    metavar="MODE",
+    default="0640",
+    show_default=True,
+    callback=_mode,
+    help="Permissions of the file, in octal.",
+)
+@click.option(
+    "--reread",
+    metavar="S",
+    default=60.0,
+    show_default=True,
+    type=FiniteRange(least=0.1),
+    help="Seconds between two reads of ZooKeeper without a notification.",
+)
+@pass_settings
+def agent_command(
+    settings: Settings, out: Path, mode: int, reread: float
+) -> None:
+    """Copy the topology in ZooKeeper to a file, and keep it up to date.
+
+    The processes of the machine follow the file.  It is replaced atomically
+    when a newer valid topology is published, and left unchanged while
+    ZooKeeper is unavailable.  If the file does not exist yet, the agent
+    retries until ZooKeeper responds.  It prints READY when the file exists,
+    logs to standard error, and exits with status 0 on SIGTERM and Ctrl-C.
+    """
+    location = settings.zookeeper()
+    snapshot = Snapshot(
+        out,
+        mode=mode,
+        placeholders=settings.placeholders,
+        environ=settings.blank,
+    )
+    with log_to_stderr(), End() as end:
+        follower = _open_follower(settings, location, snapshot, reread, end)
+        if follower is None:
+            return
+        try:
+            if not out.exists():
+                # Writing the first topology failed.
+                raise click.ClickException(
+                    follower.report().last_error or f"{out} not found"
+                )
+            follower.start()
+            echo(f"READY epoch {follower.epoch} in {out}")
+            sys.stdout.flush()
+            end.wait()
+        finally:
+            follower.close()
+
+
+def _open_follower(
+    settings: Settings,
+    location: str,
+    snapshot: Snapshot,
+    reread: float,
+    end: End,
+) -> Follower | None:
+    """Return a follower with a topology, or None if terminated before."""
+    pause = _FIRST_PAUSE
+    source = source_at(
+        location,
+        placeholders=settings.placeholders,
+        environ=settings.blank,
+    )
+    follower = Follower(source, snapshot=snapshot, reread=reread)
+    while not end.wait(0):
+        try:
+            follower.begin()
+        except ShardError as error:
+            _log.warning("no topology available yet: %s", one_line(error))
+        else:
+            return follower
+        # Machines that start at the same time must not retry at the same time.
+        end.wait(jittered(min(pause, reread), 0.2))
+        pause = min(pause * 2, _LONGEST_PAUSE)
+    follower.close()
+    return None

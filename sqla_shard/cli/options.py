@@ -1,0 +1,217 @@
+"""Global options, and parameter types that several commands use.
+
+Only commands that connect to a server need the values of ``${NAME}`` in its
+URL.  All other commands load the topology with empty strings for these,
+so that they work on machines without the passwords.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from typing import Concatenate
+from typing import ParamSpec
+from typing import TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.topology.follow import load_location
+from sqla_shard.util.masking import masked
+
+__all__ = [
+    "DEFAULT_FILE",
+    "LOCATION",
+    "VARIABLE",
+    "FiniteRange",
+    "Settings",
+    "number",
+    "pass_settings",
+]
+
+DEFAULT_FILE = "topology.toml"
+"""Name of the topology file in the current directory, the default."""
+
+VARIABLE = "SQLA_SHARD_TOPOLOGY"
+"""Environment variable with the path or URL of the topology."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Longer numbers are not ids, and int() raises ValueError for them.
+_NUMBER = re.compile(r"[0-9]{1,100}|0[xX][0-9a-fA-F]{1,100}")
+
+
+class _Location(click.ParamType):  # type: ignore[type-arg]  # generic in the newest versions of click only
+    """Parameter type: path of a topology file, or URL of ZooKeeper."""
+
+    name = "location"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the value unchanged; fail if it is empty."""
+        if not str(value):
+            self.fail("must be a path or a URL, not empty", param, ctx)
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete paths of files."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+#: Parameter type: a topology.
+LOCATION = _Location()
+
+
+class FiniteRange(click.FloatRange):
+    """Parameter type: a finite number of seconds, hours or rows.
+
+    click accepts ``nan`` in any range, and ``inf`` without an upper bound;
+    both fail as timeouts.
+    """
+
+    def __init__(
+        self, *, least: float, most: float = 1e9, is_open: bool = False
+    ) -> None:
+        super().__init__(least, most, min_open=is_open)
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return the value as a float."""
+        converted: float = super().convert(value, param, ctx)
+        if math.isnan(converted):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return converted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Values of the global options.
+
+    :param named: value of ``--topology``: a path, the URL of ZooKeeper, or
+        None.
+    :param placeholders: names that are allowed as ``${NAME}`` in a URL.
+    """
+
+    named: str | None = None
+    placeholders: Collection[str] = DEFAULT_PLACEHOLDERS
+
+    @property
+    def location(self) -> str:
+        """Path of the topology, or URL of ZooKeeper.
+
+        :raises click.ClickException: if ``--topology`` is not given and the
+            current directory has no ``topology.toml``.
+        """
+        if self.named is not None:
+            return self.named
+        if not Path(DEFAULT_FILE).is_file():
+            raise click.ClickException(
+                f"{DEFAULT_FILE} not found in the current directory; specify "
+                f"a topology with --topology PATH or {VARIABLE}=PATH"
+            )
+        return DEFAULT_FILE
+
+    def zookeeper(self, named: str | None = None) -> str:
+        """Return the URL of ZooKeeper.
+
+        :param named: value of an option of the command, which takes
+            precedence over ``--topology``.
+        :raises click.UsageError: if it is missing or not such a URL.
+        """
+        url = named or self.named
+        if not is_zookeeper(url):
+            actual = "" if url is None else f", not {masked(url)}"
+            raise click.UsageError(
+                f"this command requires the URL of a ZooKeeper{actual}: "
+                "sqla-shard --topology zookeeper://host:port,host:port/path"
+            )
+        return str(url)
+
+    @property
+    def blank(self) -> Mapping[str, str]:
+        """Empty values of the placeholders, for commands without servers."""
+        return dict.fromkeys(self.placeholders, "")
+
+    def topology(
+        self, location: str | None = None, *, connects: bool = False
+    ) -> Topology:
+        """Return a topology.
+
+        :param location: path or URL; by default :attr:`location`.
+        :param connects: whether to read the values of the placeholders from
+            the environment.
+        :raises TopologyError: if it cannot be read or is not valid.
+        :raises TopologyUnavailableError: if ZooKeeper does not respond.
+        """
+        return load_location(
+            location or self.location,
+            placeholders=self.placeholders,
+            environ=None if connects else self.blank,
+        )
+
+    def cluster(self) -> Cluster:
+        """Return a cluster that follows its topology.
+
+        Repairs and long runs need it: with an outdated topology they would
+        search for objects on a former primary, and delete rows that refer
+        to these objects.
+
+        :raises TopologyError: see :meth:`topology`.
+        :raises TopologyUnavailableError: if ZooKeeper does not respond.
+        """
+        return Cluster.from_location(
+            self.location,
+            placeholders=self.placeholders,
+            # A snapshot may be outdated.
+            snapshot=False,
+        )
+
+    def silent_cluster(self) -> Cluster:
+        """Return a cluster for commands that connect to no server.
+
+        :raises TopologyError: see :meth:`topology`.
+        """
+        return Cluster(self.topology(), environ=self.blank)
+
+
+def pass_settings(
+    command: Callable[Concatenate[Settings, P], T],
+) -> Callable[P, T]:
+    """Pass the settings to a command, as its first argument."""
+    return click.make_pass_decorator(Settings)(command)
+
+
+def number(text: str) -> int:
+    """Parameter type: an id, or a part of an id.
+
+    :param text: decimal, or hexadecimal after ``0x``.
+    :raises click.BadParameter: if it is not a number.
+    """
+    if not _NUMBER.fullmatch(text):
+        raise click.BadParameter(
+            f"{reprlib.repr(text)} is not an integer of at most 100 digits, "
+            "decimal or hexadecimal after 0x"
+        )
+    return int(text, 16 if text[:2] in ("0x", "0X") else 10)

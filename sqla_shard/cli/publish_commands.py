@@ -1,0 +1,390 @@
+"""``sqla-shard topology``: commands that publish in ZooKeeper."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from typing import TypeAlias
+
+import click
+
+from sqla_shard.cli.options import LOCATION
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import with_options
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.topology import describe
+from sqla_shard.topology import Topology
+from sqla_shard.topology.generations import cautions
+from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.topology.zookeeper.publications import Publication
+from sqla_shard.topology.zookeeper.publisher import Publisher
+
+__all__ = [
+    "history_command",
+    "protect_command",
+    "push_command",
+    "reset_command",
+    "rollback_command",
+]
+
+_acl_option = click.option(
+    "--acl",
+    metavar="SCHEME:ID:PERMISSIONS",
+    multiple=True,
+    help="ACL of the nodes that are created, such as world:anyone:r; "
+    "repeatable.  By default, that of the published topology.",
+)
+_publish_options = with_options(
+    _acl_option,
+    click.option(
+        "--renamed",
+        is_flag=True,
+        help="Primaries with a new address are the same machines: do not "
+        "raise their generations.",
+    ),
+    click.option("--yes", is_flag=True, help="Publish without confirmation."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Check everything and show the changes; write nothing.",
+    ),
+    json_option,
+)
+
+
+#: A method of the publisher, which is first called with ``dry_run=True``.
+_Publish: TypeAlias = Callable[..., Publication]
+
+
+@click.command(
+    "push",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology push next.toml",
+        "sqla-shard topology push next.toml --to zookeeper://zk1/prod "
+        "--dry-run",
+    ),
+)
+@click.argument("file", type=LOCATION)
+@click.option(
+    "--to",
+    metavar="URL",
+    type=LOCATION,
+    help="ZooKeeper to publish in, if not that of --topology.",
+)
+@click.option(
+    "--expect-epoch",
+    "expected",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Publish only if this epoch is the published one.",
+)
+@click.option(
+    "--next-epoch",
+    is_flag=True,
+    help="Publish with the next epoch, ignoring that of the file.",
+)
+@_publish_options
+@pass_settings
+def push_command(
+    settings: Settings,
+    /,
+    file: str,
+    to: str | None,
+    next_epoch: bool,
+    **options: Any,
+) -> None:
+    """Publish the topology in FILE in ZooKeeper.
+
+    It is refused if it would drop shards, rename databases or give shards a
+    second primary, if its epoch is not higher than the published one, and if
+    it contains a password.  Publishing the same topology again does nothing
+    and succeeds.  No data is moved.
+    """
+    location = settings.zookeeper(to)
+    topology = settings.topology(file)
+
+    def publish(publisher: Publisher) -> _Publish:
+        given = topology
+        if next_epoch:
+            given = _with_next_epoch(publisher, topology)
+        return partial(publisher.publish, given)
+
+    _publish(settings, publish, location=location, **options)
+
+
+@click.command(
+    "rollback",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2/prod topology rollback --to 41",
+        "sqla-shard topology rollback --to 41 --dry-run",
+    ),
+)
+@click.option(
+    "--to",
+    "epoch",
+    metavar="EPOCH",
+    type=click.IntRange(min=0),
+    required=True,
+    help="Epoch to publish again, from the history.",
+)
+@_publish_options
+@pass_settings
+def rollback_command(
+    settings: Settings, /, epoch: int, **options: Any
+) -> None:
+    """Publish an older topology again, with a new epoch.
+
+    It is checked as by push; so it cannot close shards that were opened
+    since.  No data is moved: if shards or primaries change, rows written
+    since remain on the newer servers.
+    """
+    _publish(
+        settings,
+        lambda publisher: partial(publisher.rollback, to=epoch),
+        **options,
+    )
+
+
+@click.command(
+    "reset",
+    epilog=examples(
+        "sqla-shard topology reset good.toml --dry-run",
+        "sqla-shard -t zookeeper://zk1,zk2/prod topology reset good.toml",
+    ),
+)
+@click.argument("file", type=LOCATION)
+@_publish_options
+@pass_settings
+def reset_command(settings: Settings, /, file: str, **options: Any) -> None:
+    """Publish the topology in FILE with any epoch, even a lower one.
+
+    Use it if the published epoch is too high to be followed by another one.
+    The number of resets is raised, so that running processes and snapshots
+    accept the lower epoch.  Otherwise it is checked as by push.  Topologies
+    with this epoch or a higher one are deleted from the history.
+    """
+    topology = settings.topology(file)
+    _publish(
+        settings,
+        lambda publisher: partial(publisher.reset, topology),
+        **options,
+    )
+
+
+@click.command(
+    "protect",
+    epilog=examples(
+        "sqla-shard topology protect --dry-run",
+        "sqla-shard topology protect --acl auth::cdrwa --acl "
+        "digest:reader:HASH:r",
+    ),
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Show the changes; write nothing."
+)
+@_acl_option
+@json_option
+@pass_settings
+def protect_command(
+    settings: Settings, dry_run: bool, acl: tuple[str, ...], as_json: bool
+) -> None:
+    """Restrict who can change the topology and its history.
+
+    Anyone who can change them can obtain the passwords of the databases.
+    The topology gets the ACL of --acl.  Without --acl, if anyone can change
+    it, only the credentials of this command get all permissions, and anyone
+    can read it.  The history gets the ACL of the topology, and so does their
+    parent node if anyone can change it.
+    """
+    with Publisher(
+        settings.zookeeper(), acl=acl, placeholders=settings.placeholders
+    ) as publisher:
+        done = publisher.protect(dry_run=dry_run)
+        # These can include the root, which other applications use.
+        left = [] if dry_run else publisher.open_nodes()
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "nodes": [asdict(one) for one in done],
+                "open": left,
+            }
+        )
+    else:
+        for one in done:
+            new = "would be protected" if one.new is None else one.new
+            echo(f"{one.path}: {one.old} -> {new}")
+        if not done:
+            echo("all nodes are already protected")
+    if left:
+        raise click.ClickException(
+            f"anyone can still change {shortened_list(left, 3)}; publish at "
+            "another path, such as /prod, or set the ACL of the node yourself"
+        )
+
+
+@click.command(
+    "history",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology history",
+        "sqla-shard topology history --json",
+    ),
+)
+@json_option
+@pass_settings
+def history_command(settings: Settings, as_json: bool) -> None:
+    """List the published topologies, newest first."""
+    with Publisher(
+        settings.zookeeper(), placeholders=settings.placeholders
+    ) as publisher:
+        found = publisher.history()
+    if as_json:
+        print_json(
+            [
+                {
+                    "epoch": one.epoch,
+                    "published": one.published.isoformat(),
+                    "bytes": one.size,
+                }
+                for one in found
+            ]
+        )
+        return
+    for one in found:
+        when = one.published.isoformat(" ", "seconds")
+        echo(f"epoch {one.epoch}: {when}, {one.size} bytes")
+
+
+def _with_next_epoch(publisher: Publisher, topology: Topology) -> Topology:
+    """Return the topology with the next epoch."""
+    last = publisher.last_epoch()
+    same = replace(topology, epoch=max(last, 0))
+    if publisher.has(same):
+        return same
+    # 0 would be confused with a missing epoch.
+    return replace(topology, epoch=max(last + 1, 1))
+
+
+def _publish(
+    settings: Settings,
+    method: Callable[[Publisher], _Publish],
+    *,
+    location: str | None = None,
+    expected: int | None = None,
+    acl: tuple[str, ...],
+    renamed: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Show the changes, ask for confirmation, publish, print the result.
+
+    :param method: returns a method of the publisher, bound to its topology.
+    """
+    with Publisher(
+        location or settings.zookeeper(),
+        acl=acl,
+        placeholders=settings.placeholders,
+    ) as publisher:
+        publish = partial(method(publisher), renamed=renamed)
+        planned = publish(expected_epoch=expected, dry_run=True)
+        if not as_json:
+            echo(_changes_text(publisher, planned))
+        _warn(planned)
+        if dry_run or planned.new == planned.old:
+            done = planned
+        else:
+            if not yes:
+                _confirm(publisher, planned, as_json)
+            # Fails if another topology was published after the one shown.
+            was = NOT_PUBLISHED if planned.old is None else planned.old.epoch
+            done = publish(expected_epoch=was)
+        _warn_of_open_nodes(publisher)
+        if as_json:
+            print_json(_document(publisher, done, dry_run))
+        elif done.is_published:
+            echo(f"published epoch {done.new.epoch} at {publisher.name}")
+        elif dry_run:
+            echo("dry run: nothing was published")
+        else:
+            echo(f"epoch {done.new.epoch} is already published")
+
+
+def _changes_text(publisher: Publisher, planned: Publication) -> str:
+    """Return the changes, and a line for each raised generation."""
+    changes = str(planned.diff)
+    if planned.diff is None:
+        changes = (
+            f"first topology at {publisher.name}\n{describe(planned.new)}"
+        )
+    return "\n".join([changes, *map(str, planned.generations)])
+
+
+def _warn(planned: Publication) -> None:
+    found = planned.diff
+    if found is None:
+        return
+    primaries = any(one.role == "primary" for one in found.urls)
+    changes = ["shards move"] if found.moved else []
+    if primaries:
+        changes.append("primaries change")
+    if changes:
+        echo(
+            f"warning: {' and '.join(changes)}, but publishing moves no "
+            "data: move it first, and stop writes to the old servers",
+            err=True,
+        )
+    if planned.old is not None:
+        for caution in cautions(planned.old, planned.new):
+            echo(f"warning: {caution}", err=True)
+
+
+def _warn_of_open_nodes(publisher: Publisher) -> None:
+    found = publisher.open_nodes()
+    if found:
+        echo(
+            f"warning: anyone can change {shortened_list(found, 3)} and so "
+            "redirect the passwords of the databases to another server; "
+            "protect them with: sqla-shard topology protect",
+            err=True,
+        )
+
+
+def _confirm(
+    publisher: Publisher, planned: Publication, as_json: bool
+) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "cannot ask for confirmation without a terminal; add --yes, or "
+            "--dry-run to show the changes only"
+        )
+    if as_json:
+        echo(_changes_text(publisher, planned), err=True)
+    click.confirm(
+        f"publish epoch {planned.new.epoch} at {publisher.name}?",
+        abort=True,
+        err=True,
+    )
+
+
+def _document(
+    publisher: Publisher, done: Publication, dry_run: bool
+) -> dict[str, Any]:
+    return {
+        "location": publisher.name,
+        "old_epoch": None if done.old is None else done.old.epoch,
+        "new_epoch": done.new.epoch,
+        "dry_run": dry_run,
+        "published": done.is_published,
+        "diff": None if done.diff is None else done.diff.as_dict(),
+        "generations": [asdict(one) for one in done.generations],
+    }

@@ -1,0 +1,329 @@
+"""``sqla-shard repair``, ``key`` and ``halves``: pending operations."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+from functools import partial
+from typing import Any
+
+import click
+
+from sqla_shard.cli.application_options import cache_of_option
+from sqla_shard.cli.application_options import cache_option
+from sqla_shard.cli.application_options import models_option
+from sqla_shard.cli.application_options import names
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import lines_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import interval_option
+from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.cli.service_loop import make_passes
+from sqla_shard.cli.service_loop import once_option
+from sqla_shard.cli.service_loop import Passes
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine.unread import describe_unread
+from sqla_shard.outbox import discard
+from sqla_shard.outbox import Pending
+from sqla_shard.outbox import RepairReport
+from sqla_shard.outbox.pending_operations import counts
+from sqla_shard.outbox.pending_operations import everything
+from sqla_shard.outbox.pending_operations import KEEP
+from sqla_shard.outbox.transaction_keys import halves_on_all
+from sqla_shard.outbox.transaction_keys import key_on_all
+from sqla_shard.outbox.transaction_keys import MINUTE
+
+__all__ = [
+    "halves_command",
+    "key_command",
+    "repair_command",
+]
+
+
+_HOUR = timedelta(hours=1)
+
+
+@click.command(
+    "repair",
+    epilog=examples(
+        "sqla-shard repair --models shop.models",
+        "sqla-shard repair --models shop.models --once",
+        "sqla-shard repair --models shop.models --cache cache.toml",
+        "sqla-shard repair --models shop.models --dry-run --json",
+        "sqla-shard repair --count",
+        "sqla-shard repair --discard 5f0c2b7e9a314d1e8c6f7a0b1d2e3f40",
+    ),
+)
+@models_option
+@cache_option
+@interval_option
+@once_option
+@click.option(
+    "--now",
+    is_flag=True,
+    help="With --once: also run operations that are not due yet.",
+)
+@click.option(
+    "--keep",
+    metavar="HOURS",
+    default=KEEP / _HOUR,
+    show_default=True,
+    type=FiniteRange(least=0, most=24 * 3650),
+    help="Hours for which applied operations are remembered.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List pending operations; write nothing.",
+)
+@click.option(
+    "--count",
+    is_flag=True,
+    help="Print the number of pending calls per operation; write nothing.",
+)
+@click.option(
+    "--discard",
+    "tokens",
+    metavar="TOKEN",
+    multiple=True,
+    help="Delete this pending operation without running it, print its "
+    "arguments, and exit; repeatable.",
+)
+@lines_option
+@pass_settings
+def repair_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    cache: str | None,
+    interval: float,
+    once: bool,
+    now: bool,
+    keep: float,
+    dry_run: bool,
+    count: bool,
+    tokens: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run pending operations of transactions.
+
+    Transactions run their operations right after COMMIT.  Operations remain
+    pending after a crash, or if a server was down.  The command runs until
+    SIGTERM or Ctrl-C, then finishes the current pass.  Several can run at the
+    same time.  A pass that ran operations prints one line, and one for each
+    failure.
+
+    The modules in --models must define the operations, and the mappings that
+    have an inverse.  If rows are cached, pass the file of the cache with
+    --cache, or readers get outdated rows.
+
+    With --once and --dry-run, the status is 1 if an operation failed or is
+    not defined in these modules.  --dry-run lists up to 200 calls per shard.
+    --count needs no --models; its status is 1 if a call has failed.
+    """
+    if sum((once, dry_run, count, bool(tokens))) > 1:
+        raise click.UsageError(
+            "--once, --dry-run, --count and --discard exclude each other"
+        )
+    if now and not once:
+        raise click.UsageError("--now requires --once")
+    names(models)
+    option = cache_of_option(cache)
+    with (
+        # The report of each pass includes the errors that the outbox logs.
+        log_to_stderr(logging.WARNING, without="sqla_shard.outbox"),
+        End() as until,
+        Cluster.from_location(
+            settings.location, placeholders=settings.placeholders
+        ) as cluster,
+    ):
+        option.configure(cluster)
+        if tokens:
+            _discard(cluster, tokens, as_json)
+        elif count:
+            _count(cluster, as_json)
+        elif dry_run:
+            _list(cluster, as_json)
+        else:
+            passes = Passes(
+                make=partial(cluster.repair, keep=keep * _HOUR, now=now),
+                has_more=lambda report: bool(report.applied),
+                has_changes=_has_changes,
+                problems=_problems,
+                state=_problems,
+            )
+            make_passes(passes, until, None if once else interval, as_json)
+
+
+def _has_changes(report: RepairReport) -> bool:
+    return bool(report.applied or report.failed or report.forgotten)
+
+
+def _problems(report: RepairReport) -> list[str]:
+    return [*report.failed, *map(str, report.unknown), *report.troubles]
+
+
+def _count(cluster: Cluster, as_json: bool) -> None:
+    found, troubles = counts(cluster)
+    wrong = describe_unread(troubles)
+    total = sum(one.count for one in found)
+    if as_json:
+        operations = [one.as_dict() for one in found]
+        print_json(
+            {"operations": operations, "total": total, "troubles": wrong}
+        )
+    else:
+        for line in (*map(str, found), *wrong):
+            echo(line)
+        echo(f"{total:,} pending{_scope_text(wrong)}")
+    failed = any(one.failed for one in found)
+    end(is_good=not failed, is_read=not wrong)
+
+
+def _scope_text(unread: Sequence[str]) -> str:
+    """Return 'on the shards that were read' if some could not be read."""
+    return " on the shards that were read" if unread else ""
+
+
+def _list(cluster: Cluster, as_json: bool) -> None:
+    found, troubles = everything(cluster)
+    wrong = describe_unread(troubles)
+    # If a server fails after everything(), counts() does not include it.
+    counted = sum(one.count for one in counts(cluster)[0])
+    total = max(counted, len(found))
+    if as_json:
+        print_json(
+            {
+                "pending": _documents(found),
+                "total": total,
+                "troubles": wrong,
+            }
+        )
+    else:
+        now = datetime.now(timezone.utc)
+        for one in found:
+            age = int((now - one.created_at).total_seconds())
+            echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
+        for line in wrong:
+            echo(line)
+        some = f", {len(found):,} of them listed"
+        more = some if total > len(found) else ""
+        echo(f"{total:,} pending{_scope_text(wrong)}{more}")
+    failed = any(one.error or not one.is_known for one in found)
+    end(is_good=not failed, is_read=not wrong)
+
+
+def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> None:
+    try:
+        found = discard(cluster, tokens)
+    except ValueError as error:
+        raise click.BadParameter(
+            "a token is 32 hexadecimal digits, as --dry-run prints it",
+            param_hint="--discard",
+        ) from error
+    if as_json:
+        print_json({"discarded": _documents(found)})
+    else:
+        for one in found:
+            echo(f"discarded {' '.join(str(one).split())}")
+            # An operator needs them to complete the operation manually.
+            echo(f"  arguments: {json.dumps(one.arguments)}")
+    # Normalize them to the form of Pending.token.
+    wanted = {bytes.fromhex(token).hex() for token in tokens}
+    missing = wanted - {one.token for one in found}
+    for token in sorted(missing):
+        echo(f"{token} not found", err=True)
+    end(is_good=not missing, is_read=True)
+
+
+def _documents(found: Sequence[Pending]) -> list[dict[str, Any]]:
+    return [{**one.as_dict(), "is_known": one.is_known} for one in found]
+
+
+@click.command(
+    "key",
+    epilog=examples(
+        "sqla-shard key order-17",
+        "sqla-shard key order-17 --json",
+    ),
+)
+@click.argument("key")
+@json_option
+@pass_settings
+def key_command(settings: Settings, key: str, as_json: bool) -> None:
+    """Show where the transaction with a KEY has committed.
+
+    KEY is the key of cluster.run(fn, key=KEY).  All shards are searched.
+    Transactions that are committing right now and expired keys are not
+    found.  The status is 1 if no shard has the key, and 3 if a shard that
+    may have it could not be read.
+    """
+    with settings.cluster() as cluster:
+        try:
+            found, troubles = key_on_all(cluster, key)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="KEY") from error
+    unread = describe_unread(troubles)
+    if as_json:
+        print_json({"key": key, "committed": found, "troubles": unread})
+    else:
+        which = "any shard that was read" if unread else "any shard"
+        for line in map(str, found) if found else [f"{key}: not on {which}"]:
+            echo(line)
+        for line in unread:
+            echo(line)
+    end(is_good=bool(found), is_read=not unread)
+
+
+@click.command(
+    "halves",
+    epilog=examples(
+        "sqla-shard halves",
+        "sqla-shard halves --older-than 600 --json",
+    ),
+)
+@click.option(
+    "--older-than",
+    metavar="S",
+    type=FiniteRange(least=0),
+    default=MINUTE.total_seconds(),
+    show_default=True,
+    help="Ignore transactions that began to commit less than S seconds ago.",
+)
+@json_option
+@pass_settings
+def halves_command(
+    settings: Settings, older_than: float, as_json: bool
+) -> None:
+    """List transactions that have committed on some of their servers only.
+
+    They remain when a process is killed between two COMMITs of
+    cluster.run(fn, key=KEY, cross_shard="ordered"), and are listed until
+    their keys expire.  The status is 1 if there are any.  If a shard could
+    not be read, the status is 3 and nothing is listed, since the missing
+    COMMIT may be on that shard.
+    """
+    with settings.cluster() as cluster:
+        age = timedelta(seconds=older_than)
+        found, troubles = halves_on_all(cluster, age)
+    unread = describe_unread(troubles)
+    if as_json:
+        halves = None if unread else found
+        print_json({"halves": halves, "troubles": unread})
+    else:
+        for line in (*map(str, found), *unread):
+            echo(line)
+        # The missing COMMIT may be on a shard that was not read.
+        count = "unknown number of" if unread else f"{len(found):,}"
+        echo(f"{count} partially committed")
+    end(is_good=not found, is_read=not unread)

@@ -1,0 +1,163 @@
+"""``sqla-shard id``, ``where`` and ``explain``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from sqla_shard.cli.application_options import evaluate
+from sqla_shard.cli.application_options import models_option
+from sqla_shard.cli.application_options import names
+from sqla_shard.cli.options import number
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_report
+from sqla_shard.ids import ObjectId
+from sqla_shard.ids import pack
+from sqla_shard.ids import unpack
+from sqla_shard.topology import find_object
+
+__all__ = [
+    "explain_command",
+    "id_command",
+    "where_command",
+]
+
+
+@click.command(
+    "id",
+    epilog=examples(
+        "sqla-shard id 241294492511762325",
+        "sqla-shard id 0x3594010006bf795",
+        "sqla-shard id --shard 5 --type 1 --local 7",
+    ),
+)
+@click.argument("ids", metavar="[ID]...", nargs=-1, type=number)
+@click.option(
+    "--shard", metavar="N", type=number, help="Shard of the id to compose."
+)
+@click.option("--type", "type_", metavar="N", type=number, help="Its type.")
+@click.option("--local", metavar="N", type=number, help="Its local id.")
+@json_option
+def id_command(
+    ids: tuple[int, ...],
+    shard: int | None,
+    type_: int | None,
+    local: int | None,
+    as_json: bool,
+) -> None:
+    """Decode object ids, or compose an id from its parts.
+
+    ID is decimal, or hexadecimal after 0x.  No topology is needed.
+    """
+    parts = (shard, type_, local)
+    if ids and parts == (None, None, None):
+        decoded = [unpack(one) for one in ids]
+    elif ids or shard is None or type_ is None or local is None:
+        raise click.UsageError(
+            "specify either ids to decode, or all of --shard, --type and "
+            "--local to compose one"
+        )
+    else:
+        decoded = [unpack(pack(shard, type_, local))]
+    if as_json:
+        print_json([_document(one) for one in decoded])
+        return
+    for one in decoded:
+        echo(_line(one) if ids else str(int(one)))
+
+
+def _document(parts: ObjectId) -> dict[str, Any]:
+    return {
+        "id": str(int(parts)),
+        "hex": hex(int(parts)),
+        "shard": parts.shard_id,
+        "type": parts.type_id,
+        "local": str(parts.local_id),
+    }
+
+
+def _line(parts: ObjectId) -> str:
+    return (
+        f"{int(parts)} ({int(parts):#x}): shard {parts.shard_id}, type "
+        f"{parts.type_id}, local id {parts.local_id}"
+    )
+
+
+@click.command(
+    "where",
+    epilog=examples(
+        "sqla-shard where 241294492511762325",
+        "sqla-shard where 0x1401000000007 --json",
+    ),
+)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=number)
+@click.option(
+    "--keyspace",
+    metavar="NAME",
+    help="Keyspace of the ids, if several keyspaces contain objects.",
+)
+@json_option
+@pass_settings
+def where_command(
+    settings: Settings,
+    ids: tuple[int, ...],
+    keyspace: str | None,
+    as_json: bool,
+) -> None:
+    """Show the server and the database of objects.
+
+    Only the topology is read; the objects need not exist.
+    """
+    topology = settings.topology()
+    found = [find_object(topology, one, keyspace) for one in ids]
+    if as_json:
+        print_json([one.as_dict() for one in found])
+        return
+    for object_id, one in zip(ids, found, strict=True):
+        echo(f"{object_id}: {one}")
+
+
+_NUMERIC = re.compile(r"[0-9]\w*")
+
+
+@click.command(
+    "explain",
+    epilog=examples(
+        "sqla-shard explain 241294492511762325",
+        "sqla-shard explain --models shop.models \\",
+        '    "select(Pin).where(Pin.board_id == 241294492511762325)"',
+        "sqla-shard explain --models shop.models \\",
+        '    "select(func.count(Pin.id)).options(scatter())"',
+    ),
+)
+@click.argument("what")
+@models_option
+@json_option
+@pass_settings
+def explain_command(
+    settings: Settings, what: str, models: tuple[str, ...], as_json: bool
+) -> None:
+    """Explain which shards an id or a statement is routed to, and why.
+
+    No server is contacted, and no password is needed.
+
+    WHAT is an id, decimal or hexadecimal after 0x, or a statement as a
+    Python expression, which can use the public names of sqlalchemy,
+    sqlalchemy.orm, sqla_shard and the modules in --models.  A statement that
+    would be refused is explained as well, with status 0.
+    """
+    subject: Any
+    if _NUMERIC.fullmatch(what.strip()):
+        subject = number(what.strip())
+    else:
+        subject = evaluate(what.strip(), names(models))
+    with settings.silent_cluster() as cluster:
+        found = cluster.explain(subject)
+    print_report(found, as_json)

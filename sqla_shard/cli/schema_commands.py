@@ -1,0 +1,548 @@
+"""``sqla-shard schema``: migrate, provision and verify virtual shards."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from alembic.config import Config
+from alembic.util import CommandError
+
+from sqla_shard import schema
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import LOCATION
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import with_options
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.exc import DivergedRevisionsError
+from sqla_shard.exc import MigrationFailedError
+from sqla_shard.exc import ProvisionError
+from sqla_shard.exc import SchemaOptionError
+from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.exc import UnknownServerError
+from sqla_shard.exc import UnknownShardError
+from sqla_shard.schema.reports import NOT_READ
+from sqla_shard.topology import Topology
+
+__all__ = ["schema_group"]
+
+
+# Not a docstring, which would have to be raw: \b must be a backspace here, so
+# that click does not rewrap the lines below it.
+_RESOLVE_HELP = """\
+Resolve a SHARD whose revision is in doubt.
+
+`status` shows the last statement.  Inspect the database with `sqla-shard
+shell --shard N`, then answer with one of:
+
+\b
+statement-done    it took effect; the next run continues after it
+statement-undone  it had no effect; the next run repeats it
+revision-done     the revision is complete; it is recorded as applied
+revision-undone   no effect remains; the next run repeats it from the start
+"""
+
+
+class _RelativeCommand(click.Command):
+    """A command that accepts relative revisions such as ``-1``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move ``-1`` after ``--``, or click would treat it as an option."""
+        steps = [arg for arg in args if re.fullmatch(r"-\d+", arg)]
+        if len(steps) == 1 and "--" not in args:
+            args = [arg for arg in args if arg not in steps]
+            args += ["--", *steps]
+        return super().parse_args(ctx, args)
+
+
+def _shards(text: str) -> tuple[int, ...]:
+    return tuple(schema.parse_shards(text))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _join_values(
+    context: click.Context,
+    parameter: click.Parameter,
+    given: tuple[tuple[Any, ...], ...],
+) -> tuple[Any, ...] | None:
+    """Join the values of a repeated option; return None if it is missing."""
+    return tuple(one for part in given for one in part) or None
+
+
+_shard_options = with_options(
+    click.option(
+        "--shards",
+        metavar="RANGES",
+        type=_shards,
+        multiple=True,
+        callback=_join_values,
+        help="Only these virtual shards, such as 0-511,600.",
+    ),
+    click.option(
+        "--servers",
+        metavar="NAMES",
+        type=_names,
+        multiple=True,
+        callback=_join_values,
+        help="Only virtual shards on these physical servers, comma-separated.",
+    ),
+)
+_new_option = click.option(
+    "--new",
+    metavar="RANGES",
+    type=_shards,
+    multiple=True,
+    callback=_join_values,
+    help="Virtual shards that were never in use: create their tables, even "
+    "though other shards already have a revision.",
+)
+_migration_options = with_options(
+    click.option(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help="Migrate N shards per server at a time; 4 by default.",
+    ),
+    click.option(
+        "--wave",
+        metavar="N",
+        type=int,
+        help="Size of the waves after the first shard.  By default one wave "
+        "of one shard per process, then all others.",
+    ),
+    click.option(
+        "--pause",
+        metavar="SECONDS",
+        type=FiniteRange(least=0),
+        help="Pause after the first shard and between waves.",
+    ),
+    click.option(
+        "--lock-wait",
+        metavar="SECONDS",
+        type=FiniteRange(least=0),
+        help="Timeout for metadata locks of tables; 5 by default.",
+    ),
+    click.option(
+        "--runner-wait",
+        metavar="SECONDS",
+        type=FiniteRange(least=0),
+        help="Timeout for a shard that another runner has locked; 10 by "
+        "default.",
+    ),
+    click.option(
+        "--continue-on-error/--stop-on-error",
+        default=None,
+        help="Continue with other shards after an error; by default, no "
+        "other shard is started.",
+    ),
+    click.option(
+        "--replay/--no-replay",
+        default=None,
+        help="Replay recorded statements of static revisions, or run every "
+        "revision on every shard.",
+    ),
+    click.option(
+        "--report",
+        metavar="PATH",
+        help="Write the result of every shard to a JSON file.",
+    ),
+)
+
+
+def _run_options(given: dict[str, Any]) -> schema.RunOptions:
+    """Return the options of a run, with defaults for values that are None."""
+    return schema.RunOptions(
+        **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+#: Exceptions for errors in arguments and options.
+_USAGE_ERRORS = (
+    CommandError,
+    SchemaOptionError,
+    DivergedRevisionsError,
+    UnknownKeyspaceError,
+    UnknownServerError,
+    UnknownShardError,
+)
+
+
+class _Group(click.Group):
+    """Raises errors in arguments and options as usage errors, status 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _USAGE_ERRORS as error:
+            raise click.UsageError(str(error)) from error
+
+
+@click.group("schema", cls=_Group)
+@click.option(
+    "-c",
+    "--config",
+    "ini",
+    metavar="PATH",
+    envvar="ALEMBIC_CONFIG",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    default=Path("alembic.ini"),
+    help="Configuration file of alembic; alembic.ini by default.",
+)
+@click.option(
+    "-n",
+    "--name",
+    metavar="SECTION",
+    default="alembic",
+    help="Section of that file, for a keyspace with its own revisions.",
+)
+@click.pass_context
+def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
+    """Migrate and verify the tables of every virtual shard, with alembic.
+
+    Create revisions with `alembic revision --autogenerate`.  `alembic
+    upgrade` does the same as `sqla-shard schema upgrade`.  The options of
+    this group precede the command.
+    """
+    ctx.meta["sqla_shard.ini"] = ini, name
+
+
+def _config() -> Config:
+    """Return alembic's configuration.
+
+    :raises click.UsageError: if the file or the section does not exist.
+    """
+    ini, name = click.get_current_context().meta["sqla_shard.ini"]
+    if not ini.is_file():
+        raise click.UsageError(
+            f"{ini} not found; specify the configuration file of alembic with "
+            "--config, or create one with: sqla-shard schema init"
+        )
+    config = Config(str(ini), ini_section=name)
+    sections = [
+        section
+        for section in config.file_config.sections()
+        if config.file_config.has_option(section, "script_location")
+    ]
+    if name not in sections:
+        raise click.UsageError(
+            f"{ini} has no section [{name}] with a script_location; specify "
+            f"another one with --name: {', '.join(sections) or 'none found'}"
+        )
+    return config
+
+
+def _cluster(settings: Settings) -> Cluster | None:
+    """Return the cluster of ``--topology``; None to use that of ``env.py``."""
+    if settings.named is None:
+        return None
+    return Cluster(settings.topology(connects=True))
+
+
+def _topology_reader(settings: Settings) -> Callable[[], Topology] | None:
+    """Return a function that reads the topology of ``--topology`` again."""
+    if settings.named is None:
+        return None
+    return partial(settings.topology, connects=True)
+
+
+def _run(
+    settings: Settings,
+    command: Callable[..., schema.RunReport],
+    target: Any,
+    *,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run a command, and print its report; exit with 1 if a shard failed.
+
+    :param command: function of :mod:`sqla_shard.schema`.
+    :param target: second argument of the function, after alembic's Config.
+    :param given: values of the command's options.
+    """
+    try:
+        report = command(
+            _config(),
+            target,
+            options=_run_options(given),
+            cluster=_cluster(settings),
+            progress=schema.progress_on(sys.stderr),
+            published=_topology_reader(settings),
+        )
+    except MigrationFailedError as error:
+        if as_json:
+            print_json(error.report)
+        else:
+            echo(str(error))
+        states = error.report["counts"]
+        unread = any(states[one.value] for one in NOT_READ)
+        end(is_good=False, is_read=not unread)
+    print_report(report, as_json)
+
+
+@schema_group.command(
+    "template",
+    epilog=examples(
+        'alembic init -t "$(sqla-shard schema template)" migrations'
+    ),
+)
+def template_command() -> None:
+    """Print the path of the template for `alembic init -t`."""
+    echo(schema.template_path())
+
+
+@schema_group.command(
+    "init",
+    epilog=examples(
+        "sqla-shard schema init migrations --models myapp.models:Base"
+    ),
+)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--models",
+    metavar="MODULE:BASE",
+    help="Declarative base or metadata of the application.",
+)
+@pass_settings
+def init_command(
+    settings: Settings, directory: Path, models: str | None
+) -> None:
+    """Create a DIRECTORY for revisions, and alembic.ini.
+
+    Each keyspace of the topology has its own revisions.  Existing files are
+    not overwritten.
+    """
+    ini, _ = click.get_current_context().meta["sqla_shard.ini"]
+    made = schema.init(
+        directory,
+        topology=settings.location,
+        models=models,
+        config=ini,
+        placeholders=settings.placeholders,
+    )
+    for path in made:
+        echo(f"created {path}")
+
+
+@schema_group.command(
+    "upgrade",
+    epilog=examples(
+        "sqla-shard schema upgrade",
+        "sqla-shard schema upgrade head --jobs 2 --pause 60",
+        "sqla-shard schema upgrade 1975ea83b712 --shards 0-511 --json",
+    ),
+)
+@click.argument("revision", default="head")
+@_shard_options
+@_new_option
+@_migration_options
+@json_option
+@pass_settings
+def upgrade_command(
+    settings: Settings, /, revision: str, **options: Any
+) -> None:
+    """Upgrade every virtual shard to REVISION, `head` by default.
+
+    Like `alembic upgrade`, it upgrades one shard first, then a wave, then
+    all others, several per server at a time.  An interrupted run is resumed.
+    The status is 1 if a shard could not be upgraded, and 3 if one could not
+    be read.
+    """
+    _run(settings, schema.upgrade, revision, **options)
+
+
+@schema_group.command(
+    "downgrade",
+    cls=_RelativeCommand,
+    epilog=examples(
+        "sqla-shard schema downgrade 1975ea83b712",
+        "sqla-shard schema downgrade -1 --shards 7",
+    ),
+)
+@click.argument("revision")
+@_shard_options
+@_migration_options
+@json_option
+@pass_settings
+def downgrade_command(
+    settings: Settings, /, revision: str, **options: Any
+) -> None:
+    """Downgrade every virtual shard to REVISION, as `alembic downgrade`."""
+    _run(settings, schema.downgrade, revision, **options)
+
+
+@schema_group.command(
+    "provision",
+    epilog=examples(
+        "sqla-shard schema provision --initial",
+        "sqla-shard schema provision --topology next.toml",
+    ),
+)
+@click.option(
+    "--topology",
+    "new",
+    metavar="PATH",
+    type=LOCATION,
+    help="Topology that opens new virtual shards.",
+)
+@click.option(
+    "--initial",
+    is_flag=True,
+    help="No application is running yet: create all databases.",
+)
+@_migration_options
+@json_option
+@pass_settings
+def provision_command(
+    settings: Settings, /, new: str | None, initial: bool, **options: Any
+) -> None:
+    """Create the databases of virtual shards that a new topology opens.
+
+    They get the newest revision and are compared with a shard in use.
+    Publish the topology only after this exits with status 0.  Nothing is
+    created if a database already exists or the published topology has a
+    shard on another server.  Run it again after an interruption.
+    """
+    if initial == (new is not None):
+        raise click.UsageError(
+            "specify the new topology with --topology PATH, or --initial "
+            "if no application uses a topology yet"
+        )
+    topology = settings.topology(new, connects=True) if new else None
+    try:
+        _run(
+            settings,
+            partial(schema.provision, initial=initial),
+            topology,
+            **options,
+        )
+    except ProvisionError as error:
+        echo(f"sqla-shard: error: {error}", err=True)
+        end(is_good=False, is_read=not error.unread)
+
+
+@schema_group.command(
+    "status",
+    epilog=examples(
+        "sqla-shard schema status",
+        "sqla-shard schema status --exit-code --json",
+    ),
+)
+@_shard_options
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit with status 1 unless every shard has the newest revision.",
+)
+@json_option
+@pass_settings
+def status_command(
+    settings: Settings, /, exit_code: bool, as_json: bool, **given: Any
+) -> None:
+    """Show the revisions of shards, and which shards need attention.
+
+    It sends few statements to each server and writes nothing.  The status is
+    3 if a database is missing or its server cannot be reached.
+    """
+    found = schema.status(
+        _config(),
+        options=_run_options(given),
+        cluster=_cluster(settings),
+    )
+    print_report(found, as_json)
+    end(is_good=found.ok or not exit_code, is_read=not found.unread)
+
+
+@schema_group.command(
+    "resolve",
+    help=_RESOLVE_HELP,
+    epilog=examples(
+        "sqla-shard schema resolve 17 statement-done",
+        "sqla-shard schema resolve 17 revision-undone",
+    ),
+)
+@click.argument("shard", type=int)
+@click.argument(
+    "answer",
+    metavar="ANSWER",
+    type=click.Choice([answer.value for answer in schema.Answer]),
+)
+@pass_settings
+def resolve_command(settings: Settings, shard: int, answer: str) -> None:
+    """Resolve a revision in doubt; its help is _RESOLVE_HELP."""
+    done = schema.resolve(
+        _config(),
+        shard,
+        schema.Answer(answer),
+        cluster=_cluster(settings),
+    )
+    echo(
+        f"shard {done.shard_id} ({done.database}): {done.step}: "
+        f"{done.answer.value}"
+    )
+
+
+@schema_group.command(
+    "verify",
+    epilog=examples(
+        "sqla-shard schema verify",
+        "sqla-shard -t topology.toml schema verify --keyspace objects",
+        "sqla-shard schema verify --primaries-only --json",
+    ),
+)
+@click.option(
+    "--keyspace",
+    metavar="NAME",
+    help="Only this keyspace; by default each keyspace separately.",
+)
+@_shard_options
+@click.option(
+    "--reference",
+    metavar="N",
+    type=int,
+    help="Shard to compare with; the lowest by default.",
+)
+@click.option(
+    "--primaries-only",
+    is_flag=True,
+    help="Skip standbys.",
+)
+@json_option
+@pass_settings
+def verify_command(
+    settings: Settings,
+    /,
+    primaries_only: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Compare the tables of every shard with those of one shard.
+
+    Primaries and standbys are compared.  Databases that are missing, or on
+    the wrong server, are reported too.  No row is read, and nothing is
+    written.  The status is 1 if anything differs, and 3 if a server could not
+    be read.
+
+    The topology is that of --topology, or topology.toml in the current
+    directory; no alembic.ini is needed.
+    """
+    with Cluster(settings.topology(connects=True)) as cluster:
+        found = schema.verify(cluster, standby=not primaries_only, **given)
+    print_report(found, as_json)
+    unread = any(one.unread for one in found.keyspaces)
+    end(is_good=found.ok, is_read=not unread)

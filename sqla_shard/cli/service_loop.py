@@ -1,0 +1,192 @@
+"""Commands that make one pass after another until they are terminated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+from typing import Generic
+from typing import Protocol
+from typing import TypeVar
+
+import click
+
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import with_options
+
+__all__ = [
+    "End",
+    "Passes",
+    "interval_option",
+    "log_to_stderr",
+    "make_passes",
+    "once_option",
+]
+
+
+class End:
+    """A flag that SIGTERM and Ctrl-C set.
+
+    Implemented with a pipe: a signal handler that sets a
+    :class:`threading.Event` deadlocks if it interrupts a wait on it.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = {
+            one: signal.signal(one, self._set)
+            for one in (signal.SIGTERM, signal.SIGINT)
+        }
+
+    def __enter__(self) -> End:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def _set(self, *signal_arguments: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b"x")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a signal; return whether one was received.
+
+        :param timeout: seconds; None waits without a limit.
+        """
+        return bool(select.select([self._read], [], [], timeout)[0])
+
+
+@contextlib.contextmanager
+def log_to_stderr(
+    level: int = logging.INFO, *, without: str | None = None
+) -> Iterator[None]:
+    """Write the log of this package to standard error.
+
+    :param without: name of a logger to omit.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    )
+    if without is not None:
+        left_out = logging.Filter(without)
+        handler.addFilter(lambda record: not left_out.filter(record))
+    logger = logging.getLogger("sqla_shard")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _Report(Protocol):
+    """Report of a pass; ``str()`` of it is one line."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def troubles(self) -> tuple[str, ...]: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=_Report)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes(Generic[R]):
+    """Functions that make a pass and evaluate its report.
+
+    :param make: makes a pass and returns its report.
+    :param has_more: returns whether to make the next pass without a pause.
+    :param has_changes: returns whether to print the report in any case.
+    :param problems: returns one line for each problem of the pass.
+    :param state: returns the problems without details that change in each
+        pass; the report is also printed if these have changed.
+    """
+
+    make: Callable[[], R]
+    has_more: Callable[[R], bool]
+    has_changes: Callable[[R], bool]
+    problems: Callable[[R], Sequence[str]]
+    state: Callable[[R], Sequence[str]]
+
+
+def make_passes(
+    passes: Passes[R], until: End, interval: float | None, as_json: bool
+) -> None:
+    """Make one pass after another until a signal is received.
+
+    :param interval: seconds between two passes; None exits, with the status
+        of all passes, after the first one that has nothing to do.
+    """
+    is_clean = is_read = True
+    printed: Sequence[str] = ()
+    while True:
+        report = passes.make()
+        is_clean = is_clean and report.ok
+        is_read = is_read and not report.troubles
+        state = tuple(passes.state(report))
+        # Print a problem that persists only once.
+        if passes.has_changes(report) or state != printed:
+            _print_pass(report, passes.problems(report), as_json)
+        printed = state
+        has_more = passes.has_more(report)
+        if interval is None and not has_more:
+            break
+        if until.wait(0.0 if has_more else interval):
+            break
+    if interval is None:
+        end(is_good=is_clean, is_read=is_read)
+
+
+def _print_pass(
+    report: _Report, problems: Sequence[str], as_json: bool
+) -> None:
+    """Print the report of a pass, and flush it for readers of a pipe."""
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    if as_json:
+        echo(json.dumps({"time": now, **report.as_dict()}))
+    else:
+        echo(f"{now} {report}")
+        for line in problems:
+            echo(f"  {' '.join(line.split())}")
+    sys.stdout.flush()
+
+
+interval_option = with_options(
+    click.option(
+        "--interval",
+        metavar="S",
+        default=5.0,
+        show_default=True,
+        type=FiniteRange(least=0.1),
+        help="Seconds to wait after a pass with nothing to do.",
+    )
+)
+once_option = with_options(
+    click.option(
+        "--once", is_flag=True, help="Exit when there is nothing left to do."
+    )
+)

@@ -1,0 +1,289 @@
+"""``sqla-shard verify``: check rows against rows of other shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+
+from sqla_shard.cli.application_options import cache_of_option
+from sqla_shard.cli.application_options import cache_option
+from sqla_shard.cli.application_options import models_option
+from sqla_shard.cli.application_options import names
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import with_options
+from sqla_shard.engine.unread import describe_unread
+from sqla_shard.models import LookupMixin
+from sqla_shard.models import MappingMixin
+from sqla_shard.models.class_checks import is_abstract
+from sqla_shard.models.reference import ReferenceMixin
+from sqla_shard.models.reference import ReferencesReport
+from sqla_shard.models.reference import verify_references
+from sqla_shard.verify import verify_lookups
+from sqla_shard.verify import verify_relations
+from sqla_shard.verify import VerifyProgress
+from sqla_shard.verify import VerifyReport
+from sqla_shard.verify.lookups import claims_on_all
+
+__all__ = ["verify_group"]
+
+#: Seconds between two lines of progress.
+_EVERY = 5.0
+
+
+@click.group("verify")
+def verify_group() -> None:
+    """Find inconsistent rows, and repair them.
+
+    The application can run at the same time.  Nothing is written without
+    --repair or --rekey.
+    """
+
+
+_run_options = with_options(
+    click.option(
+        "--rate",
+        metavar="N",
+        type=FiniteRange(least=0, is_open=True),
+        help="Read at most N rows per second.",
+    ),
+    click.option(
+        "--grace",
+        metavar="S",
+        type=FiniteRange(least=0),
+        default=60.0,
+        show_default=True,
+        help="Seconds before an inconsistency is checked again.",
+    ),
+    click.option(
+        "--resume",
+        "position",
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Save the progress in FILE, and resume from there after an "
+        "interruption.",
+    ),
+    json_option,
+)
+_class_options = with_options(
+    models_option,
+    click.option(
+        "--class",
+        "wanted",
+        metavar="NAME",
+        multiple=True,
+        help="Class of these modules; repeatable.  All by default.",
+    ),
+)
+
+
+@verify_group.command(
+    "lookups",
+    short_help="Check lookup keys against objects.",
+    epilog=examples(
+        "sqla-shard verify lookups --models shop.models",
+        "sqla-shard verify lookups --models shop.models --class UserEmail \\",
+        "    --repair --rate 1000 --resume emails.json",
+    ),
+)
+@_class_options
+@cache_option
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Repair what can be repaired automatically, and delete claims "
+    "that expired more than a day ago.",
+)
+@click.option(
+    "--rekey",
+    is_flag=True,
+    help="Rewrite rows of previous key policies with the current one.",
+)
+@_run_options
+@pass_settings
+def lookups_command(settings: Settings, /, **options: Any) -> None:
+    """Check that keys point to objects, and that objects have their keys.
+
+    The status is 1 if an inconsistency remains.
+    """
+    verify = partial(verify_lookups, on_progress=_ProgressLines())
+    _run(settings, verify, LookupMixin, **options)
+
+
+@verify_group.command(
+    "claims",
+    short_help="List open claims of lookup keys.",
+    epilog=examples(
+        "sqla-shard verify claims --models shop.models",
+        "sqla-shard verify claims --models shop.models --json",
+    ),
+)
+@_class_options
+@json_option
+@pass_settings
+def claims_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    wanted: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """List claims of keys that were neither confirmed nor released.
+
+    This includes claims of sign-ups in progress.  An expired claim can still
+    be confirmed until the key is claimed again.
+    """
+    classes = _classes(LookupMixin, names(models), wanted)
+    with settings.cluster() as cluster:
+        found, troubles = claims_on_all(cluster, classes)
+    wrong = describe_unread(troubles)
+    if as_json:
+        claims = [one.as_dict() for one in found]
+        print_json({"claims": claims, "troubles": wrong})
+    else:
+        for line in (*map(str, found), *wrong):
+            echo(line)
+        ended = sum(one.has_ended for one in found)
+        which = " on the shards that were read" if wrong else ""
+        echo(f"{len(found):,} open{which}, {ended:,} of them expired")
+    end(is_good=True, is_read=not wrong)
+
+
+@verify_group.command(
+    "relations",
+    short_help="Check mapping rows against objects.",
+    epilog=examples(
+        "sqla-shard verify relations --models shop.models",
+        "sqla-shard verify relations --models shop.models --repair \\",
+        "    --rate 1000 --resume relations.json --cache cache.toml",
+    ),
+)
+@_class_options
+@cache_option
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Delete rows whose source or target does not exist, and make "
+    "inverses match their mappings.",
+)
+@_run_options
+@pass_settings
+def relations_command(settings: Settings, /, **options: Any) -> None:
+    """Check that objects of mapping rows exist, and that inverses match.
+
+    The status is 1 if an inconsistency remains.  If lists are cached,
+    --repair needs --cache, or readers get outdated lists.
+    """
+    verify = partial(verify_relations, on_progress=_ProgressLines())
+    _run(settings, verify, MappingMixin, **options)
+
+
+@verify_group.command(
+    "references",
+    short_help="Compare reference tables.",
+    epilog=examples(
+        "sqla-shard verify references --models shop.models",
+        "sqla-shard verify references --models shop.models --repair",
+    ),
+)
+@_class_options
+@cache_option
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Copy the rows of the lowest shard to shards that differ.",
+)
+@json_option
+@pass_settings
+def references_command(settings: Settings, /, **options: Any) -> None:
+    """Check that reference tables have the same rows on every shard.
+
+    The status is 1 if a difference remains.
+    """
+    _run(settings, verify_references, ReferenceMixin, **options)
+
+
+def _run(
+    settings: Settings,
+    verify: Callable[..., VerifyReport | ReferencesReport],
+    mixin: type[Any],
+    *,
+    models: tuple[str, ...],
+    wanted: tuple[str, ...],
+    cache: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Verify the classes with a mixin, print the report, and exit.
+
+    :param options: further options of the command, passed to ``verify``.
+    """
+    classes = _classes(mixin, names(models), wanted)
+    option = cache_of_option(cache)
+    with settings.cluster() as cluster:
+        option.configure(cluster)
+        report = verify(cluster, classes, **options)
+    print_report(report, as_json)
+    end(is_good=report.ok, is_read=not report.unread)
+
+
+def _classes(
+    mixin: type[Any], namespace: dict[str, Any], wanted: Sequence[str]
+) -> list[type[Any]]:
+    """Return the classes with a mixin in a namespace.
+
+    :param wanted: names of classes; all if empty.
+    :raises click.UsageError: if no class exists, or a name is not found.
+    """
+    found = {
+        value.__name__: value
+        for value in namespace.values()
+        if isinstance(value, type)
+        and issubclass(value, mixin)
+        and value is not mixin
+        and not is_abstract(value)
+    }
+    if not found:
+        raise click.UsageError(
+            f"no subclass of {mixin.__name__} found; name the module that "
+            "defines them with --models MODULE"
+        )
+    for name in wanted:
+        if name not in found:
+            raise click.BadParameter(
+                f"{mixin.__name__} {name!r} not found; the modules define "
+                f"{', '.join(sorted(found))}",
+                param_hint="--class",
+            )
+    return [found[name] for name in wanted or found]
+
+
+class _ProgressLines:
+    """Prints the progress to standard error every few seconds."""
+
+    def __init__(self) -> None:
+        self._shown = monotonic()
+
+    def __call__(self, progress: VerifyProgress) -> None:
+        now = monotonic()
+        if now - self._shown < _EVERY:
+            return
+        self._shown = now
+        echo(
+            f"{progress.subject}: shard {progress.shard_id} of "
+            f"{progress.shards}, {progress.looked} {progress.unit}; "
+            f"{progress.found} found, {progress.waiting} to check again",
+            err=True,
+        )

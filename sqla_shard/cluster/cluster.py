@@ -1,0 +1,717 @@
+"""The cluster: a topology, its engines, and sessions over them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from sqlalchemy import MetaData
+from sqlalchemy.event import dispatcher
+from sqlalchemy.event.registry import EventTarget
+
+from sqla_shard.cluster.active_topology import ActiveTopology
+from sqla_shard.cluster.async_session import AsyncSessionContext
+from sqla_shard.cluster.async_session import AsyncShardSession
+from sqla_shard.cluster.async_session import to_the_end
+from sqla_shard.cluster.creation import create_all
+from sqla_shard.cluster.event_loops import LoopEngines
+from sqla_shard.cluster.event_loops import Loops
+from sqla_shard.cluster.explain import explain
+from sqla_shard.cluster.explain import Explanation
+from sqla_shard.cluster.factories import FromSources
+from sqla_shard.cluster.health import deadline
+from sqla_shard.cluster.health import Health
+from sqla_shard.cluster.health import health_of
+from sqla_shard.cluster.retries import Retries
+from sqla_shard.cluster.run import run
+from sqla_shard.cluster.run import run_awaited
+from sqla_shard.engine import Engines
+from sqla_shard.engine import EngineStats
+from sqla_shard.engine import Lanes
+from sqla_shard.engine import Places
+from sqla_shard.engine import Watch
+from sqla_shard.exc import CacheOptionError
+from sqla_shard.outbox import count_pending
+from sqla_shard.outbox import Pending
+from sqla_shard.outbox import pending
+from sqla_shard.outbox import PendingCount
+from sqla_shard.outbox import repair
+from sqla_shard.outbox import RepairReport
+from sqla_shard.outbox.pending_operations import KEEP
+from sqla_shard.outbox.transaction_keys import CommittedKey
+from sqla_shard.outbox.transaction_keys import find_halves
+from sqla_shard.outbox.transaction_keys import find_key
+from sqla_shard.outbox.transaction_keys import forget
+from sqla_shard.outbox.transaction_keys import HalfCommit
+from sqla_shard.outbox.transaction_keys import MINUTE
+from sqla_shard.session import CrossShard
+from sqla_shard.session import PlacementPolicy
+from sqla_shard.session import RandomPlacement
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import Seal
+from sqla_shard.session.paging import seal_of
+from sqla_shard.session.session import SessionContext
+from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import Fixed
+from sqla_shard.topology.follow import Follower
+from sqla_shard.topology.follow import SourceReport
+
+if TYPE_CHECKING:
+    from sqla_shard.cache import Cache
+    from sqla_shard.cache import Cached
+    from sqla_shard.outbox.invalidations import DrainReport
+
+__all__ = ["Cluster", "all_caches"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: The clusters of this process that have a cache.
+_with_cache: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+def all_caches() -> list[Cache]:
+    """Return the caches of all clusters of this process."""
+    return [one.cache for one in list(_with_cache) if one.cache is not None]
+
+
+class Cluster(FromSources, EventTarget):
+    """A sharded database, as an application sees it.
+
+    ::
+
+        cluster = Cluster.from_file("topology.toml")
+        with cluster.begin() as session:
+            session.add(User(name="maker"))
+
+    The constructor opens no connection: a session connects to a server when it
+    first uses the server.  One cluster serves all threads and event loops of a
+    process; after a fork the child opens connections of its own.
+
+    :param topology: where the shards are.
+    :param driver: driver for ``mysql://`` URLs that do not name one.
+    :param async_driver: driver for all ``mysql`` URLs in asynchronous
+        sessions; for SQLite files these use aiosqlite.
+    :param placement: chooses the shard of new roots.
+    :param engine_options: arguments of :func:`sqlalchemy.create_engine`, such
+        as ``pool_size``; each server has its own engine.  Unless
+        ``connect_args`` or the URL say otherwise, drivers wait 10 seconds for
+        a connection and 30 for each response
+        (:doc:`/explanation/time-limits`).
+    :param async_engine_options: the same for asynchronous sessions, where
+        each event loop has pools of its own; ``engine_options`` by default.
+    :param session_options: arguments of every session, such as
+        ``expire_on_commit``.
+    :param environ: values of the placeholders in URLs; by default the
+        environment variables.
+    :param threads: maximum number of threads that wait for servers, in
+        addition to the threads of the sessions: a statement for several
+        servers uses one for each server but the first.
+    :param scatters: whether statements may be sent to all shards, by
+        :func:`~sqla_shard.scatter`.
+    :param comments: add a comment with the shards to each statement of a
+        session, for the logs of servers.
+    :param grace: seconds for which transactions may still use a server
+        that has left the topology.
+    :param bookmark_keys: secrets that sign the bookmarks of pages, each a
+        string of 16 bytes or more, or ``"${NAME}"`` for a value of
+        ``environ``: the first signs, all are accepted (:ref:`bookmark-keys`).
+        Without them a bookmark can be forged.
+    :raises BookmarkKeyError: if one of the keys cannot be used.
+    """
+
+    dispatch: dispatcher[Cluster]
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        driver: str = "pymysql",
+        async_driver: str = "asyncmy",
+        placement: PlacementPolicy | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        async_engine_options: Mapping[str, Any] | None = None,
+        session_options: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        threads: int = 32,
+        scatters: bool = True,
+        comments: bool = False,
+        grace: float = 30.0,
+        bookmark_keys: Sequence[str | bytes] = (),
+    ) -> None:
+        #: Whether statements may be sent to all shards, by ``scatter()``; it
+        #: can be set at any time.
+        self.scatters = scatters
+        self._comments = comments
+        self.placement = placement or RandomPlacement()
+        environ = os.environ if environ is None else environ
+        self._seal = seal_of(bookmark_keys, environ)
+        options = engine_options or {}
+        self._engines = Engines(
+            driver=driver,
+            options=options,
+            environ=environ,
+            lanes=Lanes(threads),
+            grace=grace,
+        )
+        if async_engine_options is not None:
+            options = async_engine_options
+        self._loops = Loops(
+            self,
+            partial(
+                LoopEngines,
+                driver=async_driver,
+                options=options,
+                environ=environ,
+                grace=grace,
+            ),
+            request_topology=self._refresh_topology,
+        )
+        self._engines.request_topology = self._refresh_topology
+        self._active = ActiveTopology(
+            topology, self._engines, self._loops, self._call_listeners
+        )
+        self._session_options = dict(session_options or {})
+
+    # -- Topology
+
+    def update_topology(self, topology: Topology) -> bool:
+        """Use a newer topology from now on, without a source.
+
+        Running transactions use the topology that they began with.  Servers
+        that are not in the new one are drained.
+
+        :returns: False if it is already in use.
+        :raises StaleTopologyError: if the topology is not newer.
+        :raises TopologyRefusedError: if it would lose shards or data of the
+            one in use.
+        :raises MissingDriverError: if a URL in it names a driver that is not
+            installed.
+        :raises ValueError: if the cluster follows a source.
+        """
+        return self._active.update(topology)
+
+    def _call_listeners(self, old: Topology, new: Topology) -> None:
+        for listener in self.dispatch.topology_changed:
+            try:
+                listener(self, old, new)
+            except Exception:  # The other listeners must still be called.
+                _log.exception(
+                    "a listener failed for the topology of epoch %d",
+                    new.epoch,
+                    extra={
+                        "action": "tell of topology",
+                        "epoch": new.epoch,
+                    },
+                )
+
+    @property
+    def places(self) -> Places:
+        """The current shard locations."""
+        return self._active.places
+
+    @property
+    def topology(self) -> Topology:
+        """The topology in use."""
+        return self.places.topology
+
+    @property
+    def watch(self) -> Watch | None:
+        """Listeners and comments for the statements of sessions."""
+        listeners = self.dispatch.after_statement
+        if not listeners and not self._comments:
+            return None
+        return Watch(
+            partial(listeners, self) if listeners else None, self._comments
+        )
+
+    @property
+    def seal(self) -> Seal:
+        """The object that signs and checks the bookmarks of pages."""
+        return self._seal
+
+    # -- Sessions
+
+    def session(
+        self, *, class_: type[ShardSession] = ShardSession, **kwargs: Any
+    ) -> ShardSession:
+        """Return a new session; use it as a context manager.
+
+        :param class_: a subclass of :class:`ShardSession`.
+        :param kwargs: ``shard_id``, ``cross_shard``, or as for
+            :class:`sqlalchemy.orm.Session`.
+        """
+        return class_(cluster=self, **{**self._session_options, **kwargs})
+
+    def begin(
+        self, *, cross_shard: CrossShard = None, **kwargs: Any
+    ) -> SessionContext:
+        """Return a context manager: a session, committed at the end.
+
+        An exception rolls back; the session is closed either way.
+
+        :param cross_shard: ``"ordered"`` or ``"unordered"`` allows the
+            transaction to write several shards; ``"logged"`` allows it to
+            leave operations that are applied on them.
+        """
+        return SessionContext(self.session(cross_shard=cross_shard, **kwargs))
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        *args: Any,
+        attempts: int | None = None,
+        timeout: float = 30.0,
+        key: str | None = None,
+        cross_shard: CrossShard = None,
+        **kwargs: Any,
+    ) -> T:
+        """Run ``fn(session, *args, **kwargs)`` in a transaction.
+
+        It is repeated, with a new session, when that is safe: after a
+        deadlock, a lock wait timeout, a stale object, a server that has
+        become read-only, a shard that has moved, or a connection lost before
+        COMMIT was sent.  So ``fn`` should do nothing that cannot be
+        repeated, and return no object that needs the session.
+
+        :param attempts: maximum number of attempts; None for no limit
+            except ``timeout``.
+        :param timeout: seconds after which no further attempt begins.
+        :param key: a unique name of this transaction, such as ``"order-17"``:
+            it is written in the transaction, and read if the outcome of COMMIT
+            is unknown (:doc:`/howto/retry`).
+        :param cross_shard: as for :meth:`begin`; a key is possible with
+            ``"logged"``, and with ``"ordered"``, where it shows the partial
+            commits of a killed process (:meth:`find_halves`).
+        :returns: what ``fn`` returns.
+        :raises RetriesExhaustedError: if no attempt is left.
+        :raises CommitUnknownError: if the outcome of COMMIT is unknown; the
+            transaction is not repeated.  With a key: if the outcome could not
+            be looked up in time.
+        :raises KeyUsedError: if an earlier transaction with the key has
+            committed, on the shard that this one has written first.
+        :raises ValueError: if the key is not valid.
+        """
+        return run(
+            lambda session: fn(session, *args, **kwargs),
+            partial(self.begin, cross_shard=cross_shard),
+            self.session,
+            Retries(
+                self._engines.backends,
+                attempts=attempts,
+                timeout=timeout,
+                follower=self._follower,
+            ),
+            key,
+        )
+
+    # -- Asynchronous sessions and methods
+
+    def async_session(self, **kwargs: Any) -> AsyncShardSession:
+        """Return a new asynchronous session; use it with ``async with``.
+
+        By default its objects keep their values at COMMIT
+        (``expire_on_commit=False``): reading an expired attribute would need
+        a query, which an attribute cannot await.
+
+        :param kwargs: as for :meth:`session`.
+        """
+        return AsyncShardSession(
+            cluster=self._loops,
+            **{"expire_on_commit": False, **self._session_options, **kwargs},
+        )
+
+    def async_begin(
+        self, *, cross_shard: CrossShard = None, **kwargs: Any
+    ) -> AsyncSessionContext:
+        """Return a context manager: :meth:`begin` for ``async with``.
+
+        A task that is cancelled meanwhile waits for the end of COMMIT, and
+        is cancelled after it.
+
+        :param cross_shard: ``"ordered"`` or ``"unordered"`` allows the
+            transaction to write several shards; ``"logged"`` allows it to
+            leave operations that are applied on them.
+        """
+        return AsyncSessionContext(
+            self.async_session(cross_shard=cross_shard, **kwargs)
+        )
+
+    async def async_run(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        *args: Any,
+        attempts: int | None = None,
+        timeout: float = 30.0,
+        key: str | None = None,
+        cross_shard: CrossShard = None,
+        **kwargs: Any,
+    ) -> T:
+        """Await ``fn(session, *args, **kwargs)`` in a transaction.
+
+        Repeated under the same conditions as :meth:`run`, with the same
+        exceptions.
+
+        :param attempts: maximum number of attempts; None for no limit
+            except ``timeout``.
+        :param timeout: seconds after which no further attempt begins.
+        :param key: a unique name of this transaction.
+        :param cross_shard: as for :meth:`begin`.
+        :returns: what ``fn`` returns.
+        """
+        return await run_awaited(
+            lambda session: fn(session, *args, **kwargs),
+            partial(self.async_begin, cross_shard=cross_shard),
+            self.async_session,
+            Retries(
+                self._loops.backends,
+                attempts=attempts,
+                timeout=timeout,
+                follower=self._follower,
+            ),
+            key,
+        )
+
+    async def async_call(
+        self, fn: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> T:
+        """Await ``fn(*args, places=..., **kwargs)``.
+
+        The function is synchronous code; its statements are awaited, over
+        the connections of this event loop.
+        """
+        return await self._loops.run(fn, *args, **kwargs)
+
+    async def async_create_all(
+        self, metadata: MetaData, *, keyspace: str | None = None
+    ) -> None:
+        """Create the missing tables; see :meth:`create_all`."""
+        await self._loops.run(create_all, metadata, keyspace=keyspace)
+
+    async def async_warm(self, connections: int = 1) -> None:
+        """Open connections of this event loop to every server now.
+
+        :param connections: number of connections to each server.
+        """
+        await self._loops.run(lambda places: places.warm(connections))
+
+    async def async_health(self, timeout: float = 2.0) -> Health:
+        """Check every server; see :meth:`health`.
+
+        :param timeout: seconds.
+        :raises ValueError: if the timeout is not above 0 and at most 3600.
+        """
+        end = deadline(timeout)
+        answers = await self._loops.run(lambda places: places.check(timeout))
+        while not self._follower.has_read and monotonic() < end:
+            # A new child process has not read the source yet.
+            await asyncio.sleep(0.02)
+        return health_of(self._follower.report(), answers)
+
+    async def aclose(self, timeout: float = 10.0) -> bool:
+        """Let transactions of this event loop end, then close everything.
+
+        New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`,
+        synchronous ones too.  Connections of other event loops are closed
+        when they are returned, or when their loop ends.
+
+        :param timeout: seconds to wait for running transactions.
+        :returns: whether all ended in time.
+        """
+        return await to_the_end(self._aclose(timeout))
+
+    async def _aclose(self, timeout: float) -> bool:
+        self._follower.close_soon()
+        ended = await self._loops.aclose(timeout)
+        self._close_cache()
+        if not any(stats.busy for stats in self._engines.stats()):
+            return self._engines.close(0) and ended
+        # close() waits for sessions of other threads.
+        return await asyncio.to_thread(self._engines.close, timeout) and ended
+
+    # -- Monitoring
+
+    def explain(self, what: Any, parameters: Any = None) -> Explanation:
+        """Return the route of an id or a statement, without executing it.
+
+        :param what: an object id, or a SELECT, UPDATE or DELETE.
+        :param parameters: parameters of the statement, if it has any.
+        :returns: the explanation; ``str()`` of it is a readable report.
+        :raises InvalidIdError: if ``what`` is neither.
+        """
+        return explain(
+            what,
+            parameters,
+            self.places,
+            self.placement,
+            scatters=self.scatters,
+        )
+
+    def stats(self) -> list[EngineStats]:
+        """Return the state of the pool of every server in use.
+
+        Each event loop has pools of its own.
+        """
+        return self._engines.stats() + self._loops.stats()
+
+    def health(self, timeout: float = 2.0) -> Health:
+        """Return the state of the source and of every server.
+
+        All servers are pinged at the same time, each over a new connection,
+        which is closed afterwards.  The source is not read: the result has
+        its last state.  A child process that has not read it yet waits for
+        that.
+
+        :param timeout: seconds; a server that has not responded by then is
+            reported as down.
+        :raises ValueError: if the timeout is not above 0 and at most 3600.
+        """
+        end = deadline(timeout)
+        answers = self.places.check(timeout)
+        self._follower.wait_read(max(end - monotonic(), 0))
+        return health_of(self._follower.report(), answers)
+
+    def source_report(self) -> SourceReport:
+        """Return the state of the topology source, without reading it."""
+        return self._follower.report()
+
+    @property
+    def _follower(self) -> Fixed | Follower:
+        return self._active.follower
+
+    def _refresh_topology(self) -> None:
+        # Called after an error of a server: the topology may have changed.
+        self._follower.refresh()
+
+    def create_all(
+        self, metadata: MetaData, *, keyspace: str | None = None
+    ) -> None:
+        """Create the missing tables of every virtual shard.
+
+        For development and tests; missing databases are also created.
+
+        :param keyspace: create only the tables of this keyspace.
+        """
+        create_all(metadata, self.places, keyspace)
+
+    def warm(self, connections: int = 1) -> None:
+        """Open connections to every server now, in parallel.
+
+        :param connections: number of connections to each server.
+        """
+        self.places.warm(connections)
+
+    # -- Operations and transaction keys
+
+    def pending(self) -> list[Pending]:
+        """Return the pending operations, oldest first.
+
+        A healthy cluster has only recent ones; see :meth:`repair`.
+
+        :returns: at most 200 operations of each shard; :meth:`count_pending`
+            counts all of them.
+        """
+        return pending(self)
+
+    def count_pending(self) -> list[PendingCount]:
+        """Return the number of pending calls of each operation, on all shards.
+
+        :returns: the numbers by name of the operation, in the order of the
+            names.
+        :raises SQLAlchemyError: if a server cannot be read.
+        """
+        return count_pending(self)
+
+    def repair(
+        self, *, keep: timedelta = KEEP, now: bool = False
+    ) -> RepairReport:
+        """Apply pending operations.
+
+        The command ``sqla-shard repair`` calls this repeatedly.  The
+        modules that define the operations must have been imported.
+
+        :param keep: retention time of the record of an applied operation: a
+            process that is suspended for longer while it applies one would
+            apply it a second time.
+        :param now: also apply operations that are not due yet: those that
+            their own process or another worker may still apply, and those that
+            failed recently.
+        :raises ValueError: if ``keep`` is not valid.
+        """
+        return repair(self, keep=keep, now=now)
+
+    def find_key(self, key: str) -> list[CommittedKey]:
+        """Return the shards on which a key of :meth:`run` has committed.
+
+        This shows the outcome of a transaction whose process was killed.  All
+        shards are read without locks: a transaction that is about to commit is
+        not found yet.  Nor is a deleted key, or the key of a transaction that
+        wrote nothing.
+
+        :returns: usually one shard; several if transactions with the same key
+            have written different shards first; empty if none has committed.
+        :raises ValueError: if the key is not valid.
+        :raises SQLAlchemyError: if a server cannot be read, or a shard
+            does not have the table.
+        """
+        return find_key(self, key)
+
+    def find_halves(self, older_than: timedelta = MINUTE) -> list[HalfCommit]:
+        """Return partially committed transactions of :meth:`run`.
+
+        Their process was killed between two COMMITs of ``run(key=...,
+        cross_shard="ordered")``; without a key they cannot be found.  They are
+        listed until their key is deleted.
+
+        :param older_than: minimum age; must be longer than the COMMITs of one
+            transaction take.
+        :returns: the transactions, oldest first.
+        :raises ValueError: if the age is not valid.
+        :raises SQLAlchemyError: if a server cannot be read, or a shard
+            does not have the table.
+        """
+        return find_halves(self, older_than)
+
+    def forget_keys(self, older_than: timedelta, *, batch: int = 1000) -> int:
+        """Delete old keys of :meth:`run` on every shard.
+
+        A transaction that is repeated with a deleted key is executed a second
+        time: choose an age above that of everything that may still be
+        repeated, such as a message in a queue.
+
+        :param older_than: minimum age of a key, by the clocks of the servers.
+        :param batch: maximum number of keys that a transaction deletes.
+        :returns: the number of deleted keys.
+        :raises ValueError: if an argument is not valid.
+        """
+        return forget(self.places, older_than, batch)
+
+    async def async_forget_keys(
+        self, older_than: timedelta, *, batch: int = 1000
+    ) -> int:
+        """Delete old keys on every shard; see :meth:`forget_keys`."""
+        count: int = await self._loops.run(
+            forget, older_than=older_than, batch=batch
+        )
+        return count
+
+    # -- Row cache
+
+    #: The cache; None before :meth:`configure_cache`.
+    cache: Cache | None = None
+
+    def configure_cache(
+        self,
+        regions: Mapping[str, Any],
+        *,
+        classes: Mapping[Any, str | Cached],
+        prefix: str,
+    ) -> Cache:
+        """Configure the row cache; see :doc:`/howto/cache`.
+
+        Every process that writes has to call it with the same arguments:
+        otherwise its writes would leave stale rows in the caches.  They can
+        be read from a file with :func:`~sqla_shard.cache.load_cache`.
+
+        :param regions: for each name the arguments of
+            ``CacheRegion.configure()`` of dogpile.cache, or a configured
+            region.
+        :param classes: for each object or mapping class whose rows are cached,
+            the name of a region, or a :class:`~sqla_shard.cache.Cached`.
+        :param prefix: prefix of all keys; the same for all processes of an
+            application.
+        :returns: the cache; it is available as ``cluster.cache``.
+        :raises CacheOptionError: if an argument is not valid, or the
+            cluster has a cache already.
+        :raises CacheClassError: if rows of a class cannot be cached.
+        :raises MissingExtraError: if a required package is not installed.
+        """
+        # Import the modules only if there is a cache.
+        from sqla_shard.cache import Cache
+
+        if self.cache is not None:
+            # Pending invalidations belong to that cache.
+            raise CacheOptionError(
+                "is already configured: a cluster has one cache; create "
+                "another cluster",
+                option="cluster.cache",
+                value=self.cache,
+            )
+        self.cache = cache = Cache(regions, classes, prefix)
+        _with_cache.add(self)
+        return cache
+
+    @property
+    def caching(self) -> Cache | None:
+        """The cache, for sessions."""
+        return self.cache
+
+    def _close_cache(self) -> None:
+        if self.cache is not None:
+            self.cache.close()
+
+    def repair_cache(self) -> DrainReport:
+        """Apply pending invalidations of the row cache.
+
+        The command ``sqla-shard cache repair`` calls this repeatedly.
+
+        :raises CacheOptionError: if the cluster has no cache.
+        """
+        from sqla_shard.outbox.invalidations import drain
+
+        cache = self.cache
+        if cache is None:
+            raise CacheOptionError(
+                "is not configured; call configure_cache() first",
+                option="cluster.cache",
+                value=None,
+            )
+        stores = {name: one.store for name, one in cache.regions.items()}
+        return drain(self, stores)
+
+    # -- Closing
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Let running transactions end, then close every connection.
+
+        New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`.
+
+        Asynchronous code calls :meth:`aclose`.  This method does not wait for
+        asynchronous sessions: their connections are closed when they are
+        returned, or when their event loop ends.
+
+        :param timeout: seconds to wait for running transactions.
+        :returns: whether all ended in time.
+        """
+        self._follower.close_soon()
+        self._loops.shut()
+        drained = self._engines.close(timeout)
+        self._follower.close(1.0)
+        self._close_cache()
+        return drained
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        spaces = ", ".join(
+            f"{keyspace.name} ({keyspace.shards} shards)"
+            for keyspace in self.topology.keyspaces.values()
+        )
+        return f"<Cluster epoch {self.topology.epoch}: {spaces}>"

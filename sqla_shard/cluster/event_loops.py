@@ -1,0 +1,313 @@
+"""The engines of each event loop.
+
+A connection of an asynchronous driver belongs to the event loop that opened
+it.  So each loop has engines and pools of its own; a session uses those of the
+loop that is running when it needs its first connection.  One cluster serves
+several loops: one in each of several threads, or one after another, as in
+tests.
+
+The engines of a loop are closed when it ends: ``asyncio.run()``, and every
+runner built on it, closes the asynchronous generators of a loop, one of which
+closes the engines.  If a loop was closed in another way, its connections are
+closed when the next loop creates its engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import greenlet_spawn
+
+from sqla_shard.dialects import Backend
+from sqla_shard.engine import Answer
+from sqla_shard.engine import AwaitedLanes
+from sqla_shard.engine import Engines
+from sqla_shard.engine import EngineStats
+from sqla_shard.engine import no_answer
+from sqla_shard.engine import Places
+from sqla_shard.engine import Watch
+from sqla_shard.exc import NoEventLoopError
+from sqla_shard.session import PlacementPolicy
+from sqla_shard.session.paging import Seal
+from sqla_shard.topology import Topology
+
+if TYPE_CHECKING:
+    from sqla_shard.cache.cache import Cache
+    from sqla_shard.session.session import AnyCluster
+
+__all__ = ["LoopEngines", "Loops"]
+
+T = TypeVar("T")
+
+
+class LoopEngines(Engines):
+    """The engines of one event loop; no other loop uses them.
+
+    :param options: arguments of :class:`~sqla_shard.engine.Engines`, without
+        ``lanes``.
+    """
+
+    asynchronous = True
+
+    def __init__(self, **options: Any) -> None:
+        self._awaited = AwaitedLanes()
+        super().__init__(lanes=self._awaited, **options)
+        self._all_back = asyncio.Event()
+        self._disposing: set[asyncio.Task[None]] = set()
+
+    def checked_in(self, record: Any) -> None:
+        """Count a connection as idle or closed; called by listeners."""
+        # No lock: the garbage collector calls it too, at any time.
+        self._busy.pop(id(record), None)
+        self._drop_idle()
+        if not self._busy:
+            self._all_back.set()
+
+    def in_parallel(
+        self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
+    ) -> list[T]:
+        """Run a job for each server at the same time, without threads."""
+        left = deque(enumerate(jobs))
+        results: dict[int, T] = {}
+
+        def lane() -> None:
+            while left:
+                index, job = left.popleft()
+                results[index] = job()
+
+        self._awaited.run([lane] * min(most, len(jobs)))
+        return [results[index] for index in range(len(jobs))]
+
+    def _ask_all(
+        self, jobs: Sequence[Callable[[], Answer]], timeout: float
+    ) -> list[Answer]:
+        futures = self._awaited.attempt(jobs, timeout)
+        return [
+            future.result() if future.done() else no_answer(timeout)
+            for future in futures
+        ]
+
+    async def aclose(self, timeout: float) -> bool:
+        """Refuse new sessions, wait for running ones, close all connections.
+
+        :param timeout: seconds to wait for connections in use; those that
+            remain are closed when they are returned.
+        :returns: whether all were returned in time.
+        """
+        self.shut()
+        self._all_back.clear()
+        if self._busy:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_back.wait(), timeout)
+        await self._dispose()
+        return not self._busy
+
+    async def until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        """Close all engines when the event loop ends this generator."""
+        try:
+            yield
+        finally:
+            # Connections that are in use are closed at checkin.
+            self.pools_connections = False
+            await self._dispose()
+
+    async def _dispose(self) -> None:
+        for engine in (*self, *self.retired):
+            await AsyncEngine(engine).dispose()
+
+    def _dispose_idle(self, engine: Engine) -> None:
+        # The event loop has only a weak reference to a task.
+        task = asyncio.ensure_future(AsyncEngine(engine).dispose())
+        self._disposing.add(task)
+        task.add_done_callback(self._disposing.discard)
+
+    def give_up(self) -> None:
+        """Close the open connections, after the event loop was closed."""
+        for backend, connection in self.open_connections.values():
+            backend.give_up(connection)
+        self.open_connections.clear()
+
+    def after_fork(self) -> None:
+        """Give up, in a child process, the connections of the parent."""
+        # Never freed: finalizers would write to the connections of the parent.
+        _abandoned.append(self)
+        for backend, connection in self.open_connections.values():
+            backend.abandon(connection)
+
+
+_abandoned: list[LoopEngines] = []
+
+
+@dataclass
+class _Loop:
+    engines: LoopEngines
+    places: Places
+    guard: AsyncGenerator[None, None]
+
+
+class Loops:
+    """The engines of all event loops; the cluster of asynchronous sessions.
+
+    :param cluster: the cluster of synchronous sessions.
+    :param open_: creates the engines of a loop.
+    :param request_topology: see :attr:`.Engines.request_topology`.
+    """
+
+    def __init__(
+        self,
+        cluster: AnyCluster,
+        open_: Callable[[], LoopEngines],
+        *,
+        request_topology: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._request_topology = request_topology
+        self._new_engines = open_
+        self._closed = False
+        self._process = os.getpid()
+        self._known: dict[asyncio.AbstractEventLoop, _Loop] = {}
+
+    @property
+    def _loops(self) -> dict[asyncio.AbstractEventLoop, _Loop]:
+        if self._process != os.getpid():
+            # The loops of a parent process do not run in a child.
+            self._process, self._known = os.getpid(), {}
+        return self._known
+
+    @property
+    def placement(self) -> PlacementPolicy:
+        """The policy for new roots."""
+        return self._cluster.placement
+
+    @property
+    def scatters(self) -> bool:
+        """Whether statements may go to all shards."""
+        return self._cluster.scatters
+
+    @property
+    def caching(self) -> Cache | None:
+        """The row cache."""
+        return self._cluster.caching
+
+    @property
+    def seal(self) -> Seal:
+        """Signs and checks bookmarks."""
+        return self._cluster.seal
+
+    @property
+    def watch(self) -> Watch | None:
+        """Listeners and comments for the statements of sessions."""
+        return self._cluster.watch
+
+    @property
+    def places(self) -> Places:
+        """The current shard locations, for the running event loop.
+
+        :raises NoEventLoopError: if no event loop is running.
+        """
+        found = self._running()
+        topology = self._cluster.places.topology
+        if found.places.topology is not topology:
+            self._follow(found, topology)
+        return found.places
+
+    def follow(self, topology: Topology) -> None:
+        """Let every loop use a newer topology."""
+        for loop, found in list(self._loops.items()):
+            # The loop may have been closed meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._follow, found, topology)
+
+    def _follow(self, found: _Loop, topology: Topology) -> None:
+        """Use a newer topology; called in the thread of the loop."""
+        if found.places.topology.version < topology.version:
+            found.places = Places(topology, found.engines)
+            found.engines.follow(topology)
+
+    def _running(self) -> _Loop:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise NoEventLoopError(
+                "an asynchronous session needs a server, but no event loop "
+                "is running in this thread; use it in a coroutine"
+            ) from error
+        # No lock: the engines of a loop are looked up in its own thread only.
+        found = self._loops.get(loop)
+        if found is None:
+            self._give_up_closed()
+            found = self._loops[loop] = self._begin()
+        return found
+
+    def _begin(self) -> _Loop:
+        engines = self._new_engines()
+        topology = self._cluster.places.topology
+        engines.follow(topology)
+        engines.request_topology = self._request_topology
+        if self._closed:
+            engines.shut()
+        guard = engines.until_the_loop_ends()
+        # The first step registers the generator with the loop, and awaits
+        # nothing.
+        first_step: Any = guard.__anext__()
+        with contextlib.suppress(StopIteration):
+            first_step.send(None)
+        return _Loop(engines, Places(topology, engines), guard)
+
+    def _give_up_closed(self) -> None:
+        for loop in list(self._loops):
+            if loop.is_closed():
+                found = self._loops.pop(loop, None)
+                if found is not None:
+                    found.engines.give_up()
+
+    async def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run ``fn`` with the places of this loop, in a greenlet.
+
+        :param args: arguments of ``fn``; ``places`` is passed by name.
+        """
+        return await greenlet_spawn(fn, *args, places=self.places, **kwargs)
+
+    def backends(self) -> set[Backend]:
+        """Return the kinds of the servers in use by this loop."""
+        return self._running().engines.backends()
+
+    def stats(self) -> list[EngineStats]:
+        """Return the state of every pool of every loop that is open."""
+        return [
+            stats
+            for loop, found in list(self._loops.items())
+            if not loop.is_closed()
+            for stats in found.engines.stats()
+        ]
+
+    def shut(self) -> None:
+        """Refuse new sessions; close connections when they are returned."""
+        self._closed = True
+        for found in list(self._loops.values()):
+            found.engines.shut()
+        self._give_up_closed()
+
+    async def aclose(self, timeout: float) -> bool:
+        """Close the engines of this loop; refuse new sessions in other loops.
+
+        :param timeout: seconds to wait for connections in use.
+        :returns: whether all were returned in time.
+        """
+        self.shut()
+        found = self._running()
+        ended = await found.engines.aclose(timeout)
+        await found.guard.aclose()
+        return ended

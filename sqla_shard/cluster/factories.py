@@ -1,0 +1,197 @@
+"""Ways to open a cluster, by the source of its topology."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from sqla_shard.cluster.active_topology import ActiveTopology
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import FileSource
+from sqla_shard.topology import Topology
+from sqla_shard.topology import TopologySource
+from sqla_shard.topology.follow import followed
+from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.topology.follow import open_follower
+from sqla_shard.topology.follow import SnapshotPath
+from sqla_shard.topology.follow import zookeeper_options
+from sqla_shard.topology.follow.locations import check_hosts
+
+__all__ = ["FromSources"]
+
+T = TypeVar("T", bound="FromSources")
+
+
+class FromSources:
+    """Class methods that open a :class:`~sqla_shard.Cluster`."""
+
+    _active: ActiveTopology
+
+    if TYPE_CHECKING:
+
+        def __init__(self, topology: Topology, **kwargs: Any) -> None: ...
+
+    @classmethod
+    def from_topology(
+        cls: type[T],
+        topology: Topology | Mapping[str, Any],
+        *,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return the cluster of a topology.
+
+        :param topology: a :class:`~sqla_shard.topology.Topology`, or a
+            mapping in the form of a topology file.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyError: if a mapping is not a valid topology.
+        """
+        if not isinstance(topology, Topology):
+            topology = Topology.from_mapping(
+                topology, placeholders=placeholders, environ=environ
+            )
+        return cls(topology, environ=environ, **kwargs)
+
+    @classmethod
+    def from_file(
+        cls: type[T],
+        path: str | os.PathLike[str],
+        *,
+        watch: bool = True,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return the cluster of a topology file, TOML or JSON.
+
+        :param path: path of the file.
+        :param watch: follow the file: a newer topology in it is used within a
+            second or two.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyError: if the file cannot be read or is not valid.
+        """
+        source = FileSource(path, placeholders=placeholders, environ=environ)
+        if not watch:
+            return cls(source.load(), environ=environ, **kwargs)
+        return cls.from_source(source, environ=environ, **kwargs)
+
+    @classmethod
+    def from_zookeeper(
+        cls: type[T],
+        hosts: str,
+        *,
+        snapshot: SnapshotPath = None,
+        timeout: float = 5.0,
+        reread: float = 60.0,
+        kazoo_options: Mapping[str, Any] | None = None,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return a cluster that follows the topology in a ZooKeeper.
+
+        If ZooKeeper cannot be reached, now or later, the last good
+        topology is used; see :class:`~sqla_shard.topology.follow.Follower`.
+
+        :param hosts: ``"zk1:2181,zk2:2181/path"``.
+        :param snapshot: path of the file for the last good topology; None for
+            one in ``$XDG_STATE_HOME/sqla_shard``, False for no file.
+        :param timeout: seconds to wait for a response from ZooKeeper.
+        :param reread: seconds after which the topology is read again, even
+            without a notification.
+        :param kazoo_options: arguments of :class:`kazoo.client.KazooClient`,
+            such as ``auth_data``, ``use_ssl`` and ``ca``.  The environment
+            variable of :meth:`from_location` is not read here.
+        :param placeholders: names that ``${NAME}`` in a URL may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyUnavailableError: if neither ZooKeeper nor the
+            snapshot has a topology.
+        :raises TopologyError: if the topology or ``hosts`` is not valid.
+        :raises MissingExtraError: if kazoo is not installed.
+        """
+        check_hosts(hosts, credentials="pass kazoo_options={'auth_data': ...}")
+        from sqla_shard.topology.zookeeper.source import ZooKeeperSource
+
+        source = ZooKeeperSource(
+            hosts,
+            timeout=timeout,
+            options=kazoo_options,
+            placeholders=placeholders,
+            environ=environ,
+        )
+        return cls.from_source(
+            source,
+            snapshot=snapshot,
+            reread=reread,
+            placeholders=placeholders,
+            environ=environ,
+            **kwargs,
+        )
+
+    @classmethod
+    def from_location(
+        cls: type[T], location: str | os.PathLike[str], **kwargs: Any
+    ) -> T:
+        """Return the cluster of a topology file, or of a ZooKeeper.
+
+        :param location: a path; or a URL such as
+            ``zookeeper://zk1:2181,zk2:2181/prod``, or with ``zookeeper+tls``
+            and the options ``ca``, ``certfile`` and ``keyfile``.
+            Credentials are taken from the environment variable
+            ``SQLA_SHARD_ZOOKEEPER_AUTH``, ``digest:user:password``.
+        :param kwargs: as for :meth:`from_file` or :meth:`from_zookeeper`.
+        :raises TopologyUnavailableError: see :meth:`from_zookeeper`.
+        :raises TopologyError: if the topology is not valid.
+        :raises MissingExtraError: if kazoo is needed and not installed.
+        """
+        if not is_zookeeper(location):
+            return cls.from_file(location, **kwargs)
+        hosts, options = zookeeper_options(os.fspath(location))
+        options.update(kwargs.pop("kazoo_options", None) or {})
+        return cls.from_zookeeper(hosts, kazoo_options=options, **kwargs)
+
+    @classmethod
+    def from_source(
+        cls: type[T],
+        source: TopologySource,
+        *,
+        interval: float = 5.0,
+        snapshot: SnapshotPath = False,
+        reread: float = 60.0,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Return a cluster that follows a source.
+
+        :param source: an object with a method ``load()`` that returns the
+            present topology.
+        :param interval: seconds between two calls of ``load()``.
+        :param snapshot: as for :meth:`from_zookeeper`; no file by default.
+        :param reread: as for :meth:`from_zookeeper`.
+        :param placeholders: names that ``${NAME}`` in the snapshot may have.
+        :param kwargs: as for :class:`Cluster`.
+        :raises TopologyUnavailableError: if there is no topology.
+        :raises TopologyError: if it is not valid.
+        """
+        follower = open_follower(
+            followed(source, interval),
+            snapshot=snapshot,
+            reread=reread,
+            placeholders=placeholders,
+            environ=environ,
+        )
+        try:
+            cluster = cls(follower.topology, environ=environ, **kwargs)
+        except BaseException:
+            follower.close_soon()
+            raise
+        cluster._active.follow(follower)
+        return cluster

@@ -1,0 +1,356 @@
+"""MySQL and MariaDB.
+
+TLS: PyMySQL 1.2 without an ``ssl_*`` option tries TLS with an unverified
+certificate and falls back to no TLS.  For that it builds a new context on
+every connect, which reads the CA bundle of the system (20 to 45 ms) and does
+not use it.  The process shares one such context: the same behaviour without
+the cost.
+``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1`` in the URL requires verified
+TLS, for asyncmy as well, which uses no TLS without an ``ssl_*`` option.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import cache
+from math import ceil
+from typing import Any
+
+from sqlalchemy import bindparam
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+
+from sqla_shard.dialects.base import Backend
+from sqla_shard.dialects.base import Catalogue
+from sqla_shard.dialects.base import DDL
+from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects.base import interrupt
+from sqla_shard.dialects.base import new_engine
+from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
+from sqla_shard.dialects.mysql.ddl import MySQLDDL
+from sqla_shard.dialects.mysql.driver import adapt_connecting
+from sqla_shard.dialects.mysql.driver import close_socket
+from sqla_shard.dialects.mysql.driver import initial_statement
+from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
+from sqla_shard.dialects.mysql.driver import transport_of
+from sqla_shard.dialects.mysql.driver import with_limits
+from sqla_shard.dialects.mysql.driver import without_end
+
+__all__ = ["MySQL"]
+
+_log = logging.getLogger(__name__)
+
+# By the error number of the server or the driver.
+_FAILURES: Mapping[int, Failure] = {
+    # A deadlock; and, of MariaDB with innodb_snapshot_isolation, a row that
+    # was locked is newer than the snapshot of the transaction.
+    **dict.fromkeys((1213, 1020), Failure.CONFLICT),
+    # MySQL has another number for NOWAIT.
+    **dict.fromkeys((1205, 3572), Failure.BUSY),
+    # max_statement_time of MariaDB, and MAX_EXECUTION_TIME of MySQL.
+    **dict.fromkeys((1969, 3024), Failure.TIMEOUT),
+    # UNION causes these too: each of its columns must have one collation.
+    **dict.fromkeys((1267, 1270, 1271), Failure.COLLATIONS),
+    # The last is MySQL's for a connection that was idle for too long.
+    **dict.fromkeys(
+        (1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 4031), Failure.LOST
+    ),
+    **dict.fromkeys((1146, 1049, 1142, 1044), Failure.MISPLACED),
+    1836: Failure.FENCED,
+}
+# An option of the server prevents the statement; the message names it.
+_OPTION_PREVENTS = 1290
+_READ_ONLY_OPTION = re.compile("(?:super[-_])?read[-_]only")
+# If the statement names a table, MariaDB reports a missing database as a
+# missing table.
+_LACKS = {1146: "table", 1049: "database", 1142: "grant", 1044: "grant"}
+#: SERVER_STATUS_IN_TRANS: the bit of the server status in a transaction.
+_IN_TRANSACTION = 1
+_KNOWN_DATABASE = "sqla_shard.database"
+
+
+class MySQL(Backend):
+    """Any driver of SQLAlchemy for MySQL and MariaDB.
+
+    :param driver: driver for URLs that do not name one, such as ``pymysql``.
+    :param asynchronous: whether the driver is asynchronous, such as
+        ``asyncmy``; it is then used for all URLs.
+    """
+
+    waits = True
+    collates = True
+    catalogue: Catalogue = MySQLCatalogue()
+    ddl: DDL = MySQLDDL()
+
+    def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
+        self._driver = driver
+        self._asynchronous = asynchronous
+        self._warned: set[URL] = set()
+
+    def locate(self, url: URL, database: str) -> tuple[URL, str]:
+        """Return one engine URL for all databases of a server."""
+        kind, _, driver = url.drivername.partition("+")
+        if self._asynchronous:
+            driver = self._driver
+        url = url.set(drivername=f"{kind}+{driver or self._driver}")
+        return url._replace(database=None), database
+
+    def open(
+        self,
+        url: URL,
+        options: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+    ) -> Engine:
+        """Return an engine whose sessions are UTC, strict and utf8mb4.
+
+        :raises MissingDriverError: if the driver is not installed.
+        """
+        settings: dict[str, Any] = {
+            "paramstyle": "format",
+            "pool_recycle": 1800,
+            **options,
+        }
+        driver = url.get_driver_name()
+        given = settings.get("connect_args", {})
+        arguments = with_limits(driver, url, given, timeout)
+        if timeout is None:
+            self._warn(driver, url, arguments)
+        settings["connect_args"] = arguments = {
+            "init_command": initial_statement(url, arguments),
+            "charset": "utf8mb4",
+            **arguments,
+        }
+        engine = new_engine(url, settings, asynchronous=self._asynchronous)
+        if engine.dialect.driver == "pymysql":
+            tls = any(
+                key.startswith("ssl") for key in {*url.query, *arguments}
+            )
+            event.listen(engine, "do_connect", _Connecting(shares=not tls))
+        if engine.dialect.driver == "asyncmy":
+            event.listen(engine, "do_connect", adapt_connecting)
+        event.listen(engine, "checkin", _forget_database)
+        return engine
+
+    def _warn(
+        self, driver: str, url: URL, arguments: Mapping[str, Any]
+    ) -> None:
+        missing = without_end(driver, url, arguments)
+        # Warn once, not for each engine that a command opens.
+        if not missing or url in self._warned:
+            return
+        self._warned.add(url)
+        where = f"{url.host}:{url.port or 3306}"
+        _log.warning(
+            "%s has no %s (driver %s): if the server hangs, callers wait "
+            "without limit",
+            where,
+            " and no ".join(missing),
+            driver,
+            extra={"action": "open engine", "server": where},
+        )
+
+    def abandon(self, dbapi_connection: Any) -> None:
+        """Close the child's copy of the socket without sending QUIT."""
+        if hasattr(dbapi_connection, "_rfile"):
+            _close_copy(dbapi_connection)
+        else:
+            _abandoned.append(dbapi_connection)
+            if self._asynchronous:
+                close_socket(dbapi_connection)
+
+    def give_up(self, dbapi_connection: Any) -> None:
+        """Close the socket; the server then ends the session."""
+        close_socket(dbapi_connection)
+
+    def in_transaction(self, dbapi_connection: Any) -> bool:
+        """Read the status in the last response of the server."""
+        wire = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+        status = getattr(wire, "server_status", None)
+        return isinstance(status, int) and bool(status & _IN_TRANSACTION)
+
+    def abort(self, dbapi_connection: Any) -> None:
+        """Shut down the socket of PyMySQL or asyncmy."""
+        if not self._asynchronous:
+            interrupt(dbapi_connection)
+            return
+        transport = transport_of(dbapi_connection)
+        if transport is not None:
+            # The loop then resumes the task that waits for a response.
+            transport.abort()
+
+    def limited(
+        self, connection: Connection, text: str, seconds: float
+    ) -> str:
+        """Add ``max_statement_time``, or ``MAX_EXECUTION_TIME`` on MySQL."""
+        if getattr(connection.dialect, "is_mariadb", False):
+            return f"SET STATEMENT max_statement_time={seconds:f} FOR {text}"
+        hint = f"SELECT /*+ MAX_EXECUTION_TIME({ceil(seconds * 1000)}) */"
+        return text.replace("SELECT", hint, 1)
+
+    def use(self, connection: Connection, cursor: Any, schema: str) -> None:
+        """Send ``USE`` if the default database is another."""
+        known = schema, os.getpid()
+        if connection.info.get(_KNOWN_DATABASE) != known:
+            preparer = connection.dialect.identifier_preparer
+            cursor.execute(f"USE {preparer.quote(schema)}")
+            connection.info[_KNOWN_DATABASE] = known
+
+    def number(self, value: Any, form: NumberForm) -> str:
+        """Return a number, or NULL, in SQL, with its type."""
+        if form.name == "integer":
+            return "CAST(NULL AS SIGNED)" if value is None else str(value)
+        if form.name == "double":
+            # Without an exponent it would be a decimal.
+            shown = "NULL" if value is None else repr(float(value))
+            return f"({shown} + 0e0)" if "e" not in shown else f"({shown})"
+        shown = "NULL" if value is None else f"{value:f}"
+        return f"CAST({shown} AS DECIMAL(65, {form.scale}))"
+
+    def begin_locking(self, connection: Connection) -> None:
+        """Set REPEATABLE READ: READ COMMITTED locks no gaps."""
+        connection.exec_driver_sql(
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+        )
+        # In autocommit mode a lock would end with its statement.
+        connection.exec_driver_sql("START TRANSACTION")
+
+    def create_database(self, connection: Connection, schema: str) -> None:
+        """Create the database with utf8mb4 and binary order, as on SQLite."""
+        quoted = connection.dialect.identifier_preparer.quote(schema)
+        connection.exec_driver_sql(
+            f"CREATE DATABASE IF NOT EXISTS {quoted} "
+            "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        )
+
+    def tables(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, set[str]]:
+        """Read information_schema, once for all databases."""
+        found: dict[str, set[str]] = {name: set() for name in schemas}
+        rows = connection.execute(_TABLES, {"schemas": list(found)})
+        for schema, table in rows:
+            found[schema].add(table)
+        return found
+
+    def classify(self, error: BaseException) -> Failure:
+        """Read the server's error number, the driver's first argument."""
+        number = error.args[0] if error.args else None
+        if number == _OPTION_PREVENTS and _READ_ONLY_OPTION.search(
+            str(error.args[1:])
+        ):
+            return Failure.FENCED
+        if not isinstance(number, int):
+            return Failure.OTHER
+        return _FAILURES.get(number, Failure.OTHER)
+
+    def lacks(self, error: BaseException) -> str:
+        """Read the server's error number."""
+        return _LACKS[error.args[0]]
+
+
+_TABLES = text(
+    "SELECT table_schema, table_name FROM information_schema.tables "
+    "WHERE table_schema IN :schemas"
+).bindparams(bindparam("schemas", expanding=True))
+
+# Inherited connections of unknown drivers: referenced until the child process
+# ends, because closing or collecting them would send QUIT to the server.
+_abandoned: list[Any] = []
+
+
+def _close_copy(connection: Any) -> None:
+    """Close the child's copy of the socket of PyMySQL.
+
+    Closing its file would wait for the lock of a thread of the parent that
+    waits for a response; the child does not have that thread.
+    """
+    file, connection._rfile = connection._rfile, None
+    sock, connection._sock = connection._sock, None
+    if file is not None:
+        file.detach().close()
+    if sock is not None:
+        sock.close()
+
+
+def _forget_database(dbapi_connection: Any, record: Any) -> None:
+    # A default database cannot be unset.  Textual SQL without a prefix would
+    # use it in the next transaction; and the server checks the privileges of
+    # the time of USE, so that a shard that has moved could still be written.
+    known = record.info.pop(_KNOWN_DATABASE, None)
+    # A child process must not send QUIT on a connection of its parent.
+    if known is not None and known[1] == os.getpid():
+        record.close()
+
+
+class _Connecting:
+    """Connects as PyMySQL does, with three differences.
+
+    Clear-text passwords are sent only to verified servers.  All connections of
+    a process share a TLS context.  And ``connect_timeout`` includes the
+    handshake: a server that hangs accepts connections, and the wait for its
+    greeting would not end.
+
+    :param shares: whether the URL leaves TLS to PyMySQL.
+    """
+
+    def __init__(self, *, shares: bool) -> None:
+        self._shares = shares
+
+    def __call__(
+        self, dialect: Any, record: Any, cargs: Any, cparams: Any
+    ) -> Any:
+        refuse_clear_passwords(cparams, dialect.loaded_dbapi)
+        made = _class_of(dialect.loaded_dbapi.connections, self._shares)
+        return made(*cargs, **cparams)
+
+
+# Not one for each engine: SQLAlchemy's statement caches refer to a hundred
+# dialects of servers that have been removed, and a context takes half a
+# megabyte.  Two threads may each create a class at first, which is harmless; a
+# lock could be held while the process forks.
+@cache
+def _class_of(connections: Any, shares: bool) -> type[Any]:
+    made = _with_one_timeout(connections)
+    return _with_shared_context(made) if shares else made
+
+
+def _with_one_timeout(connections: Any) -> type[Any]:
+    base: type[Any] = connections.Connection
+    if not hasattr(base, "connect"):
+        return base
+
+    def connect(self: Any, sock: Any = None) -> None:
+        own = getattr(self, "_read_timeout", None)
+        limit = self.connect_timeout or own
+        self._read_timeout = min(limit, own) if limit and own else limit
+        try:
+            base.connect(self, sock)
+        finally:
+            self._read_timeout = own
+
+    return type("Connection", (base,), {"connect": connect})
+
+
+def _with_shared_context(base: type[Any]) -> type[Any]:
+    original = getattr(base, "_create_ssl_ctx", None)
+    if original is None:
+        return base
+    shared: list[Any] = []
+
+    def create_ssl_ctx(self: Any, options: Any) -> Any:
+        if options:
+            return original(self, options)
+        if not shared:
+            shared.append(original(self, options))
+        return shared[0]
+
+    return type("Connection", (base,), {"_create_ssl_ctx": create_ssl_ctx})

@@ -1,0 +1,461 @@
+"""The catalogue of MySQL and MariaDB: information_schema, hashed there.
+
+Not seen: row format, partitions and other options of a table, type and
+direction of an index on MariaDB, the ``sql_mode`` of views and triggers,
+routines and events.  MariaDB opens every table to read them, which takes
+several seconds on a server with thousands of databases; only CHECKs and
+foreign keys are worth that, and are read separately.
+
+Ignored: row counts, the AUTO_INCREMENT counter, the order of keys, the name of
+the database where a definition repeats it, the columns of a view (they follow
+from its text).  Names of constraints are compared, even generated ones: a
+revision that drops ``pins_ibfk_1`` fails where it is ``pins_ibfk_2``.
+
+Parts that the account has no privilege for are missing without an error:
+triggers need TRIGGER, the text of views SHOW VIEW, foreign keys on MariaDB any
+privilege but SELECT.
+
+Written for MySQL 8 as well, but not tested on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import bindparam
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import text
+from sqlalchemy import TextClause
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.dialects.base import Catalogue
+from sqla_shard.dialects.base import DATABASE
+from sqla_shard.dialects.base import hashed
+
+__all__ = [
+    "ARE_VIEWS",
+    "CHECKS",
+    "COLUMNS",
+    "DATABASES",
+    "REFERENCES",
+    "REFERENCING",
+    "SEEN",
+    "TABLES",
+    "VIEWS",
+    "MySQLCatalogue",
+    "Part",
+]
+
+
+# MariaDB fills a table of information_schema in one of three ways, which
+# EXPLAIN shows: from a list of files, from the definition alone
+# (``Open_frm_only``), or by opening the table.  One column can make the
+# difference; tests check that these use the second way, except for CHECKs and
+# foreign keys.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The columns that are read from a table of information_schema.
+
+    :ivar schema: column with the name of the database.
+    :ivar table: column with the name of the table.
+    :ivar columns: expressions that the digest covers.
+    """
+
+    source: str
+    schema: str = "table_schema"
+    table: str = "table_name"
+    columns: tuple[str, ...]
+    more: str = ""
+
+    def statement(self, by_table: bool) -> TextClause:
+        """Return the statement.
+
+        :param by_table: whether it returns a row for each table; otherwise a
+            row for each database, with an empty name of the table.
+        """
+        # QUOTE() distinguishes NULL from a string, and delimits values.
+        values = ", ".join(
+            f"QUOTE({column})" for column in (self.table, *self.columns)
+        )
+        # In the columns' own collation pins and Pins would be equal.
+        schema, table = (
+            f"CONVERT({column} USING utf8mb4) COLLATE utf8mb4_bin"
+            for column in (self.schema, self.table if by_table else "''")
+        )
+        # One number for all rows in any order.  GROUP_CONCAT would truncate
+        # long values.
+        statement = text(
+            f"SELECT {schema} AS s, {table} AS t, "  # noqa: S608 - constants
+            f"BIT_XOR(CAST(CONV(LEFT(MD5(CONCAT_WS(',', {values})), 16), "
+            f"16, 10) AS UNSIGNED)) AS d FROM {self.source} "
+            f"WHERE {self.schema} IN :schemas {self.more} GROUP BY s, t"
+        )
+        for name in ("schemas", "tables"):
+            if f":{name}" in statement.text:
+                statement = statement.bindparams(
+                    bindparam(name, expanding=True)
+                )
+        return statement
+
+
+def _without_database_name(column: str, schema: str = "table_schema") -> str:
+    """Return SQL for a string without the name of its database."""
+    return f"REPLACE({column}, CONCAT('`', {schema}, '`.'), '')"
+
+
+def _name_unless_same(column: str, schema: str) -> str:
+    """Return SQL for the name of a database; NULL for the same one."""
+    return f"NULLIF({column}, {schema})"
+
+
+_I_S = "information_schema."
+TABLES = Part(
+    source=_I_S + "tables",
+    columns=("table_type", "engine", "table_collation", "table_comment"),
+)
+DATABASES = Part(
+    source=_I_S + "schemata",
+    schema="schema_name",
+    table="''",
+    columns=("default_character_set_name", "default_collation_name"),
+)
+COLUMNS = Part(
+    source=_I_S + "columns",
+    columns=(
+        "column_name",
+        "ordinal_position",
+        _without_database_name("column_default"),
+        "is_nullable",
+        "column_type",
+        "character_set_name",
+        "collation_name",
+        "extra",
+        "generation_expression",
+        "column_comment",
+    ),
+)
+_INDEX = (
+    "index_name",
+    "non_unique",
+    "seq_in_index",
+    "column_name",
+    "sub_part",
+    "index_comment",
+)
+VIEWS = Part(
+    source=_I_S + "views",
+    columns=(
+        _without_database_name("view_definition"),
+        "check_option",
+        "definer",
+        "security_type",
+    ),
+)
+TRIGGERS = Part(
+    source=_I_S + "triggers",
+    schema="trigger_schema",
+    table="event_object_table",
+    columns=(
+        "trigger_name",
+        "action_timing",
+        "event_manipulation",
+        "action_order",
+        _without_database_name("action_statement", "trigger_schema"),
+        "definer",
+    ),
+)
+REFERENCES = Part(
+    source=_I_S + "referential_constraints",
+    schema="constraint_schema",
+    columns=(
+        "constraint_name",
+        _name_unless_same("unique_constraint_schema", "constraint_schema"),
+        "unique_constraint_name",
+        "referenced_table_name",
+        "match_option",
+        "update_rule",
+        "delete_rule",
+    ),
+)
+REFERENCING = Part(
+    source=_I_S + "key_column_usage",
+    columns=(
+        "constraint_name",
+        "ordinal_position",
+        "column_name",
+        "position_in_unique_constraint",
+        _name_unless_same("referenced_table_schema", "table_schema"),
+        "referenced_table_name",
+        "referenced_column_name",
+    ),
+    more="AND table_name IN :tables AND referenced_table_name IS NOT NULL",
+)
+#: Parts that MariaDB opens no table for; the key is True for MariaDB.
+SEEN: Mapping[bool, Sequence[Part]] = {
+    True: (
+        COLUMNS,
+        TRIGGERS,
+        Part(source=_I_S + "statistics", columns=(*_INDEX, "ignored")),
+    ),
+    False: (
+        COLUMNS,
+        TRIGGERS,
+        Part(
+            source=_I_S + "statistics",
+            columns=(
+                *_INDEX,
+                "collation",
+                "index_type",
+                "expression",
+                "is_visible",
+            ),
+        ),
+    ),
+}
+#: The part that MariaDB opens every table for, with the same keys.
+CHECKS: Mapping[bool, Part] = {
+    True: Part(
+        source=_I_S + "check_constraints",
+        schema="constraint_schema",
+        columns=("constraint_name", "level", "check_clause"),
+    ),
+    # On MySQL the table of a CHECK is in another table.
+    False: Part(
+        source=_I_S + "check_constraints JOIN " + _I_S + "table_constraints "
+        "USING (constraint_schema, constraint_name)",
+        schema="constraint_schema",
+        columns=("constraint_name", "enforced", "check_clause"),
+        more="AND constraint_type = 'CHECK'",
+    ),
+}
+#: The tables that are views.
+ARE_VIEWS = text(
+    "SELECT table_schema, table_name FROM information_schema.tables "
+    "WHERE table_schema IN :schemas AND table_type = 'VIEW'"
+).bindparams(bindparam("schemas", expanding=True))
+
+
+_SCHEMATA = text(
+    "SELECT schema_name FROM information_schema.schemata "
+    "WHERE schema_name NOT IN "
+    "('information_schema', 'mysql', 'performance_schema', 'sys')"
+)
+#: The number of databases that one statement reads.  Each statement scans the
+#: list of all databases, and tables should stay open for the next one.
+_SCANNED = 4096
+_OPENED_TOGETHER = 512
+#: Up to this number, one statement per database is cheaper: it scans nothing.
+_SINGLY = 16
+_NO_SUCH_DATABASE = 1049
+_NO_SUCH_TABLE = 1146
+
+
+class MySQLCatalogue(Catalogue):
+    """Reads ``information_schema``."""
+
+    def databases(self, engine: Engine) -> set[str]:
+        """Return the databases that are visible to the user."""
+        with engine.connect() as connection:
+            found = set(connection.scalars(_SCHEMATA))
+            return _Folded(found) if _folds(connection) else found
+
+    def digests(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, dict[str, str]]:
+        """Send about ten statements, for any number of databases."""
+        return _ServerCatalogue(connection, schemas).digests()
+
+    def definition(
+        self, connection: Connection, schema: str, table: str
+    ) -> str:
+        """Return SHOW CREATE TABLE without the ignored parts."""
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        database = quote(schema)
+        name = f"TABLE {database}.{quote(table)}"
+        if table == DATABASE:
+            name = f"DATABASE {database}"
+        # Without parameters the driver does not interpret percent signs.
+        try:
+            row = _rows(connection, f"SHOW CREATE {name}")[0]
+        except DBAPIError as error:
+            number = error.orig.args[0] if error.orig else None
+            if number in (_NO_SUCH_DATABASE, _NO_SUCH_TABLE):
+                return ""
+            raise
+        created = str(row[1])
+        if table == DATABASE:
+            return created.replace(f" {database}", "")
+        lines = list(_normalized_lines(created.replace(f"{database}.", "")))
+        found = _rows(connection, f"SHOW TRIGGERS FROM {database}")
+        for trigger in sorted(row for row in found if row[2] == table):
+            name, event, _, body, timing = trigger[:5]
+            body = str(body).replace(f"{database}.", "")
+            lines.append(f"TRIGGER {quote(name)} {timing} {event}\n{body}")
+        return "\n".join(lines)
+
+
+def _rows(connection: Connection, sql: str) -> Sequence[Any]:
+    return connection.exec_driver_sql(sql).all()
+
+
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+_KEY = re.compile(r"  (?:\w+ )*?(?:KEY|CONSTRAINT) ")
+_VIEW = re.compile(r" (?=(?:VIEW|AS select|from|where) )", re.IGNORECASE)
+
+
+def _normalized_lines(created: str) -> Iterator[str]:
+    """Yield the lines of SHOW CREATE TABLE, keys sorted, without counter."""
+    if not created.startswith("CREATE TABLE"):
+        # A view is one long line.
+        yield _VIEW.sub("\n  ", created)
+        return
+    lines = created.split("\n")
+    keys = []
+    for line in lines:
+        if _KEY.match(line):
+            keys.append(line.rstrip(","))
+        else:
+            if keys and line.startswith(")"):
+                yield ",\n".join(sorted(keys))
+                keys = []
+            # The counter is in the last line, after the columns.
+            own = line.startswith(")")
+            yield _COUNTER.sub("", line) if own else line
+
+
+def _folds(connection: Connection) -> bool:
+    """Return whether names are case-insensitive on the server."""
+    return bool(connection.scalar(text("SELECT @@lower_case_table_names")))
+
+
+class _Folded(set[str]):
+    """A case-insensitive set of names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(map(str.lower, names))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).lower())
+
+
+class _ServerCatalogue:
+    """Reads the digests of the tables of the given databases.
+
+    Thousands of databases are mostly equal.  So the digests of whole databases
+    are read first, and the digests of tables from one of equal databases.
+    """
+
+    def __init__(self, connection: Connection, schemas: Iterable[str]) -> None:
+        self._connection = connection
+        self._mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        self._fold = str.lower if _folds(connection) else str
+        self._asked = {self._fold(schema): schema for schema in schemas}
+        self._by_table = False
+        #: Digests of the parts of each table, by database and table.
+        self._found: dict[str, dict[str, list[str]]] = {}
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Return the digests of all tables, by database."""
+        wholes = {
+            schema: tables[DATABASE]
+            for schema, tables in self._read_all(list(self._asked)).items()
+        }
+        first: dict[str, str] = {}
+        for schema, whole in wholes.items():
+            first.setdefault(whole, schema)
+        self._by_table = True
+        singly = len(first) <= _SINGLY
+        found: dict[str, dict[str, str]] = {}
+        for schemas in _chunks(list(first.values()), 1 if singly else None):
+            found.update(self._read_all(schemas))
+        return {
+            self._asked[schema]: found[first[whole]]
+            for schema, whole in wholes.items()
+            if first[whole] in found  # not dropped since
+        }
+
+    def _read_all(self, schemas: list[str]) -> dict[str, dict[str, str]]:
+        self._found = {}
+        for chunk in _chunks(schemas, _SCANNED):
+            self._scan(chunk)
+        for chunk in _chunks(schemas, _OPENED_TOGETHER):
+            self._open(chunk)
+        return {
+            schema: {table: hashed(parts) for table, parts in tables.items()}
+            for schema, tables in self._found.items()
+        }
+
+    def _scan(self, schemas: list[str]) -> None:
+        for schema, table, digest in self._read(DATABASES, schemas):
+            self._found[schema] = {table: [f"database {digest}"]}
+        for schema, table, digest in self._read(TABLES, schemas):
+            if schema in self._found:  # not created since
+                parts = self._found[schema].setdefault(table, [])
+                parts.append(f"table {digest}")
+        views = set()
+        if self._by_table:
+            rows = self._connection.execute(ARE_VIEWS, {"schemas": schemas})
+            views = {(self._fold(schema), table) for schema, table in rows}
+        self._add(VIEWS, schemas)
+        for part in SEEN[self._mariadb]:
+            # The columns of a view follow from its text.
+            self._add(part, schemas, views if part is COLUMNS else ())
+
+    def _open(self, schemas: list[str]) -> None:
+        self._add(CHECKS[self._mariadb], schemas)
+        rows = list(self._read(REFERENCES, schemas, by_table=True))
+        for schema, table, digest in rows:
+            self._append(schema, table, f"references {table} {digest}")
+        tables = sorted({table for _, table, _ in rows})
+        if tables:
+            having = sorted({schema for schema, _, _ in rows})
+            self._add(REFERENCING, having, tables=tables)
+
+    def _add(
+        self,
+        part: Part,
+        schemas: list[str],
+        but: Container[tuple[str, str]] = (),
+        tables: list[str] | None = None,
+    ) -> None:
+        for schema, table, digest in self._read(part, schemas, tables=tables):
+            if (schema, table) not in but:
+                self._append(schema, table, f"{part.source} {digest}")
+
+    def _append(self, schema: str, table: str, part: str) -> None:
+        tables = self._found.get(schema, {})
+        parts = tables.get(table if self._by_table else DATABASE)
+        if parts is not None:  # not created since
+            parts.append(part)
+
+    def _read(
+        self,
+        part: Part,
+        schemas: list[str],
+        *,
+        by_table: bool = False,
+        tables: list[str] | None = None,
+    ) -> Iterator[tuple[str, str, int]]:
+        statement = part.statement(by_table or self._by_table)
+        parameters = {"schemas": schemas}
+        if tables is not None:
+            parameters["tables"] = tables
+        rows = self._connection.execute(statement, parameters)
+        for schema, table, digest in rows:
+            yield self._fold(schema), table, digest
+
+
+def _chunks(items: list[str], size: int | None) -> Iterator[list[str]]:
+    step = size or max(len(items), 1)
+    for start in range(0, len(items), step):
+        yield items[start : start + step]

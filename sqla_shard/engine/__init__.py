@@ -1,0 +1,78 @@
+"""One pool per server, and one statement on many shards in parallel.
+
+An engine is opened on first use and serves every virtual shard of its
+server.  :class:`Engines` owns them all; :class:`Places` finds, for one
+topology, the engine of a shard.
+
+``rendering``    the SQL for the shards of a server: UNION ALL
+``plans``        the shards and limits of one execution, and its report
+``preparation``  each statement, before it is sent
+``lanes``        the threads, or event loop, that wait for several servers
+``execution``    the statements of a plan, and the merged rows
+``hub``          several executions of one session, as greenlets
+``overlapping``  the same with or without an event loop
+``hooks``        listeners of engines and pools; servers that are retired
+``pools``        the pool of one server; probes with a timeout
+``registry``     the engines, by server
+``locations``    the virtual shards of a topology, by engine
+``unread``       servers that could not be read
+
+Fork: in a child process every pool is empty, and opens new connections.  The
+child's copies of the parent's sockets, idle or in use, are closed
+immediately, without sending anything to the server, since the parent still
+uses them.
+"""
+
+from __future__ import annotations
+
+from sqla_shard.engine.execution import execute_everywhere
+from sqla_shard.engine.execution import execute_many
+from sqla_shard.engine.execution import get_ready
+from sqla_shard.engine.lanes import AwaitedLanes
+from sqla_shard.engine.lanes import Lanes
+from sqla_shard.engine.locations import by_server
+from sqla_shard.engine.locations import Places
+from sqla_shard.engine.overlapping import overlap
+from sqla_shard.engine.overlapping import watch_calls
+from sqla_shard.engine.plans import limits_of
+from sqla_shard.engine.plans import OPTION
+from sqla_shard.engine.plans import PLACES
+from sqla_shard.engine.plans import Plan
+from sqla_shard.engine.plans import Scatter
+from sqla_shard.engine.plans import scatter
+from sqla_shard.engine.plans import scatter_errors
+from sqla_shard.engine.plans import ServerReport
+from sqla_shard.engine.plans import StatementReport
+from sqla_shard.engine.plans import Watch
+from sqla_shard.engine.pools import Answer
+from sqla_shard.engine.pools import EngineStats
+from sqla_shard.engine.pools import no_answer
+from sqla_shard.engine.preparation import render_event
+from sqla_shard.engine.registry import Engines
+
+__all__ = [
+    "OPTION",
+    "PLACES",
+    "Answer",
+    "AwaitedLanes",
+    "EngineStats",
+    "Engines",
+    "Lanes",
+    "Places",
+    "Plan",
+    "Scatter",
+    "ServerReport",
+    "StatementReport",
+    "Watch",
+    "by_server",
+    "execute_everywhere",
+    "execute_many",
+    "get_ready",
+    "limits_of",
+    "no_answer",
+    "overlap",
+    "render_event",
+    "scatter",
+    "scatter_errors",
+    "watch_calls",
+]

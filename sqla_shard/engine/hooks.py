@@ -1,0 +1,610 @@
+"""The listeners of engines, and the table of them.
+
+:func:`listen` has the table, by event; the order of the listeners of an event
+matters.  The table does not contain:
+
+* the listeners that a dialect needs to connect; :meth:`.Backend.open`
+  registers them earlier, for every engine that it opens;
+* the listeners of :func:`.overlapping.watch_calls`, which are added with the
+  first statements that overlap, even to engines of the application;
+* listeners of engines that send nothing, for the row cache and dry runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.pool import PoolResetState
+
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects import Failure
+from sqla_shard.engine.execution import execute_everywhere
+from sqla_shard.engine.execution import execute_many
+from sqla_shard.engine.execution import get_ready
+from sqla_shard.engine.plans import OPTION
+from sqla_shard.engine.plans import PLACES
+from sqla_shard.engine.pools import ENDED
+from sqla_shard.engine.preparation import render_event
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import ParameterValueError
+from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import ServerFencedError
+from sqla_shard.exc import ServerRetiredError
+from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import ShardError
+from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import ShardMovedError
+from sqla_shard.topology import Topology
+
+if TYPE_CHECKING:
+    from sqla_shard.engine.registry import Engines
+    from sqla_shard.session.transaction import TransactionLog
+
+__all__ = [
+    "TRANSACTION_LOG",
+    "OpenConnections",
+    "Retired",
+    "listen",
+    "listen_to_probe",
+]
+
+
+#: Key in the ``info`` of a connection: the process that has checked it out
+_PROCESS = "sqla_shard.process"
+#: Key in the ``info`` of a connection: the log of the session's transaction
+TRANSACTION_LOG = "sqla_shard.transaction"
+
+
+def listen(
+    engine: Engine, engines: Engines, backend: Backend, names: Iterable[str]
+) -> None:
+    """Register all listeners of a new engine.
+
+    :param engines: the registry that the engine belongs to.
+    :param names: names of its server; more may be added later.
+    """
+    retirement = engines.retired.watch(engine)
+    errors = Errors(engines, names, backend)
+    reset = _Reset(engine, backend)
+    checkouts = _Checkouts(engine, engines, retirement)
+    opened = engines.open_connections.listeners(backend)
+    _register(
+        engine,
+        {
+            # A removed server may be down: refuse new connections to it.
+            "do_connect": [retirement.check],
+            # A child process must close the connection even if a later
+            # listener refuses the checkout.
+            "checkout": [
+                opened["checkout"],
+                checkouts.on_checkout,
+                reset.on_checkout,
+            ],
+            "before_cursor_execute": [
+                retirement.check_deadline,
+                render_event,
+                reset.on_execute,
+            ],
+            "do_execute": [
+                partial(
+                    execute_everywhere,
+                    lanes=engines.lanes,
+                    explain=errors.error_for,
+                )
+            ],
+            "do_executemany": [execute_many],
+            "do_execute_no_params": [get_ready],
+            # The log sends the last statement of the transaction before the
+            # transaction is marked as ended.
+            "commit": [_log_commit, reset.on_transaction_end],
+            "rollback": [reset.on_transaction_end],
+            # The last listener that returns an error wins: at COMMIT the log
+            # knows more than the error of the server contains.
+            "handle_error": [reset.on_error, errors, _log_error],
+            "reset": [reset],
+            "checkin": [checkouts.on_checkin, _forget_log],
+            "detach": [checkouts.on_detach],
+            "close": [opened["close"]],
+            "close_detached": [opened["close_detached"]],
+        },
+    )
+
+
+def listen_to_probe(
+    engine: Engine,
+    engines: Engines,
+    backend: Backend,
+    names: Iterable[str] | None,
+) -> None:
+    """Register the listeners of an engine that no session uses.
+
+    :param names: names of its server, for errors; None to raise errors
+        unchanged.
+    """
+    table = engines.open_connections.listeners(backend)
+    if names is not None:
+        table["handle_error"] = Errors(engines, names, backend)
+    _register(engine, {name: [call] for name, call in table.items()})
+
+
+def _register(
+    engine: Engine, table: dict[str, list[Callable[..., Any]]]
+) -> None:
+    for name, calls in table.items():
+        for call in calls:
+            event.listen(engine, name, call, retval=call is render_event)
+
+
+def _info_of(context: ExceptionContext) -> dict[Any, Any] | None:
+    """Return the ``info`` of the connection of a failed statement.
+
+    :returns: None if the connection is lost, or is the first one of an
+        engine, on which SQLAlchemy initializes the dialect.
+    """
+    connection = context.connection
+    if connection is None or connection.closed or connection.invalidated:
+        return None
+    try:
+        return connection.info
+    except NotImplementedError:
+        # Raised by a listener it would replace the error of the server; the
+        # dialect ignores this one, and continues without a connection.
+        return None
+
+
+# The log of the transaction records COMMIT and the errors of statements.
+
+
+def _log_commit(connection: Connection) -> None:
+    log: TransactionLog | None = connection.info.get(TRANSACTION_LOG)
+    if log is not None:
+        log.committing(connection)
+
+
+def _log_error(context: ExceptionContext) -> Exception | None:
+    info = _info_of(context)
+    log: TransactionLog | None = (
+        None if info is None else info.get(TRANSACTION_LOG)
+    )
+    if log is None:
+        return None
+    if context.statement is not None:
+        log.statement_failed(context.original_exception)
+        return None
+    if not isinstance(context.original_exception, Exception):
+        # Raise Ctrl-C, or the cancellation of a task, unchanged.
+        return None
+    return log.commit_error(context)
+
+
+def _forget_log(dbapi_connection: Any, record: Any) -> None:
+    # The next user of the connection is another transaction.
+    record.info.pop(TRANSACTION_LOG, None)
+
+
+class OpenConnections(dict[int, tuple[Backend, Any]]):
+    """The driver's connections that are open, by their ``id()``."""
+
+    def listeners(self, backend: Backend) -> dict[str, Callable[..., Any]]:
+        """Return the listeners that track connections, by event."""
+
+        # Do not use "connect": if another listener refuses the connection
+        # there, no event reports that it was closed.
+        def checkout(connection: Any, record: Any, fairy: Any) -> None:
+            self[id(connection)] = backend, connection
+
+        def close(connection: Any, record: Any = None) -> None:
+            self.pop(id(connection), None)
+
+        return {"checkout": checkout, "close": close, "close_detached": close}
+
+
+class _Checkouts:
+    """Reports to the registry the connections of an engine in use."""
+
+    def __init__(
+        self, engine: Engine, engines: Engines, retirement: _Retirement
+    ) -> None:
+        self._engine = engine
+        self._engines = engines
+        self._retirement = retirement
+
+    def on_checkout(self, connection: Any, record: Any, fairy: Any) -> None:
+        """Handle ``checkout``."""
+        if self._engines.closed:
+            raise ClusterClosedError("the cluster is closed")
+        self._retirement.check()
+        record.info[_PROCESS] = os.getpid()
+        self._engines.checked_out(record, self._engine)
+
+    def on_checkin(self, connection: Any, record: Any) -> None:
+        """Handle ``checkin``."""
+        engines = self._engines
+        try:
+            if not engines.pools_connections or (
+                self._engine in engines.retired
+            ):
+                # The pool of the connection is not used any more.
+                record.close()
+        finally:
+            engines.checked_in(record)
+
+    def on_detach(self, connection: Any, record: Any) -> None:
+        """Handle ``detach``: the connection never returns to the pool."""
+        self._engines.checked_in(record)
+
+
+def _collations(error: Any) -> ScatterUnsupportedError:
+    return ScatterUnsupportedError(
+        "a string that is made of two collations, such as a column and a "
+        f"cast(), cannot be compared: {error.orig}; collate() it to one",
+        construct="COLLATE",
+    )
+
+
+def _unfit(context: ExceptionContext) -> ParameterValueError | None:
+    """Return the error to raise for a value that the driver could not send.
+
+    The driver raises errors of Python, which name neither value nor remedy.
+    """
+    if not isinstance(context.original_exception, (ValueError, OverflowError)):
+        return None
+    given: Any = context.parameters
+    rows = given if isinstance(given, list) else [given]
+    for row in rows:
+        values = list(row.values() if isinstance(row, dict) else row or ())
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                # PyMySQL accepts a list as one parameter.
+                values.extend(value)
+            elif isinstance(value, str):
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    return ParameterValueError(
+                        value,
+                        f"a lone surrogate at position {error.start}, which "
+                        "UTF-8 cannot hold. Decode the original bytes with "
+                        "errors='replace'",
+                    )
+            elif isinstance(value, int) and value.bit_length() > 63:
+                return ParameterValueError(
+                    value, "more bits than the server has for an integer"
+                )
+    return None
+
+
+class Errors:
+    """Translation of server errors: unreachable, fenced, shard missing.
+
+    Missing shards are reported only for statements that name their shards,
+    not for changes of the schema.
+
+    :param engines: registry of engines, which has the newest topology.
+    :param names: names of the server; more may be added later.
+    """
+
+    def __init__(
+        self, engines: Engines, names: Iterable[str], backend: Backend
+    ) -> None:
+        # Classes of the application refer to the listeners of a dialect, and
+        # must not keep a closed cluster alive.
+        self._engines = weakref.ref(engines)
+        self._names = names
+        self._backend = backend
+
+    def __call__(self, context: ExceptionContext) -> Exception | None:
+        """Handle ``handle_error``."""
+        error = context.sqlalchemy_exception
+        if error is None:
+            return _unfit(context)
+        if isinstance(error, ShardError):
+            return None
+        original: Any = context.original_exception
+        failure = self._backend.classify(original)
+        gone = context.is_disconnect or (
+            context.connection is None and failure is Failure.LOST
+        )
+        if gone or failure is Failure.LOST:
+            self._refresh_topology()
+        if gone:
+            return ServerUnreachableError(server=self._name, error=error)
+        execution = context.execution_context
+        options = {} if execution is None else execution.execution_options
+        plan = options.get(OPTION)
+        places = options.get(PLACES) or (() if plan is None else plan.places)
+        if context.connection is None:
+            places = self._only_place(context.engine)
+        if failure is Failure.COLLATIONS and len(places) > 1:
+            return _collations(error)
+        return self.error_for(
+            error, [p for p in places if p.engine is context.engine]
+        )
+
+    def error_for(
+        self, error: Any, places: Sequence[Place]
+    ) -> Exception | None:
+        """Return the error to raise for a statement on the given shards.
+
+        :param error: SQLAlchemy's error, which contains the driver's error.
+        :param places: shards of the server that the statement was for;
+            empty if unknown.
+        :returns: None to raise the error unchanged.
+        """
+        failure = self._backend.classify(error.orig)
+        if failure is Failure.FENCED:
+            self._refresh_topology()
+            return (
+                ServerFencedError(server=self._name, error=error)
+                if places
+                else None
+            )
+        if failure is Failure.MISPLACED and places:
+            self._refresh_topology()
+            return self._misplaced(error, places)
+        if failure is Failure.COLLATIONS and len(places) > 1:
+            return _collations(error)
+        return None
+
+    def _only_place(self, engine: Engine | None) -> Sequence[Place]:
+        """Return the shard of an engine that serves only one database."""
+        engines = self._engines()
+        place = (
+            None
+            if engines is None or engine is None
+            else engines.only_places.get(engine.url)
+        )
+        return () if place is None else [place]
+
+    def _refresh_topology(self) -> None:
+        engines = self._engines()
+        if engines is not None:
+            engines.request_topology()
+
+    @property
+    def _name(self) -> str:
+        return ", ".join(self._names)
+
+    def _misplaced(self, error: Any, places: Sequence[Place]) -> Exception:
+        engines = self._engines()
+        topology = None if engines is None else engines.topology
+        keyspace, server = places[0].keyspace, places[0].server
+        if engines is not None and topology is not None:
+            moved = _moved(engines, places, topology)
+            if moved:
+                return ShardMovedError(
+                    keyspace=keyspace,
+                    shards=tuple(moved),
+                    from_server=server,
+                    to_server=next(iter(moved.values())),
+                    epoch=topology.epoch,
+                    error=error,
+                )
+        return ShardMissingError(
+            keyspace=keyspace,
+            shards=tuple(place.shard_id for place in places),
+            server=server,
+            lacks=self._backend.lacks(error.orig),
+            epoch=0 if topology is None else topology.epoch,
+            error=error,
+        )
+
+
+def _moved(
+    engines: Engines, places: Sequence[Place], topology: Topology
+) -> dict[int, str | None]:
+    """Return the shards that have moved, with their current servers."""
+    found: dict[int, str | None] = {}
+    for place in places:
+        keyspace = topology.keyspaces.get(place.keyspace)
+        if keyspace is None or place.shard_id >= keyspace.shards:
+            found[place.shard_id] = None
+            continue
+        server = keyspace.server_for(place.shard_id)
+        # The name of a server is the same after a failover.
+        engine, schema, _ = engines.locate(
+            server, keyspace.database_for(place.shard_id)
+        )
+        quoted = engine.dialect.identifier_preparer.quote(schema)
+        if (engine.url, quoted) != (place.engine.url, place.schema):
+            found[place.shard_id] = server.name
+    return found
+
+
+class _Reset:
+    """Rolls back connections that return to the pool, in their own process.
+
+    The pool's own reset would send ROLLBACK over a socket that the parent
+    process is using, from the finalizer of a session that a child process
+    inherited; and it would send a second ROLLBACK after the session's.
+    """
+
+    def __init__(self, engine: Engine, backend: Backend) -> None:
+        self._dialect = engine.dialect
+        self._backend = backend
+
+    def on_execute(self, connection: Connection, *details: Any) -> None:
+        """Handle ``before_cursor_execute``."""
+        connection.info[ENDED] = False
+
+    def on_error(self, context: ExceptionContext) -> None:
+        """Handle ``handle_error``."""
+        info = _info_of(context)
+        # The statement may have been COMMIT or ROLLBACK.
+        if info is not None:
+            info[ENDED] = False
+
+    def on_transaction_end(self, connection: Connection) -> None:
+        """Handle ``commit`` and ``rollback``."""
+        if not connection.invalidated:
+            connection.info[ENDED] = True
+
+    def on_checkout(self, connection: Any, record: Any, fairy: Any) -> None:
+        """Handle ``checkout``."""
+        # Statements on a raw_connection() call no listener of this class.
+        record.info[ENDED] = False
+
+    def __call__(
+        self, connection: Any, record: Any, state: PoolResetState
+    ) -> None:
+        """Handle ``reset``: roll back if a transaction may be open."""
+        # Do not use state.transaction_was_reset: it is also set if COMMIT has
+        # failed and the transaction may still be open.
+        if not state.asyncio_safe:
+            return
+        if record.info.get(ENDED) and not (
+            # The driver's cursor may have begun a transaction.
+            self._backend.in_transaction(connection)
+        ):
+            return
+        if record.info.get(_PROCESS) == os.getpid():
+            self._dialect.do_rollback(connection)
+
+
+# Servers that were removed from the topology while they are in use
+
+
+_log = logging.getLogger(__name__)
+
+#: Maximum number of stored URLs: no transaction can still be open on servers
+#: that were removed earlier.
+_MOST = 1024
+
+
+class _Retirement:
+    """Refuses the use of an engine after its server was removed.
+
+    It does not refer to the engine: SQLAlchemy's caches of statements, which
+    live as long as the classes of an application, refer to the listeners of
+    a dialect.
+    """
+
+    def __init__(self) -> None:
+        self._server: str | None = None
+        self._deadline = 0.0
+
+    def __bool__(self) -> bool:
+        return self._server is not None
+
+    def begin(self, server: str, grace: float) -> None:
+        """Refuse new connections now, and statements after some seconds."""
+        self._deadline = monotonic() + grace
+        self._server = server
+
+    def check(self, *details: object) -> None:
+        """Refuse a connection.
+
+        :raises ServerRetiredError: if the server was removed.
+        """
+        if self._server is not None:
+            raise ServerRetiredError(server=self._server)
+
+    def check_deadline(self, *details: object) -> None:
+        """Refuse a statement before it is sent.
+
+        :raises ServerRetiredError: if the server was removed, and the grace
+            period of open transactions is over.
+        """
+        if self._server is not None and monotonic() > self._deadline:
+            raise ServerRetiredError(server=self._server)
+
+
+class Retired:
+    """The engines of servers that were removed from the topology.
+
+    Transactions that were open when the server was removed may use it for a
+    grace period; after it, only COMMIT and ROLLBACK are sent.
+
+    :param grace: the grace period in seconds.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._gone: dict[str, None] = {}
+        self._engines: dict[Engine, tuple[str, ...]] = {}
+        # Includes engines without connections: a transaction that has located
+        # a shard may open its first connection later.
+        self._watched: weakref.WeakKeyDictionary[Engine, _Retirement] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def watch(self, engine: Engine) -> _Retirement:
+        """Return the object that refuses a new engine after it is retired."""
+        # Register it when the engine is opened, not when it is retired:
+        # listeners must not change while other threads run statements.
+        found = self._watched[engine] = _Retirement()
+        return found
+
+    def __contains__(self, engine: Engine) -> bool:
+        return bool(self._watched.get(engine))
+
+    def __iter__(self) -> Iterator[Engine]:
+        """Iterate over the engines with connections in use."""
+        return iter(list(self._engines))
+
+    def __bool__(self) -> bool:
+        return bool(self._engines)
+
+    def names_of(self, engine: Engine) -> tuple[str, ...]:
+        """Return the names of a server with connections in use."""
+        return self._engines.get(engine, ())
+
+    def is_gone(self, text: str) -> bool:
+        """Return whether a URL belongs to a removed server."""
+        return text in self._gone
+
+    def let_in(self, texts: Iterable[str]) -> None:
+        """Accept the URLs of a topology."""
+        for text in texts:
+            self._gone.pop(text, None)
+
+    def refuse(self, left: Iterable[str]) -> None:
+        """Refuse the URLs that were removed from the topology."""
+        self._gone.update(dict.fromkeys(left))
+        for text in list(self._gone)[:-_MOST]:
+            del self._gone[text]
+
+    def add(self, engine: Engine, names: Iterable[str], busy: int) -> None:
+        """Retire an engine, which then opens no more connections.
+
+        :param names: names of its server.
+        :param busy: number of its connections in use.
+        """
+        self._engines[engine] = tuple(names)
+        server = ", ".join(self._engines[engine])
+        self._watched[engine].begin(server, self._grace)
+        _log.info(
+            "server %s has left the topology; %d of its connections are in "
+            "use",
+            server,
+            busy,
+            extra={"action": "retire server", "server": server},
+        )
+
+    def forget(self, busy: Collection[Engine]) -> None:
+        """Forget the engines without connections in use.
+
+        :param busy: the engines with connections in use.
+        """
+        for engine in self._engines.keys() - set(busy):
+            self._engines.pop(engine, None)
+
+    def clear(self) -> None:
+        """Forget all engines."""
+        self._engines.clear()

@@ -1,0 +1,413 @@
+"""Several executions of one session that take turns in its thread.
+
+Each execution is a greenlet, a :class:`Lane`.  When SQLAlchemy passes a
+statement to the driver, the lane passes that call to a thread and lets the
+other lanes continue: all ORM work stays in the thread of the session, and
+the waits overlap.
+
+Three rules, each with the failure that it prevents:
+
+* one call at a time for each connection of a driver.  An eager load of one
+  lane may need the connection that another lane waits on;
+* lanes continue after their first statement in the order in which they were
+  passed, whichever server responds first.  Otherwise the order in which
+  objects are loaded would change;
+* every lane has ended when :meth:`Hub.run` returns or raises.  A connection
+  must not be rolled back while a thread is using it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import weakref
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait
+from queue import Empty
+from queue import SimpleQueue
+from typing import Any
+
+from greenlet import getcurrent
+from greenlet import greenlet
+from sqlalchemy import Connection
+
+from sqla_shard.dialects import interrupt
+from sqla_shard.engine.lanes import invalidate
+from sqla_shard.engine.lanes import Lanes
+from sqla_shard.engine.lanes import Task
+
+__all__ = ["Hub", "Lane", "Stopped", "before_invalidate"]
+
+_CALL = "sqla_shard.call"
+
+#: Seconds until a call is interrupted again: SQLite ignores an interrupt that
+#: arrives just before the statement begins.
+_AGAIN = 0.05
+
+
+def _nothing() -> None:
+    return None
+
+
+def before_invalidate(wire: Any, record: Any, error: Any) -> None:
+    """Handle ``invalidate``: interrupt the call of another lane first.
+
+    SQLAlchemy closes a connection immediately when Ctrl-C or a lost
+    connection ends one lane; a driver call in another thread could then
+    crash the process.
+    """
+    ref: Callable[[], Future[None] | None] = record.info.get(_CALL, _nothing)
+    call = ref()
+    raised: BaseException | None = None
+    while call is not None and not call.done():
+        try:
+            interrupt(wire)
+            wait([call], _AGAIN)
+        except BaseException as interrupted:
+            raised = interrupted
+    if raised is not None:
+        raise raised
+
+
+class Stopped(Exception):  # noqa: N818  # no error
+    """Raised in a lane after another lane has failed; never raised outside."""
+
+
+class _Call:
+    """A call of a driver that a lane waits for."""
+
+    def __init__(
+        self, lane: Lane, connection: Connection, work: Callable[[], None]
+    ) -> None:
+        self.lane = lane
+        self.connection = connection
+        self.wire: Any = connection.connection.dbapi_connection
+        self.info = connection.info
+        self.work = work
+        self.queued = False
+        self.task: Task[None] | None = None
+        self.cancelled = False
+
+    def is_over(self) -> bool:
+        return self.cancelled or (
+            self.task is not None and self.task.future.done()
+        )
+
+
+class _Group:
+    """Lanes that were started together.
+
+    :ivar parent: the lane that waits for them, if a statement of a lane
+        needs several shards.
+    :ivar left: number of lanes that have not ended.
+    :ivar turn: number of lanes that have continued after their first
+        statement.
+    """
+
+    def __init__(self, parent: Lane | None) -> None:
+        self.parent = parent
+        self.lanes: list[Lane] = []
+        self.left = 0
+        self.turn = 0
+        self.stopped = False
+
+    def is_stopped(self) -> bool:
+        if self.stopped or self.parent is None:
+            return self.stopped
+        return self.parent.group.is_stopped()
+
+    def outcome(self) -> list[Any]:
+        """Return the results in order, or raise the first error."""
+        errors = [e for lane in self.lanes if (e := lane.failure) is not None]
+        for error in errors:
+            if not isinstance(error, Stopped):
+                raise error
+        if errors:
+            raise errors[0]
+        return [lane.result for lane in self.lanes]
+
+
+class Lane(greenlet):
+    """One execution of a group, in its own greenlet."""
+
+    def __init__(
+        self, hub: Hub, group: _Group, job: Callable[[], Any]
+    ) -> None:
+        super().__init__(self._go, hub.greenlet)
+        # Copy the context: in a new greenlet all context variables are empty.
+        self.gr_context = contextvars.copy_context()
+        self.hub = hub
+        self.group = group
+        self._job = job
+        self.result: Any = None
+        self.failure: BaseException | None = None
+        self.started = False
+        self.ended = False
+        #: Whether its first call has returned, and whether it has continued.
+        self.answered = False
+        self.passed = False
+        # One of these is set while the lane waits.
+        self.call: _Call | None = None
+        self.turn = False
+        self.inner: _Group | None = None
+
+    def is_ready(self) -> bool:
+        """Return whether the lane waits only for its turn."""
+        if not self.started or self.turn:
+            return True
+        if self.call is not None:
+            return self.call.is_over()
+        return self.inner is not None and not self.inner.left
+
+    def _go(self) -> None:
+        try:
+            self.result = self._job()
+        except BaseException as error:
+            # The hub raises the error after all lanes have ended.
+            self.failure = error
+
+
+class Hub:
+    """Runs the lanes of one statement; created in the session's greenlet.
+
+    Lanes call :meth:`call` and :meth:`run_inside`; the session's thread runs
+    the other methods.
+
+    :param lanes: threads for calls of drivers.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.greenlet = getcurrent()
+        self._lanes = lanes
+        self._groups: list[_Group] = []
+        self._ready: deque[Lane] = deque()
+        self._answers: SimpleQueue[_Call] = SimpleQueue()
+        # Keys are driver connections: several Connections may share one.
+        self._queues: dict[int, deque[_Call]] = {}
+        self._raised: BaseException | None = None
+        self._to_abort = False
+        self._cut: list[Connection] = []
+
+    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run executions at the same time; return their results, in order.
+
+        :raises BaseException: the error of the first execution that fails.
+        """
+        group = self._group(jobs, None)
+        while group.left:
+            try:
+                if self._to_abort:
+                    self._abort(group)
+                self._step()
+            except BaseException as error:
+                # Ctrl-C: threads still use the connections, and must end
+                # before the connections are rolled back.
+                self._raised = error
+                self._to_abort = True
+        invalidate(self._cut)
+        if self._raised is not None:
+            raise self._raised
+        return group.outcome()
+
+    def _group(
+        self, jobs: Sequence[Callable[[], Any]], parent: Lane | None
+    ) -> _Group:
+        group = _Group(parent)
+        group.lanes = [Lane(self, group, job) for job in jobs]
+        group.left = len(group.lanes)
+        self._groups.append(group)
+        self._ready.extend(group.lanes)
+        return group
+
+    def _step(self) -> None:
+        if self._ready:
+            self._resume(self._ready.popleft())
+            return
+        try:
+            timeout = _AGAIN if self._cut else None
+            self._take_result(self._answers.get(timeout=timeout))
+        except Empty:
+            for queue in self._queues.values():
+                if not queue[0].is_over():
+                    self._cut_off(queue[0])
+
+    def _resume(self, lane: Lane) -> None:
+        if not lane.started and lane.group.is_stopped():
+            lane.failure = Stopped()
+        else:
+            lane.started = True
+            lane.switch()
+            if not lane.dead:
+                if lane.call is not None and not lane.call.queued:
+                    self._enqueue(lane.call)
+                return
+        lane.ended = True
+        group = lane.group
+        group.left -= 1
+        error = lane.failure
+        if error is not None and not isinstance(error, Stopped):
+            if isinstance(error, Exception):
+                self._stop(group)
+            else:
+                self._raised = self._raised or error
+                self._to_abort = True
+        self._pass_turns(group)
+        if not group.left:
+            self._groups.remove(group)
+            if group.parent is not None:
+                self._ready.append(group.parent)
+
+    def _take_result(self, call: _Call) -> None:
+        queue = self._queues.get(id(call.wire))
+        if queue is not None and queue[0] is call:
+            queue.popleft()
+            self._begin_next(id(call.wire), queue)
+        self._deliver(call)
+
+    def _begin_next(self, key: int, queue: deque[_Call]) -> None:
+        while queue and queue[0].lane.group.is_stopped():
+            call = queue.popleft()
+            call.cancelled = True
+            self._deliver(call)
+        if queue:
+            self._begin(queue[0])
+        else:
+            del self._queues[key]
+
+    def _enqueue(self, call: _Call) -> None:
+        # Start no thread in the lane: an interrupt after the start would end
+        # the lane, and SQLAlchemy would close the connection.
+        call.queued = True
+        queue = self._queues.get(id(call.wire))
+        if queue is not None:
+            queue.append(call)
+        else:
+            self._queues[id(call.wire)] = deque([call])
+            self._begin(call)
+
+    def _begin(self, call: _Call) -> None:
+        task = Task(call.work)
+        task.future.add_done_callback(lambda future: self._answers.put(call))
+        call.task = task
+        # Weak reference: the connection outlives the session, to which the
+        # future refers.
+        call.info[_CALL] = weakref.ref(task.future)
+        self._lanes.begin(task)
+
+    def _deliver(self, call: _Call) -> None:
+        lane = call.lane
+        if lane.call is not call:
+            # The call was already delivered after an interrupt.
+            return
+        lane.answered = True
+        if lane.passed:
+            self._ready.append(lane)
+        else:
+            self._pass_turns(lane.group)
+
+    def _pass_turns(self, group: _Group) -> None:
+        lanes = group.lanes
+        while group.turn < len(lanes):
+            lane = lanes[group.turn]
+            if not (lane.answered or lane.ended):
+                return
+            group.turn += 1
+            if not lane.ended and not lane.passed:
+                lane.passed = True
+                self._ready.append(lane)
+
+    def _stop(self, group: _Group) -> None:
+        """Send no further calls of a group; running calls are awaited."""
+        group.stopped = True
+        for queue in self._queues.values():
+            task = queue[0].task
+            if task is not None and queue[0].lane.group.is_stopped():
+                task.cancel()
+
+    def _abort(self, root: _Group) -> None:
+        """End the calls that wait for servers, after an interrupt.
+
+        The interrupt may have arrived between any two lines of this class,
+        so the state is computed again.
+        """
+        self._to_abort = False
+        root.stopped = True
+        self._queues.clear()
+        for lane in self._waiting():
+            call = lane.call
+            if call is None or call.is_over():
+                continue
+            if call.task is None:
+                call.cancelled = True
+            elif not call.task.cancel() and not call.is_over():
+                self._queues[id(call.wire)] = deque([call])
+                self._cut_off(call)
+        self._ready.clear()
+        for group in reversed(self._groups[:]):
+            waiting = [lane for lane in group.lanes if not lane.ended]
+            for lane in waiting:
+                if lane.is_ready():
+                    lane.passed = True
+                    self._ready.append(lane)
+            group.left = len(waiting)
+            if not waiting:
+                self._groups.remove(group)
+
+    def _waiting(self) -> list[Lane]:
+        return [
+            lane
+            for group in self._groups
+            for lane in group.lanes
+            if not lane.ended
+        ]
+
+    def _cut_off(self, call: _Call) -> None:
+        connection = call.connection
+        if not connection.invalidated and not connection.closed:
+            if connection not in self._cut:
+                self._cut.append(connection)
+            interrupt(call.wire)
+
+    def call(
+        self,
+        lane: Lane,
+        connection: Connection,
+        work: Callable[[], None],
+        *,
+        leaves: bool,
+    ) -> None:
+        """Call the driver of a lane while other lanes continue.
+
+        :param leaves: whether a thread may make the call; otherwise it is made
+            in this thread, unless the connection is in use.
+        :raises Stopped: after another lane has failed.
+        """
+        if lane.group.is_stopped():
+            raise Stopped
+        wire = connection.connection.dbapi_connection
+        if not leaves and id(wire) not in self._queues:
+            work()
+            lane.answered = True
+            if not lane.passed:
+                lane.turn = True
+                self._pass_turns(lane.group)
+                self.greenlet.switch()
+                lane.turn = False
+            return
+        call = lane.call = _Call(lane, connection, work)
+        self.greenlet.switch()
+        lane.call = None
+        if call.cancelled or call.task is None or call.task.future.cancelled():
+            raise Stopped
+        call.task.future.result()
+
+    def run_inside(
+        self, lane: Lane, jobs: Sequence[Callable[[], Any]]
+    ) -> list[Any]:
+        """Run the executions that a lane needs; see :meth:`run`."""
+        group = lane.inner = self._group(jobs, lane)
+        self.greenlet.switch()
+        lane.inner = None
+        return group.outcome()

@@ -1,0 +1,484 @@
+"""The engines of a process, or of an event loop, by server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic
+from typing import Any
+from typing import ClassVar
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import QueuePool
+
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects import backend_for
+from sqla_shard.dialects import check_driver
+from sqla_shard.engine.hooks import listen
+from sqla_shard.engine.hooks import listen_to_probe
+from sqla_shard.engine.hooks import OpenConnections
+from sqla_shard.engine.hooks import Retired
+from sqla_shard.engine.lanes import AwaitedLanes
+from sqla_shard.engine.lanes import Lanes
+from sqla_shard.engine.pools import Answer
+from sqla_shard.engine.pools import answer_of
+from sqla_shard.engine.pools import EngineStats
+from sqla_shard.engine.pools import in_threads
+from sqla_shard.engine.pools import is_cold
+from sqla_shard.engine.pools import server_name
+from sqla_shard.engine.pools import warm
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import ServerRetiredError
+from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import ShardError
+from sqla_shard.topology import fill
+from sqla_shard.topology import Server
+from sqla_shard.topology import Topology
+from sqla_shard.util.forking import in_children
+
+__all__ = [
+    "Engines",
+    "filled",
+    "urls_of",
+]
+
+
+T = TypeVar("T")
+
+
+def urls_of(topology: Topology) -> set[str]:
+    """Return the URLs of all servers, as in the topology."""
+    return {
+        text
+        for keyspace in topology.keyspaces.values()
+        for server in keyspace.servers
+        for text in (server.primary, server.standby)
+        if text is not None
+    }
+
+
+def filled(text: str, environ: Mapping[str, str]) -> URL:
+    """Return the URL of a server with its secrets.
+
+    :param text: the URL as in the topology.
+    :param environ: values of the placeholders.
+    :raises TopologyError: if a placeholder has no value.
+    """
+    url = make_url(text)
+    return url.set(
+        username=_filled(url.username, environ),
+        password=_filled(url.password, environ),
+    )
+
+
+def _filled(text: str | None, environ: Mapping[str, str]) -> str | None:
+    return None if text is None else fill(text, environ)
+
+
+class Engines:
+    """The engines of a process, by server.
+
+    :param driver: name of the driver for ``mysql://`` URLs without a driver.
+    :param options: keyword arguments for
+        :func:`sqlalchemy.create_engine`, such as ``pool_size``.
+    :param environ: values of the placeholders in URLs.
+    :param lanes: threads, or the event loop, that wait for several servers.
+    :param grace: number of seconds for which transactions may use a server
+        that was removed from the topology.
+    """
+
+    #: Whether an event loop waits for the servers.
+    asynchronous: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        driver: str,
+        options: Mapping[str, Any],
+        environ: Mapping[str, str],
+        lanes: Lanes | AwaitedLanes,
+        grace: float = 30.0,
+    ) -> None:
+        #: The newest topology that was passed to :meth:`follow`.
+        self.topology: Topology | None = None
+        #: The shard of each engine for only one database, by its URL.
+        self.only_places: dict[URL, Place] = {}
+        #: Function that is called after an error that a new topology may
+        #: explain; it must not block.
+        self.request_topology: Callable[[], None] = _nothing
+        #: Threads, or the event loop, that wait for several servers.
+        self.lanes = lanes
+        self._driver = driver
+        # The listener in hooks.py resets connections.
+        self._options = {"pool_reset_on_return": None, **options}
+        self._environ = environ
+        self._servers: dict[str, tuple[URL, Backend]] = {}
+        self._engines: dict[URL, Engine] = {}
+        self._backends: dict[URL, Backend] = {}
+        # Kinds remain after a server is removed: its last errors are
+        # classified later.
+        self._kinds: dict[type[Backend], Backend] = {}
+        self._names: dict[URL, dict[str, None]] = {}
+        self._busy: dict[int, Engine] = {}
+        #: Connections of the driver, which a child process must close.
+        self.open_connections = OpenConnections()
+        #: The engines of servers that were removed from the topology.
+        self.retired = Retired(grace)
+        #: The topology's URLs of the server of each engine.
+        self._texts: dict[URL, set[str]] = {}
+        self.closed = False
+        #: Whether a connection that is checked in stays in its pool.
+        self.pools_connections = True
+        self._start()
+        in_children(self)
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        # The garbage collector may return a connection at any time, even in a
+        # thread that holds this lock.
+        self._returned = threading.Condition(threading.RLock())
+
+    def locate(
+        self, server: Server, database: str, *, standby: bool = False
+    ) -> tuple[Engine, str, Backend]:
+        """Return the engine of a server, a schema, and the backend.
+
+        :param standby: whether to use the standby, if there is one.
+        :raises ClusterClosedError: after :meth:`close`.
+        :raises ServerRetiredError: if the server was removed from the
+            topology.
+        """
+        name, text = server.name, server.primary
+        if standby and server.standby is not None:
+            name, text = f"{name} (standby)", server.standby
+        # Open it under the lock: otherwise another thread could follow a
+        # topology without this server, and the engine would never be closed.
+        with self._lock:
+            if self.closed:
+                raise ClusterClosedError(
+                    "the cluster is closed; open a new one with "
+                    "Cluster.from_file() or Cluster.from_topology()"
+                )
+            if self.retired.is_gone(text):
+                raise ServerRetiredError(server=name)
+            # Once for each server: there may be thousands of databases on it.
+            if text not in self._servers:
+                self._servers[text] = self._read(text)
+            url, backend = self._servers[text]
+            url, schema = backend.locate(url, database)
+            engine = self._engines.get(url)
+            if engine is None:
+                engine = backend.open(url, self._options)
+                self._names[url] = {}
+                self._texts[url] = set()
+                listen(engine, self, backend, self._names[url])
+                self._engines[url] = engine
+                self._backends[url] = backend
+                self._kinds[type(backend)] = backend
+            # Two keyspaces may have the same server.
+            self._names[url][name] = None
+            self._texts[url].add(text)
+            return engine, schema, self._backends[url]
+
+    def _read(self, text: str) -> tuple[URL, Backend]:
+        """Return the URL of a server with its secrets, and its backend."""
+        url = filled(text, self._environ)
+        backend = backend_for(
+            url.drivername,
+            driver=self._driver,
+            asynchronous=self.asynchronous,
+        )
+        return url, backend
+
+    def checked_out(self, record: Any, engine: Engine) -> None:
+        """Count a connection as in use; called by listeners."""
+        self._busy[id(record)] = engine
+
+    def checked_in(self, record: Any) -> None:
+        """Count a connection as idle or closed; called by listeners."""
+        with self._returned:
+            self._busy.pop(id(record), None)
+            self._drop_idle()
+            self._returned.notify_all()
+
+    def check(self, topology: Topology) -> None:
+        """Refuse a topology with servers that this process cannot connect to.
+
+        Servers that do not respond are not refused.
+
+        :raises MissingDriverError: if a driver is not installed.
+        :raises TopologyError: if a placeholder has no value.
+        """
+        with self._lock:
+            new = [t for t in urls_of(topology) if t not in self._servers]
+        urls = {}
+        for text in new:
+            url, backend = self._read(text)
+            url, _ = backend.locate(url, "")
+            urls[url.drivername] = url
+        for url in urls.values():
+            check_driver(url)
+
+    def expect(self, topology: Topology) -> None:
+        """Allow the servers of the next topology, if they were removed."""
+        with self._lock:
+            self.retired.let_in(urls_of(topology))
+
+    def follow(self, topology: Topology) -> None:
+        """Use a newer topology; drain the servers that were removed.
+
+        Idle connections to these servers are closed now, and connections in
+        use when they are returned.  No new connection is opened; after the
+        grace period the open ones can only end their transactions.
+        """
+        texts = urls_of(topology)
+        with self._lock:
+            # Include unused servers: a transaction with the previous topology
+            # could still connect to one.
+            known = urls_of(self.topology) if self.topology else set()
+            known.update(self._servers)
+            self.topology = topology
+            self.retired.let_in(texts)
+            self.retired.refuse(known - texts)
+            for text in known - texts:
+                self._servers.pop(text, None)
+            left = [
+                url
+                for url, names in self._texts.items()
+                if names and not names & texts
+            ]
+            retired = [self._retire(url) for url in left]
+        for engine in retired:
+            self._dispose_idle(engine)
+        with self._returned:
+            self._drop_idle()
+
+    def _retire(self, url: URL) -> Engine:
+        engine = self._engines.pop(url)
+        del self._texts[url], self._backends[url]
+        self.only_places.pop(url, None)
+        busy = list(self._busy.values())
+        self.retired.add(engine, self._names.pop(url), busy.count(engine))
+        return engine
+
+    def _dispose_idle(self, engine: Engine) -> None:
+        engine.dispose()
+
+    def _drop_idle(self) -> None:
+        """Drop the engines of removed servers that are not in use."""
+        if self.retired:
+            self.retired.forget(set(self._busy.values()))
+
+    def in_parallel(
+        self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
+    ) -> list[T]:
+        """Run jobs for many servers at the same time.
+
+        :param purpose: part of the names of the threads.
+        :param most: maximum number of jobs that run at the same time.
+        :returns: the results of the jobs, in order.
+        """
+        if not jobs:
+            return []
+        with ThreadPoolExecutor(
+            min(most, len(jobs)), f"sqla-shard-{purpose}"
+        ) as executor:
+            return list(executor.map(lambda job: job(), jobs))
+
+    def new_engine(
+        self,
+        engine: Engine,
+        *,
+        timeout: float | None = None,
+        translates_errors: bool = False,
+    ) -> Engine:
+        """Return a new engine for the server of another engine.
+
+        The new engine has no listeners for sessions, and the caller must
+        dispose it: :meth:`close` does not.
+
+        :param timeout: see :meth:`.Backend.open`.
+        :param translates_errors: whether the engine raises
+            :exc:`~sqla_shard.exc.ServerUnreachableError` and the like.
+        """
+        backend = self._backends.get(engine.url)
+        if backend is None:
+            raise ServerRetiredError(server=server_name(engine.url))
+        found = backend.open(engine.url, self._options, timeout=timeout)
+        names = self._names.get(engine.url, ()) if translates_errors else None
+        listen_to_probe(found, self, backend, names)
+        return found
+
+    def ask(self, engines: Sequence[Engine], timeout: float) -> list[Answer]:
+        """Probe several servers at the same time.
+
+        :param timeout: seconds.
+        :returns: for each engine, None or its error.
+        """
+        return self._ask_all(
+            [partial(self._answer, engine, timeout) for engine in engines],
+            timeout,
+        )
+
+    def _ask_all(
+        self, jobs: Sequence[Callable[[], Answer]], timeout: float
+    ) -> list[Answer]:
+        return in_threads(jobs, timeout)
+
+    def _answer(self, engine: Engine, timeout: float) -> Answer:
+        try:
+            if self.closed:
+                raise ClusterClosedError("the cluster is closed")
+            own = self.new_engine(
+                engine, timeout=timeout, translates_errors=True
+            )
+        except ShardError as error:
+            return error
+        answer = answer_of(own, timeout)
+        if isinstance(answer, ServerUnreachableError):
+            # The server is down, and idle connections to it are lost: sessions
+            # would use them when the server is up again.
+            self._dispose_idle(engine)
+        return answer
+
+    @contextmanager
+    def visit(self, engine: Engine) -> Iterator[Connection]:
+        """Yield a new connection, which is closed afterwards.
+
+        A connection of the pool would retain its settings, such as the
+        default database.
+        """
+        own = self.new_engine(engine)
+        try:
+            with own.connect() as connection:
+                yield connection
+        finally:
+            own.dispose()
+
+    def connect_together(
+        self, engines: Iterable[Engine], timeout: float | None
+    ) -> dict[Engine, Exception | None]:
+        """Open connections to several servers at the same time.
+
+        The connections are returned to the pools.  A pool that has an idle
+        connection, or its maximum of connections, is skipped.
+
+        :param timeout: seconds to wait; None for no limit.  With a timeout no
+            pool is skipped, since an idle connection may be too old, and
+            need to be opened again.
+        :returns: the errors by engine; None if an attempt has not ended in
+            time.
+        """
+        cold = list(engines)
+        if timeout is None:
+            cold = [engine for engine in cold if is_cold(engine.pool)]
+            if len(cold) == 1:
+                return {}
+        if not cold:
+            return {}
+        futures = self.lanes.attempt(
+            [partial(warm, engine, 1) for engine in cold], timeout, cold
+        )
+        failed: dict[Engine, Exception | None] = {}
+        for engine, future in zip(cold, futures, strict=True):
+            if not future.done() or future.cancelled():
+                failed[engine] = None
+            elif isinstance(error := future.exception(), Exception):
+                failed[engine] = error
+        return failed
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(list(self._engines.values()))
+
+    def name_of(self, engine: Engine) -> str:
+        """Return the name, or the names, of the server of an engine."""
+        names = self._names.get(engine.url) or self.retired.names_of(engine)
+        return ", ".join(names) if names else server_name(engine.url)
+
+    def backends(self) -> set[Backend]:
+        """Return the backends of the servers that were used."""
+        return set(self._kinds.values())
+
+    def stats(self) -> list[EngineStats]:
+        """Return the state of every pool that was opened."""
+        busy = list(self._busy.values())
+        found = []
+        retired = set(self.retired)
+        for engine in [*list(self._engines.values()), *retired]:
+            pool = engine.pool
+            # A NullPool has no idle connections.
+            idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
+            found.append(
+                EngineStats(
+                    server=self.name_of(engine),
+                    address=server_name(engine.url),
+                    idle=idle,
+                    busy=busy.count(engine),
+                    asynchronous=self.asynchronous,
+                    retired=engine in retired,
+                )
+            )
+        return sorted(found, key=lambda stats: (stats.server, stats.address))
+
+    def shut(self) -> None:
+        """Refuse new checkouts; close connections when they are returned."""
+        self.closed = True
+        self.pools_connections = False
+
+    def close(self, timeout: float) -> bool:
+        """Refuse new checkouts, wait for connections in use, dispose all.
+
+        :param timeout: seconds to wait for connections to be returned;
+            others are closed when they are returned.
+        :returns: whether all connections were returned in time.
+        """
+        self.shut()
+        deadline = monotonic() + timeout
+        with self._returned:
+            while self._busy and (left := deadline - monotonic()) > 0:
+                self._returned.wait(left)
+            drained = not self._busy
+        # Threads that wait for a connection get one, and are refused, before
+        # the pools are disposed.
+        ended = self.lanes.drain(max(deadline - monotonic(), 0))
+        with self._lock:
+            for engine in (*self._engines.values(), *self.retired):
+                engine.dispose()
+        self.lanes.close(wait=drained and ended)
+        return drained
+
+    def after_fork(self) -> None:
+        """Drop the connections of the parent in a child process.
+
+        Idle connections are dropped too: otherwise the garbage collector
+        would close them later.
+        """
+        opened = list(self.open_connections.values())
+        self.open_connections.clear()
+        self._busy = {}
+        self._start()
+        for engine in (*self._engines.values(), *self.retired):
+            engine.dispose(close=False)
+        self.retired.clear()
+        for backend, connection in opened:
+            backend.abandon(connection)
+
+    def __repr__(self) -> str:
+        servers = ", ".join(sorted(server_name(url) for url in self._engines))
+        return f"<Engines of {servers or 'no server yet'}>"
+
+
+def _nothing() -> None:
+    """Do nothing on errors of servers."""

@@ -1,0 +1,343 @@
+"""One statement for the shards of a server: UNION ALL of their branches.
+
+The branches are joined as strings, after SQLAlchemy has compiled the statement
+once.  So its cache has one entry for any number of branches, and the columns
+of the result are those of the statement.
+
+A statement is compiled for all shards with a placeholder for the schema, and
+:class:`~sqla_shard.types.shard_bound.ShardBound` parameters for the values
+that differ by shard.  :func:`render` replaces both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine
+
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects.sorting import Hidden
+from sqla_shard.types.shard_bound import ShardBound
+from sqla_shard.types.shard_bound import Slot
+
+if TYPE_CHECKING:
+    from sqla_shard.merging.merge import Merge
+
+__all__ = [
+    "SCHEMA",
+    "TRANSLATE",
+    "Place",
+    "pieces",
+    "render",
+    "statements_for",
+]
+
+
+#: The placeholder for the database of the shard in compiled SQL and text()
+SCHEMA = "__sqla_shard__"
+
+#: The schema_translate_map of every statement: constant, so that it does not
+#: multiply the entries of the compiled cache; a plain dict, since SQLAlchemy
+#: adds a key to it.
+TRANSLATE: dict[str | None, str | None] = {None: SCHEMA}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """The current location of a virtual shard.
+
+    :ivar keyspace: name of the keyspace.
+    :ivar shard_id: number of the shard; 0 in a global keyspace.
+    :ivar server: name of the physical server.
+    :ivar schema: quoted name of the database, as in statements.
+    :ivar engine: engine of the server.
+    """
+
+    keyspace: str
+    shard_id: int
+    server: str
+    schema: str
+    engine: Engine
+    backend: Backend
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The keyspace and the shard; unchanged when a server is split."""
+        return self.keyspace, self.shard_id
+
+    def __str__(self) -> str:
+        return f"shard {self.shard_id} of {self.keyspace} on {self.server}"
+
+
+_FORMAT_TOKEN = re.compile(r"%%|(%s)")
+# A question mark inside a literal or a quoted name is not a placeholder.
+_QMARK_TOKEN = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|(\?)"""
+)
+
+
+@lru_cache(maxsize=1024)
+def pieces(text: str, placeholder: str) -> tuple[str, ...]:
+    """Split a statement at its placeholders."""
+    token = _FORMAT_TOKEN if placeholder == "%s" else _QMARK_TOKEN
+    found = []
+    start = 0
+    for match in token.finditer(text):
+        if match.group(1):
+            found.append(text[start : match.start()])
+            start = match.end()
+    found.append(text[start:])
+    return tuple(found)
+
+
+def render(
+    text: str, parameters: Sequence[Any], place: Place, placeholder: str
+) -> tuple[str, tuple[Any, ...]]:
+    """Return the statement and parameters of one shard.
+
+    :param text: compiled SQL with :data:`SCHEMA` as schema.
+    :param parameters: one value per placeholder, in order.
+    :param placeholder: ``%s`` or ``?``.
+    """
+    values = []
+    slots = None
+    for index, value in enumerate(parameters):
+        if isinstance(value, Slot):
+            slots = slots or {}
+            slots[index] = value.text_at(place.shard_id)
+        elif isinstance(value, ShardBound):
+            values.append(value.at(place.shard_id))
+        else:
+            values.append(value)
+    if slots:
+        parts = pieces(text, placeholder)
+        out = [parts[0]]
+        for index, piece in enumerate(parts[1:]):
+            out.append(slots.get(index, placeholder))
+            out.append(piece)
+        text = "".join(out)
+    return text.replace(SCHEMA, place.schema), tuple(values)
+
+
+Sent = tuple[str, tuple[Any, ...]]
+
+#: Maximum number of branches.  Each branch costs the server about 50 us and
+#: opens its tables, and several times as much if the server's table cache is
+#: too small.
+MOST_BRANCHES = 256
+
+#: Maximum length of a statement, far below the smallest max_allowed_packet in
+#: use, 16 MB.
+MOST_CHARACTERS = 1_000_000
+
+# Clauses that MySQL and MariaDB do not allow in a branch.  A match in a
+# literal only costs speed.
+_UNFIT = re.compile(
+    r"\b(?:FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b"
+)
+# Clauses of a branch that require parentheses; the rows of sorted branches
+# must be sorted again.
+_OWN = re.compile(r"\b(ORDER BY)|\b(?:LIMIT)\b")
+
+
+@lru_cache(maxsize=1024)
+def _reads(text: str) -> bool:
+    return text.startswith("SELECT") and _UNFIT.search(text) is None
+
+
+@lru_cache(maxsize=1024)
+def _own_clauses(text: str) -> tuple[bool, bool]:
+    """Return whether SQL has an ORDER BY, and whether it has that or LIMIT."""
+    found = [match.group(1) for match in _OWN.finditer(text)]
+    return any(found), bool(found)
+
+
+@lru_cache(maxsize=1024)
+def _is_open(text: str) -> bool:
+    """Return whether a LIMIT may be appended to a statement."""
+    return _reads(text) and re.search(r"\bLIMIT\b", text) is None
+
+
+def _fits(
+    text: str, merge: Merge | None, *, sorts_more: bool, changes: bool
+) -> bool:
+    """Return whether the rows of the branches can be combined."""
+    if changes or not _reads(text):
+        return False
+    ordered, limited = _own_clauses(text)
+    if not limited:
+        return True
+    # The server sorts all rows by the hidden columns: a further order, such
+    # as that of a joined collection, would be lost.
+    if merge is None or not merge.on_server or sorts_more:
+        return False
+    return bool(merge.keys) or not ordered
+
+
+def statements_for(
+    text: str,
+    parameters: Sequence[Any],
+    places: Sequence[Place],
+    placeholder: str,
+    merge: Merge | None = None,
+    *,
+    sorts_more: bool = False,
+    changes: bool = False,
+    most_rows: int | None = None,
+    united: bool = True,
+) -> list[Sent]:
+    """Return the statements that read the given shards of one server.
+
+    :param text: compiled SQL with :data:`SCHEMA` as schema.
+    :param parameters: one value per placeholder, in order.
+    :param placeholder: ``%s`` or ``?``.
+    :param merge: the merge of the rows of all shards.
+    :param sorts_more: whether the statement sorts by more keys than the
+        merge.
+    :param changes: whether UNION would change values; see
+        :func:`~sqla_shard.dialects.numbers.is_storable`.
+    :param most_rows: maximum number of rows; one more is read, to detect
+        further rows.
+    :param united: whether one statement may be for several shards.
+    """
+    fits = _fits(text, merge, sorts_more=sorts_more, changes=changes)
+    if not united or len(places) == 1 or not fits:
+        sent = [render(text, parameters, p, placeholder) for p in places]
+        whole = merge is not None and not merge.on_server
+        if most_rows is None or whole or not _is_open(text):
+            return sent
+        skipped = 0 if merge is None else merge.offset
+        end = f"\nLIMIT {most_rows + 1 + skipped}"
+        return [(one + end, values) for one, values in sent]
+    template = _BranchTemplate.of(text, merge, most_rows)
+    return list(_unions(text, parameters, places, placeholder, template))
+
+
+@dataclass(frozen=True)
+class _BranchTemplate:
+    """A template of the branches: ``opening + text + closing`` each."""
+
+    opening: str
+    between: str
+    closing: str
+
+    @classmethod
+    def of(
+        cls, text: str, merge: Merge | None, most_rows: int | None
+    ) -> _BranchTemplate:
+        # Start a new line: a listener may have added a comment at the end of
+        # the statement.
+        union = "UNION ALL"
+        tail = ""
+        limit = None if most_rows is None else most_rows + 1
+        if merge is not None:
+            most = merge.row_limit
+            if not merge.on_server:
+                limit = None
+            elif limit is not None:
+                limit += merge.offset
+                limit = limit if most is None else min(limit, most)
+            else:
+                limit = most
+            if merge.combine is not None and merge.on_server:
+                union = "UNION"
+            tail = _order(merge)
+        if limit is not None:
+            tail += f"\nLIMIT {limit}"
+        if tail or _own_clauses(text)[1]:
+            return cls("(", f"\n)\n{union}\n(", f"\n){tail}")
+        return cls("", f"\n{union}\n", "")
+
+
+def _order(merge: Merge) -> str:
+    if not merge.on_server or not merge.keys:
+        return ""
+    keys = []
+    for key in merge.keys:
+        name = Hidden.name(key.position)
+        keys.append(f"{name} DESC" if key.descending else name)
+    return f"\nORDER BY {', '.join(keys)}"
+
+
+def _unions(
+    text: str,
+    parameters: Sequence[Any],
+    places: Sequence[Place],
+    placeholder: str,
+    template: _BranchTemplate,
+) -> Iterator[Sent]:
+    constant, differing, plain = _split(text, parameters, placeholder)
+    values_length = sum(map(_length, plain))
+    branches: list[str] = []
+    length = 0
+    for place in places:
+        out = [constant[0]]
+        for value, piece in zip(differing, constant[1:], strict=True):
+            out.append(_value_at(value, place))
+            out.append(piece)
+        branch = "".join(out).replace(SCHEMA, place.schema)
+        if branches and (
+            len(branches) == MOST_BRANCHES
+            or length + len(branch) + values_length > MOST_CHARACTERS
+        ):
+            yield _joined(branches, plain, template)
+            branches, length = [], 0
+        branches.append(branch)
+        length += len(branch) + values_length
+    yield _joined(branches, plain, template)
+
+
+def _split(
+    text: str, parameters: Sequence[Any], placeholder: str
+) -> tuple[list[str], list[Any], tuple[Any, ...]]:
+    """Split a statement at the values that differ by shard.
+
+    The values are numbers or lists of numbers.  They become part of the SQL,
+    like other integers: otherwise the driver would have to escape each value
+    for each branch.
+
+    :returns: the pieces of SQL; the values between them; and the values that
+        remain parameters.
+    """
+    before, *after = pieces(text, placeholder)
+    constant = [before]
+    differing = []
+    plain = []
+    for value, piece in zip(parameters, after, strict=True):
+        if isinstance(value, ShardBound):
+            differing.append(value)
+            constant.append(piece)
+        elif type(value) is int:
+            # Add parentheses, since two minus signs could start a comment.
+            shown = f"{value}" if value >= 0 else f"({value})"
+            constant[-1] += shown + piece
+        else:
+            plain.append(value)
+            constant[-1] += placeholder + piece
+    return constant, differing, tuple(plain)
+
+
+def _value_at(value: Any, place: Place) -> str:
+    if isinstance(value, Slot):
+        return value.text_at(place.shard_id)
+    return str(value.at(place.shard_id))
+
+
+def _length(value: Any) -> int:
+    """Return the approximate length of a parameter in the SQL."""
+    return len(value) if isinstance(value, (str, bytes)) else 20
+
+
+def _joined(
+    branches: Sequence[str], plain: tuple[Any, ...], template: _BranchTemplate
+) -> Sent:
+    text = (
+        template.opening + template.between.join(branches) + template.closing
+    )
+    return text, plain * len(branches)

@@ -1,0 +1,400 @@
+"""Writing a blob without overwriting the changes of other writers.
+
+The UPDATE of a blob compares the stored text with the text that was read; if
+they are equal, as usual, one statement is enough.  Otherwise the row is locked
+and read again, and the two sets of changes are merged field by field.  A field
+changed on both sides is a conflict, which raises
+:exc:`~sqla_shard.exc.StaleDataError`, and nothing is written.
+
+``session.merge()`` of a detached object does the same: it merges the changes
+made since the object was loaded.  Ordinary columns follow the rules of
+SQLAlchemy.
+
+If the class has a ``version_id_col``, the UPDATE also compares and increments
+the version, and a row with another version is a conflict in any case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import bindparam
+from sqlalchemy import Connection
+from sqlalchemy import event
+from sqlalchemy import inspect
+from sqlalchemy import select
+from sqlalchemy import Text
+from sqlalchemy import type_coerce
+from sqlalchemy import update
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import object_session
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.base import NO_VALUE
+from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
+
+from sqla_shard.exc import BlobValueError
+from sqla_shard.exc import StaleDataError
+from sqla_shard.models.blob_fields import raiser
+from sqla_shard.types import Blob
+from sqla_shard.types.blob import decode_blob
+from sqla_shard.types.blob import encode_blob
+from sqla_shard.types.tracking import Node
+from sqla_shard.types.tracking import plain
+from sqla_shard.util import sqlalchemy_private as private
+
+__all__ = [
+    "changes",
+    "forget_written",
+    "remember_written",
+    "show_change",
+    "source_of",
+    "watch_assignments",
+    "write_blob",
+]
+
+
+_GONE: Any = object()
+"""Stands for the JSON text of a field that was removed."""
+
+
+def changes(base: dict[str, Any], blob: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that differ from ``base``, as JSON text.
+
+    JSON text is compared, because 1, 1.0 and True are equal in Python but
+    different in JSON.
+    """
+    return {
+        field: _text(blob, field)
+        for field in {*base, *blob}
+        if _text(base, field) != _text(blob, field)
+    }
+
+
+def _text(blob: dict[str, Any], field: str) -> Any:
+    return json.dumps(blob[field]) if field in blob else _GONE
+
+
+def _conflicts(mine: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """Return the fields that both sides changed.
+
+    This includes a field that has the same value on both sides: if both
+    increment it from 0 to 1, one increment would be lost.
+    """
+    return sorted(set(mine) & set(theirs))
+
+
+def watch_assignments(mapper: Mapper[Any], cls: type[Any]) -> None:
+    """Handle ``after_mapper_constructed``: listen to assigned blobs."""
+    # Before the listener of Blob itself, which replaces the assigned object.
+    event.listen(cls.data, "set", _on_set, raw=True, retval=True)
+
+
+def _on_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
+    """Handle an assignment to ``data``, including by ``session.merge()``.
+
+    :raises BlobValueError: for None.
+    :raises StaleDataError: if a field was changed on both sides.
+    """
+    if value is None:
+        raise BlobValueError(
+            "must be a dict, not None; assign {} to empty it",
+            field=f"{state.class_.__name__}.data",
+            value=None,
+        )
+    if (
+        value is old
+        or state.key is None
+        or not isinstance(value, Blob)
+        or not isinstance(old, Blob)
+    ):
+        return value
+    for parent in list(value._parents):
+        if parent is state:
+            continue
+        if parent.key == state.key and value.source is not None:
+            return _merge_detached(state, value, old)
+        if (
+            parent.key is None
+            and value.from_fields
+            and parent.class_ is state.class_
+            and parent.dict.get("id") == state.key[1][0]
+        ):
+            return {**plain(old), **plain(value)}
+    return value
+
+
+def _merge_detached(state: Any, value: Blob, old: Blob) -> dict[str, Any]:
+    base = _decode_source(value.source)
+    mine = changes(base, value)
+    # Unflushed changes of the session are overwritten, as merge() does with
+    # other attributes.
+    found = _conflicts(mine, changes(base, _decode_source(old.source)))
+    if found:
+        raise StaleDataError(
+            class_name=state.class_.__name__,
+            object_id=state.key[1][0],
+            fields=tuple(found),
+        )
+    result: dict[str, Any] = plain(old)
+    for field in mine:
+        if field in value:
+            result[field] = plain(value[field])
+        else:
+            result.pop(field, None)
+    return result
+
+
+def _decode_source(text: str | None) -> Blob:
+    return decode_blob("{}" if text is None else text)
+
+
+#: Key in ``session.info``: the objects that the running flush has written,
+#: with the text of the blob before the flush, and the value that was replaced.
+_WRITTEN = "sqla_shard.written"
+
+
+def write_blob(
+    mapper: Mapper[Any], connection: Connection, target: Any
+) -> None:
+    """Handle ``before_update``: write a changed blob.
+
+    SQLAlchemy writes ordinary columns in the same flush.
+
+    :raises StaleDataError: if another writer changed the same fields, or
+        deleted the row.
+    :raises BlobTooLargeError: if the blob does not fit its column.
+    """
+    state = inspect(target)
+    if "data" not in state.committed_state:
+        return
+    blob: Blob = target.data
+    statements = _statements_of(mapper, state)
+    text = encode_blob(blob, statements.max_bytes)
+    if text != blob.source:
+        remember_written(state)
+        values = {"object_id": state.identity[0], "new_text": text}
+        if statements.version is not None:
+            values.update(statements.version.values_of(target))
+        if blob.source is None or not statements.replace(
+            connection, {**values, "old_text": blob.source}
+        ):
+            _merge(target, connection, statements, values)
+        blob.source = values["new_text"]
+        session = object_session(target)
+        if session is not None:
+            session.expire(target, ["ts"])
+        if statements.version is not None:
+            statements.version.apply(target, values)
+    # SQLAlchemy must not write the blob again.
+    set_committed_value(target, "data", blob)
+
+
+def show_change(
+    mapper: Mapper[Any], connection: Connection, target: Any
+) -> None:
+    """Handle ``after_update``: restore the history of the blob.
+
+    Until the end of a flush listeners expect the change in the history.
+    """
+    state = inspect(target)
+    written = _written(state).get(state)
+    if written is not None:
+        state.committed_state["data"] = written[1]
+
+
+def remember_written(state: Any) -> None:
+    """Save the text of a blob before a flush writes the blob."""
+    assigned = state.committed_state.get("data", NO_VALUE)
+    _written(state)[state] = (state.dict["data"].source, assigned)
+
+
+def forget_written(session: Session, *context: Any) -> None:
+    """Handle the start and the end of a flush."""
+    session.info.pop(_WRITTEN, None)
+
+
+def source_of(state: Any, blob: Blob) -> str | None:
+    """Return the text with which a blob is compared to find its changes.
+
+    Within a flush this is the text before the flush; None for a new object.
+    """
+    if state.session is not None and private.is_flushing(state.session):
+        written = _written(state).get(state)
+        if written is not None:
+            source: str | None = written[0]
+            return source
+    return blob.source
+
+
+def _written(state: Any) -> dict[Any, tuple[str | None, Any]]:
+    found: dict[Any, tuple[str | None, Any]]
+    found = state.session.info.setdefault(_WRITTEN, {})
+    return found
+
+
+def _merge(
+    target: Any,
+    connection: Connection,
+    statements: _Statements,
+    values: dict[str, Any],
+) -> None:
+    """Lock the row, and merge the object's changes into it."""
+    blob: Blob = target.data
+    name = type(target).__name__
+    object_id = values["object_id"]
+    stored = statements.lock(connection, object_id)
+    if stored is None:
+        raise StaleDataError(class_name=name, object_id=object_id, fields=())
+    version = statements.version
+    if version is not None and stored.version != values["old_version"]:
+        raise _stale_error(name, object_id, version.key)
+    current = decode_blob(stored.text)
+    base = decode_blob("{}" if blob.source is None else blob.source)
+    mine = changes(base, blob)
+    theirs = changes(base, current)
+    found = _conflicts(mine, theirs)
+    if found:
+        raise StaleDataError(
+            class_name=name, object_id=object_id, fields=tuple(found)
+        )
+    _accept(target, blob, current, theirs)
+    values["new_text"] = encode_blob(blob, statements.max_bytes)
+    statements.overwrite(connection, values)
+
+
+def _accept(
+    target: Any, blob: Blob, current: Blob, theirs: dict[str, Any]
+) -> None:
+    """Apply another writer's changes to the object.
+
+    Containers that were read from these fields before are outdated.  A later
+    change of such a container raises an error, because it would overwrite the
+    other writer's change, or be lost.
+    """
+    name = type(target).__name__
+    object_id = target.id
+    for made in target.__sqla_shard__.fields.values():
+        if not theirs.keys().isdisjoint(made.keys):
+            made.supersede(blob, _stale_error(name, object_id, made.name))
+    for field in theirs:
+        old = blob.get(field)
+        if field in current:
+            blob[field] = current[field]
+        else:
+            blob.pop(field, None)
+        if isinstance(old, Node) and old is not blob.get(field):
+            old._on_change = raiser(_stale_error(name, object_id, field))
+
+
+def _stale_error(
+    class_name: str, object_id: int, field: str
+) -> StaleDataError:
+    return StaleDataError(
+        class_name=class_name, object_id=object_id, fields=(field,)
+    )
+
+
+class _Version:
+    """The ``version_id_col`` of a class."""
+
+    def __init__(self, mapper: Mapper[Any], column: Any) -> None:
+        self.column = column
+        self.key = mapper.get_property_by_column(column).key
+        self._generator: Any = mapper.version_id_generator
+        self.is_old = column == bindparam("old_version", type_=column.type)
+        self.change: dict[Any, Any] = {}
+        if self._generator is not False:
+            self.change[column] = bindparam("new_version", type_=column.type)
+
+    def values_of(self, target: Any) -> dict[str, Any]:
+        """Return the version of an object, and the next one."""
+        old = getattr(target, self.key)
+        if self._generator is False:
+            return {"old_version": old}
+        return {"old_version": old, "new_version": self._generator(old)}
+
+    def apply(self, target: Any, values: dict[str, Any]) -> None:
+        """Set the version of an object to the one written."""
+        if "new_version" in values:
+            set_committed_value(target, self.key, values["new_version"])
+        else:
+            # The server increments the version.
+            inspect(target).session.expire(target, [self.key])
+
+
+class _Statements:
+    """The statements that write the blobs of one table.
+
+    :param versioned: whether the statements increment the version, if there is
+        one.
+    """
+
+    def __init__(self, mapper: Mapper[Any], *, versioned: bool) -> None:
+        table: Any = mapper.local_table
+        (key,) = table.primary_key
+        data = table.c.data
+        self.max_bytes: int = data.type.max_bytes
+        text = type_coerce(data, Text())
+        here = key == bindparam("object_id", type_=key.type)
+        new = bindparam("new_text", type_=Text())
+        change = update(table).values({data: type_coerce(new, Text())})
+        change = change.where(here)
+        read: list[Any] = [text.label("text")]
+        self.version: _Version | None = None
+        if versioned and mapper.version_id_col is not None:
+            self.version = _Version(mapper, mapper.version_id_col)
+            read.append(mapper.version_id_col.label("version"))
+            change = change.where(self.version.is_old)
+            change = change.values(self.version.change)
+        old = bindparam("old_text", type_=Text())
+        self._replace = change.where(text == old)
+        self._overwrite = change
+        self._lock = select(*read).where(here).with_for_update()
+
+    def replace(self, connection: Connection, values: dict[str, Any]) -> bool:
+        """Write a new text if the row still contains the old text."""
+        return connection.execute(self._replace, values).rowcount == 1
+
+    def lock(self, connection: Connection, key: int) -> Any:
+        """Lock the row; return its text and version, None if not found."""
+        return connection.execute(self._lock, {"object_id": key}).first()
+
+    def overwrite(
+        self, connection: Connection, values: dict[str, Any]
+    ) -> None:
+        """Write a text to a locked row."""
+        connection.execute(self._overwrite, values)
+
+
+_INFO = "sqla_shard.saving"
+
+
+def _statements_of(mapper: Mapper[Any], state: Any) -> _Statements:
+    # If other columns are changed as well, the UPDATE of SQLAlchemy follows:
+    # only one of the two may increment the version.
+    versioned = mapper.version_id_col is None or not _has_changed_columns(
+        mapper, state
+    )
+    table: Any = mapper.local_table
+    known = table.info.setdefault(_INFO, {})
+    found: _Statements | None = known.get(versioned)
+    if found is None:
+        found = known[versioned] = _Statements(mapper, versioned=versioned)
+    return found
+
+
+def _has_changed_columns(mapper: Mapper[Any], state: Any) -> bool:
+    """Return True if other columns of the row have changed."""
+    columns = {
+        mapper.get_property_by_column(column).key
+        for column in mapper.local_table.c
+        # Other columns belong to classes that share the table.
+        if mapper.columns.contains_column(column)
+    } - {"data"}
+    return any(
+        state.get_history(key, PASSIVE_NO_INITIALIZE).has_changes()
+        for key in columns.intersection(state.committed_state)
+    )

@@ -1,0 +1,373 @@
+"""Plans of deletions: child objects, referring columns, operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from typing import Any
+from typing import Literal
+
+from sqlalchemy import event
+from sqlalchemy import inspect
+from sqlalchemy import select
+from sqlalchemy.orm import Mapper
+
+from sqla_shard.engine.rendering import Place
+from sqla_shard.ids import unpack
+from sqla_shard.models import LookupMixin
+from sqla_shard.models import MappingMixin
+from sqla_shard.models.lookup_table import LookupAccess
+from sqla_shard.models.lookup_table import statements_of
+from sqla_shard.outbox.apply import function_named
+from sqla_shard.outbox.apply import operation_name
+from sqla_shard.outbox.apply import register_for
+from sqla_shard.outbox.operations import add_pending
+from sqla_shard.routing import has_objects
+from sqla_shard.routing import routes
+from sqla_shard.routing import spec_of
+from sqla_shard.session import INCLUDE_INACTIVE
+from sqla_shard.session import ShardSession
+
+__all__ = [
+    "READS",
+    "Action",
+    "Call",
+    "DeletableClass",
+    "DeletionPlan",
+    "Part",
+    "call",
+    "deepest",
+    "kind_of",
+    "release_calls",
+    "removal_calls",
+    "tree",
+]
+
+
+Action = Literal["delete", "set NULL", "clear", "remove", "release"]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One step of a deletion, on one shard.
+
+    :ivar action: ``"delete"`` rows, ``"set NULL"`` in a column that refers
+        to them, ``"clear"`` lists, ``"remove"`` entries from lists of other
+        objects, ``"release"`` keys.
+    :ivar name: the class or table; the column for ``"set NULL"``.
+    :ivar keyspace: the keyspace of the shard.
+    :ivar shard_id: number of the shard.
+    :ivar count: number of rows.
+    :ivar items: ids of objects or of the sources of lists, pairs of source
+        and target, or keys.  Empty if rows are only counted.
+    :ivar is_here: whether the step is part of the transaction on the object's
+        own shard; False if it follows the COMMIT.
+    """
+
+    action: Action
+    name: str
+    keyspace: str
+    shard_id: int
+    count: int
+    items: tuple[Any, ...] = ()
+    is_here: bool = True
+
+    @classmethod
+    def on(
+        cls, place: Place, action: Action, name: str, count: int, **rest: Any
+    ) -> Part:
+        """Return a step on a shard."""
+        return cls(
+            action=action,
+            name=name,
+            keyspace=place.keyspace,
+            shard_id=place.shard_id,
+            count=count,
+            **rest,
+        )
+
+    def __str__(self) -> str:
+        when = "" if self.is_here else ", after COMMIT"
+        shown = ", ".join(map(str, self.items[:_SHOWN]))
+        more = ", ..." if len(self.items) > _SHOWN else ""
+        return (
+            f"shard {self.shard_id} of {self.keyspace}: {self.action} "
+            f"{self.count} of {self.name}{when}"
+            + (f": {shown}{more}" if shown else "")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletionPlan:
+    """The steps of the deletion of an object.
+
+    :ivar object_id: id of the object.
+    :ivar parts: the steps, in order.
+    :ivar unseen: names of mapping and lookup classes that were not searched,
+        because a search would read all shards.
+    """
+
+    object_id: int
+    parts: tuple[Part, ...] = ()
+    unseen: tuple[str, ...] = field(default=())
+
+    def plus(
+        self, parts: Iterable[Part], unseen: Iterable[str]
+    ) -> DeletionPlan:
+        """Return the plan with further steps."""
+        names = dict.fromkeys((*self.unseen, *unseen))
+        return replace(self, parts=(*self.parts, *parts), unseen=tuple(names))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return asdict(self)
+
+    to_mapping = as_dict
+
+    def __str__(self) -> str:
+        lines = [f"object {self.object_id}", *map(str, self.parts)]
+        if self.unseen:
+            lines.append(
+                f"not searched without scatter=True: {', '.join(self.unseen)}"
+            )
+        return "\n  ".join(lines)
+
+
+# -- operations on other shards, after the COMMIT of a deletion
+#
+# Each mapping class has an operation that removes entries from lists of one
+# shard, each lookup class one that releases a key of an object.  Both may be
+# applied late and twice: the id of a deleted object is never reused.
+
+
+#: Name of an operation, the shard that it writes, and its arguments.
+Call = tuple[str, Place, dict[str, Any]]
+
+#: Maximum number of entries that an operation removes.
+_PAIRS = 500
+
+
+def removal_calls(
+    session: ShardSession, mapping: Any, pairs: Iterable[tuple[int, int]]
+) -> Iterator[Call]:
+    """Yield operations that remove entries from lists.
+
+    :param pairs: source and target of each entry.
+    """
+    by_place: dict[Place, list[tuple[int, int]]] = {}
+    for source_id, target_id in pairs:
+        place = session.place_for(
+            mapper=mapping, shard_id=unpack(source_id).shard_id
+        )
+        by_place.setdefault(place, []).append((source_id, target_id))
+    for place, some in by_place.items():
+        for start in range(0, len(some), _PAIRS):
+            part = some[start : start + _PAIRS]
+            yield operation_name("remove", mapping), place, {"pairs": part}
+
+
+def release_calls(
+    session: ShardSession, lookup: Any, key: str, target_id: int
+) -> Iterator[Call]:
+    """Yield operations that release a key under all policies."""
+    table = LookupAccess(lookup, session)
+    for text in dict.fromkeys(form.text for form in table.forms(key)):
+        arguments = {"text": text, "target_id": target_id}
+        yield operation_name("take", lookup), table.place(text), arguments
+
+
+def call(session: ShardSession, written: Place, one: Call) -> None:
+    """Apply an operation, or add it to the outbox for another shard.
+
+    :param written: location of the shard that the transaction writes.
+    """
+    name, place, arguments = one
+    if place.address == written.address:
+        function_named(name)(session, **arguments)
+    else:
+        add_pending(session, written, name, [(place, arguments)])
+
+
+def _remove(cls: Any, session: ShardSession, pairs: list[list[int]]) -> None:
+    for source_id, target_id in pairs:
+        cls.remove(session, source_id, target_id)
+
+
+def _take(cls: Any, session: ShardSession, text: str, target_id: int) -> None:
+    LookupAccess(cls, session).execute(
+        text, statements_of(cls).delete, the_key=text, the_id=target_id
+    )
+
+
+def _register_remove(mapper: Mapper[Any], cls: Any) -> None:
+    register_for("remove", cls, _remove)
+
+
+def _register_take(mapper: Mapper[Any], cls: Any) -> None:
+    register_for("take", cls, _take)
+
+
+_NEW = "after_mapper_constructed"
+event.listen(MappingMixin, _NEW, _register_remove, propagate=True)
+event.listen(LookupMixin, _NEW, _register_take, propagate=True)
+
+
+# -- objects and columns that refer to an object
+
+
+#: Execution options of reads: inactive objects are deleted too.
+READS = {INCLUDE_INACTIVE: True}
+
+
+@dataclass(frozen=True)
+class DeletableClass:
+    """An object class, and the references to its objects on their shard.
+
+    :ivar entity: the class.
+    :ivar children: classes of child objects, each with its attribute that
+        contains the parent's id.
+    :ivar loose: nullable columns of other objects.
+    :ivar rows: columns of other tables, whose rows are deleted with the
+        object.
+    """
+
+    entity: Any
+    children: tuple[tuple[Any, Any], ...]
+    loose: tuple[Any, ...]
+    rows: tuple[Any, ...]
+
+    @property
+    def id(self) -> Any:
+        """The attribute with the id."""
+        return _id_of(self.entity)
+
+
+def _id_of(entity: Any) -> Any:
+    mapper: Any = inspect(entity)
+    key = mapper.get_property_by_column(mapper.primary_key[0]).key
+    return getattr(entity, key)
+
+
+def kind_of(entity: Any) -> DeletableClass:
+    """Return an object class and the references to its objects."""
+    mapper: Any = inspect(entity)
+    type_id = spec_of(mapper.local_table).type_id
+    children: list[tuple[Any, Any]] = []
+    loose: list[Any] = []
+    of_objects = set()
+    for other in mapper.registry.mappers:
+        table = other.local_table
+        if other.inherits is not None:
+            continue  # the base class includes its rows
+        if not has_objects(table) or spec_of(table).kind != "objects":
+            continue
+        of_objects.add(table)
+        belongs = list(_parent_attributes(other, type_id))
+        children += [(other.class_, field) for field in belongs]
+        for column in _referring_columns(table, type_id):
+            prop = other.get_property_by_column(column)
+            attribute = getattr(other.class_, prop.key)
+            if any(attribute is one for one in belongs):
+                continue
+            if column.nullable:
+                loose.append(column)
+            else:
+                children.append((other.class_, attribute))
+    rows = [
+        column
+        for table in mapper.local_table.metadata.tables.values()
+        if table not in of_objects
+        for column in _referring_columns(table, type_id)
+    ]
+    return DeletableClass(
+        entity=entity,
+        children=tuple(sorted(children, key=lambda one: one[0].__name__)),
+        loose=tuple(loose),
+        rows=tuple(rows),
+    )
+
+
+def _parent_attributes(
+    mapper: Mapper[Any], type_id: int | None
+) -> Iterator[Any]:
+    """Yield the attribute that colocates objects with objects of a type."""
+    colocation = spec_of(mapper.local_table).colocation
+    if colocation is None:
+        return
+    types = colocation.type_ids()
+    if not types or type_id in types:
+        yield getattr(mapper.class_, colocation.field)
+
+
+def _referring_columns(table: Any, type_id: int | None) -> Iterator[Any]:
+    """Yield the columns of a table that refer to objects of its shard."""
+    spec = spec_of(table)
+    # Mapping classes clear their lists themselves.
+    if spec.kind != "objects" or spec.commits_late:
+        return
+    for index, column in enumerate(table.columns):
+        own = has_objects(table) and column.primary_key
+        if routes(column) and column.type.type_id == type_id and not own:
+            yield table.columns[index]
+
+
+def deepest(
+    session: ShardSession,
+    kind: DeletableClass,
+    ids: Sequence[int],
+    most: int,
+    above: frozenset[int] = frozenset(),
+) -> tuple[DeletableClass, list[int]]:
+    """Return descendants of objects that have no child objects.
+
+    :param ids: ids of the objects, which are on one shard.
+    :param most: maximum number of descendants.
+    :param above: ids of the ancestors of the objects.
+    :returns: the objects themselves if they have no child objects.
+    """
+    above |= frozenset(ids)
+    for entity, column in kind.children:
+        key = _id_of(entity)
+        found = session.scalars(
+            select(key)
+            # Otherwise a cycle of objects would have no end.
+            .where(column.in_(ids), key.not_in(above))
+            .order_by(key)
+            .limit(most),
+            execution_options=READS,
+        ).all()
+        if found:
+            return deepest(session, kind_of(entity), found, most, above)
+    return kind, list(ids)
+
+
+def tree(
+    session: ShardSession,
+    kind: DeletableClass,
+    ids: Sequence[int],
+    above: set[int] | None = None,
+) -> Iterator[tuple[DeletableClass, list[int]]]:
+    """Yield objects and all their descendants, the deepest first.
+
+    :param ids: ids of the objects, which are on one shard.
+    :param above: ids of the objects that were found before.
+    """
+    above = set() if above is None else above
+    above |= set(ids)
+    for entity, column in kind.children:
+        key = _id_of(entity)
+        found = session.scalars(
+            select(key).where(column.in_(ids)).order_by(key),
+            execution_options=READS,
+        )
+        new = [i for i in found if i not in above]
+        if new:
+            yield from tree(session, kind_of(entity), new, above)
+    yield kind, list(ids)

@@ -1,0 +1,419 @@
+"""Changes of a list: append, remove, move and re-space rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from bisect import bisect_right
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import case
+from sqlalchemy import delete
+from sqlalchemy import insert
+from sqlalchemy import literal
+from sqlalchemy import update
+
+from sqla_shard.exc import InvalidMoveError
+from sqla_shard.exc import MissingTargetError
+from sqla_shard.exc import SequenceExhaustedError
+from sqla_shard.exc import StaleNeighbourError
+from sqla_shard.models.inverse_mapping import write_inverse
+from sqla_shard.models.list_pages import Key
+from sqla_shard.models.list_pages import position
+from sqla_shard.models.list_positions import middle
+from sqla_shard.models.list_positions import moves_in
+from sqla_shard.models.list_positions import next_on_top
+from sqla_shard.models.list_positions import push_up
+from sqla_shard.models.list_positions import STEP
+from sqla_shard.models.list_positions import windows
+from sqla_shard.models.mapping_list import chunked
+from sqla_shard.models.mapping_list import List
+from sqla_shard.session.execute import OUR_OWN
+from sqla_shard.types.columns import MAX_SEQUENCE
+
+__all__ = [
+    "NarrowGap",
+    "append",
+    "append_many",
+    "clear",
+    "move",
+    "remove",
+    "respace",
+    "respace_all",
+]
+
+
+# -- append and remove
+
+
+def append(rows: List, target_id: int) -> bool:
+    """Add a target to the top of a list; False if it is in the list."""
+    current, top = rows.locked(
+        rows.statements.lock_top, row=rows.readable(target_id)
+    )
+    if current is not None:
+        return False
+    _insert(rows, [target_id], next_on_top(top))
+    return True
+
+
+def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
+    """Add targets to the top of the list; return the added targets."""
+    wanted = list(dict.fromkeys(map(rows.readable, target_ids)))
+    if not wanted:
+        return []
+    (top,) = rows.locked(rows.statements.lock_many)
+    added = []
+    for part in chunked(wanted):
+        found = rows.execute(rows.statements.present_locked, ids=part)
+        present = {target_id for target_id, _ in found}
+        added += [i for i in part if i not in present]
+    first = next_on_top(top)
+    for part in chunked(added):
+        _insert(rows, part, first)
+        first += len(part) * STEP
+    return added
+
+
+def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
+    definition = rows.statements.definition
+    if first + (len(target_ids) - 1) * STEP > MAX_SEQUENCE:
+        raise SequenceExhaustedError(
+            mapping=rows.name, source_id=rows.source_id, rows=1
+        )
+    placed = {
+        target_id: first + index * STEP
+        for index, target_id in enumerate(target_ids)
+    }
+    try:
+        rows.session.execute(
+            insert(rows.cls),
+            [
+                {
+                    definition.source.column: rows.source_id,
+                    definition.target.column: target_id,
+                    "sequence": sequence,
+                }
+                for target_id, sequence in placed.items()
+            ],
+            execution_options=OUR_OWN,
+        )
+    except BaseException:
+        # A part of the rows may have been inserted.
+        rows.invalidate()
+        raise
+    rows.cache_appended(list(placed.items()))
+    write_inverse(rows, placed)
+
+
+def remove(rows: List, target_id: int) -> bool:
+    """Remove a target from a list; False if it is not in the list."""
+    (current,) = rows.locked(
+        rows.statements.lock_row, row=rows.check_target(target_id)
+    )
+    if current is None:
+        return False
+    statements = rows.statements
+    rows.session.execute(
+        delete(rows.cls).where(
+            statements.source == rows.source_id,
+            statements.target == target_id,
+        ),
+        execution_options=OUR_OWN,
+    )
+    write_inverse(rows, {target_id: None})
+    return True
+
+
+def clear(rows: List) -> int:
+    """Remove all rows; return their number."""
+    rows.locked(rows.statements.lock_many)
+    removed: dict[int, int | None] = {}
+    if rows.statements.definition.inverse_class is not None:
+        found = rows.execute(rows.statements.whole)
+        removed = {target_id: None for target_id, _ in found}
+    result: Any = rows.session.execute(
+        delete(rows.cls).where(rows.statements.source == rows.source_id),
+        execution_options=OUR_OWN,
+    )
+    write_inverse(rows, removed)
+    return int(result.rowcount)
+
+
+@dataclass(frozen=True)
+class NarrowGap:
+    """A gap next to a moved row with room for few further moves.
+
+    :ivar mapping: the mapping class.
+    :ivar source_id: the source of the list.
+    :ivar target_id: the target that was moved.
+    :ivar moves_left: number of moves that the gap has room for.
+    """
+
+    mapping: type[Any]
+    source_id: int
+    target_id: int
+    moves_left: int
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """The new position of a row.
+
+    :ivar above: the row ahead of the position in newest-first order; None on
+        top.
+    :ivar below: the row after the position; None at the end.
+    """
+
+    above: Key | None
+    below: Key | None
+
+    @property
+    def high(self) -> int | None:
+        """The sequence of the row above."""
+        return None if self.above is None else self.above.sequence
+
+    @property
+    def low(self) -> int | None:
+        """The sequence of the row below."""
+        return None if self.below is None else self.below.sequence
+
+
+def move(
+    rows: List, target_id: int, before: int | None, after: int | None
+) -> int:
+    """Move a row between two others; return its new sequence."""
+    _check(rows, target_id, before, after)
+    current, gap = _locked_gap(rows, target_id, before, after)
+    own = Key(current, target_id)
+    if (gap.above is None or own < gap.above) and (
+        gap.below is None or own > gap.below
+    ):
+        return current
+    sequence = middle(gap.low, gap.high)
+    if sequence is None:
+        return _squeeze_in(rows, target_id, gap)
+    _write(rows, {target_id: sequence})
+    if _report(rows, target_id, sequence, gap):
+        # A callback may have re-spaced the rows.
+        return position(rows, target_id) or sequence
+    return sequence
+
+
+def _check(
+    rows: List, target_id: int, before: int | None, after: int | None
+) -> None:
+    given = [rows.check_target(i) for i in (before, after) if i is not None]
+    rows.check_target(target_id)
+    problem = None
+    if not given:
+        problem = (
+            f"the new position of {target_id} is missing: before= is the row "
+            "ahead of it, after= the row after it, newest first"
+        )
+    elif target_id in given:
+        problem = f"{target_id} cannot be its own neighbour"
+    elif before == after:
+        problem = f"{before} cannot be on both sides of {target_id}"
+    if problem is not None:
+        raise InvalidMoveError(
+            problem, target_id=target_id, before=before, after=after
+        )
+
+
+def _locked_gap(
+    rows: List, target_id: int, before: int | None, after: int | None
+) -> tuple[int, _Gap]:
+    """Return the row's sequence and its new neighbours, all locked."""
+    lock = rows.statements
+    ahead: int | None = None
+    behind: int | None = None
+    if after is None:
+        current, ahead, neighbour, at = rows.locked(
+            lock.lock_before, row=target_id, before=before
+        )
+    elif before is None:
+        current, behind, neighbour, at = rows.locked(
+            lock.lock_after, row=target_id, after=after
+        )
+    else:
+        current, ahead, behind, neighbour, at = rows.locked(
+            lock.lock_both, row=target_id, before=before, after=after
+        )
+    if current is None:
+        raise MissingTargetError(
+            mapping=rows.name, source_id=rows.source_id, target_id=target_id
+        )
+    above = _key(ahead, before)
+    below = _key(behind, after)
+    missing = [
+        i
+        for i, key in ((before, above), (after, below))
+        if i is not None and key is None
+    ]
+    reversed_ = above is not None and below is not None and above < below
+    if missing or reversed_:
+        raise StaleNeighbourError(
+            mapping=rows.name,
+            source_id=rows.source_id,
+            target_id=target_id,
+            before=before,
+            after=after,
+            missing=tuple(missing),
+        )
+    found = _key(at, neighbour)
+    if above is None:
+        return current, _Gap(above=found, below=below)
+    return current, _Gap(above=above, below=found)
+
+
+def _key(sequence: int | None, target_id: int | None) -> Key | None:
+    if sequence is None or target_id is None:
+        return None
+    return Key(sequence, target_id)
+
+
+def _report(rows: List, target_id: int, sequence: int, gap: _Gap) -> bool:
+    """Call the callbacks if the gap on one side of the row is narrow.
+
+    :returns: whether a callback was called.
+    """
+    definition = rows.statements.definition
+    room = [abs(at - sequence) for at in (gap.low, gap.high) if at is not None]
+    left = min(map(moves_in, room))
+    if left >= definition.narrow_below or not definition.callbacks:
+        return False
+    narrow = NarrowGap(rows.cls, rows.source_id, target_id, left)
+    for callback in definition.callbacks:
+        callback(rows.session, narrow)
+    return True
+
+
+# -- re-spacing
+
+
+def _squeeze_in(rows: List, target_id: int, gap: _Gap) -> int:
+    """Re-space the rows around a gap, and insert a row into it."""
+    center = gap.low if gap.high is None else gap.high
+    assert center is not None  # noqa: S101  # a gap has at least one side
+    placed = _spread(rows, center, Key(center, target_id), gap)
+    return placed[target_id]
+
+
+def respace(rows: List, target_id: int) -> int:
+    """Re-space the rows around a target; return the number of changes."""
+    (current,) = rows.locked(
+        rows.statements.lock_row, row=rows.check_target(target_id)
+    )
+    if current is None:
+        raise MissingTargetError(
+            mapping=rows.name, source_id=rows.source_id, target_id=target_id
+        )
+    return len(_spread(rows, current, None, None))
+
+
+def _spread(
+    rows: List, center: int, added: Key | None, gap: _Gap | None
+) -> dict[int, int]:
+    """Spread the rows around a position; return the changed sequences.
+
+    :param added: a row to move into ``gap``.
+    :raises SequenceExhaustedError: if there is no room for the rows.
+    """
+    moves = rows.statements.definition.respace_to
+    most = 0
+    for window in windows(center, moves):
+        most = window.capacity
+        found = rows.execute(
+            rows.statements.window,
+            low=window.low,
+            high=window.high,
+            # No row has the id 0.
+            row=0 if added is None else added.target_id,
+            number=max(most, 0) + 1,
+        )
+        keys = [Key(sequence, target_id) for target_id, sequence in found]
+        if added is not None and gap is not None:
+            keys = _with_moved_row(keys, added, gap)
+        if len(keys) <= most:
+            break
+    else:
+        raise SequenceExhaustedError(
+            mapping=rows.name, source_id=rows.source_id, rows=most
+        )
+    new = window.spread(len(keys))
+    changed = {
+        key.target_id: sequence
+        for key, sequence in zip(keys, new, strict=True)
+        if key is added or key.sequence != sequence
+    }
+    _write(rows, changed)
+    return changed
+
+
+def _with_moved_row(keys: list[Key], added: Key, gap: _Gap) -> list[Key]:
+    """Return rows, lowest first, with a row inserted between neighbours."""
+    if gap.below is not None:
+        index = bisect_right(keys, gap.below)
+    else:
+        assert gap.above is not None  # noqa: S101  # a gap has a side
+        index = bisect_left(keys, gap.above)
+    return [*keys[:index], added, *keys[index:]]
+
+
+def respace_all(rows: List) -> int:
+    """Widen the narrow gaps of a list; return the number of changed rows."""
+    rows.locked(rows.statements.lock_many)
+    moves = rows.statements.definition.respace_to
+    keys = [
+        Key(sequence, target_id)
+        for target_id, sequence in rows.execute(rows.statements.whole)
+    ]
+    changed = {}
+    for key, sequence in zip(
+        keys, push_up((key.sequence for key in keys), moves), strict=True
+    ):
+        if sequence > MAX_SEQUENCE:
+            raise SequenceExhaustedError(
+                mapping=rows.name, source_id=rows.source_id, rows=len(keys)
+            )
+        if sequence != key.sequence:
+            changed[key.target_id] = sequence
+    _write(rows, changed)
+    return len(changed)
+
+
+def _write(rows: List, sequences: dict[int, int]) -> None:
+    """Write new sequences, many with one statement."""
+    cls, statements = rows.cls, rows.statements
+    kind = cls.sequence.type
+    for part in chunked(list(sequences)):
+        if len(part) == 1:
+            new: Any = sequences[part[0]]
+            chosen = statements.target == part[0]
+        else:
+            new = case(
+                {i: literal(sequences[i], kind) for i in part},
+                value=statements.target,
+            )
+            chosen = statements.target.in_(part)
+        rows.session.execute(
+            update(cls)
+            .where(statements.source == rows.source_id, chosen)
+            .values(sequence=new),
+            execution_options={
+                **OUR_OWN,
+                "synchronize_session": False,
+                **_cache(part),
+            },
+        )
+    rows.forget(sequences)
+
+
+def _cache(part: Sequence[int]) -> dict[str, Any]:
+    # Do not cache the statement: a re-spacing is rare, and its statement has a
+    # branch per row, so that each number of rows would be another entry of the
+    # statement cache.
+    return {} if len(part) == 1 else {"compiled_cache": None}

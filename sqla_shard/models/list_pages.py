@@ -1,0 +1,633 @@
+"""Reads of a list: pages, positions, membership and length.
+
+A bookmark contains the keys (sequence and target id) of the last rows shown
+and of the row ahead, the first one not shown.  The next page starts after
+the last row shown.
+
+That row may have another sequence when the bookmark is used.  If it was
+moved, the page starts at its old place; if the rows around it were
+re-spaced, at its new place.  :func:`_resume` distinguishes the two by the
+other rows of the bookmark.  If all of them were moved or removed, and the
+rows around them re-spaced, rows may be skipped or shown twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import Any
+from typing import NamedTuple
+
+from sqlalchemy import inspect
+from sqlalchemy import select
+from sqlalchemy import union_all
+from sqlalchemy.orm import aliased
+from sqlalchemy.orm.attributes import set_committed_value
+
+from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.exc import InvalidIdError
+from sqla_shard.ids import MAX_ID
+from sqla_shard.models.list_positions import reach
+from sqla_shard.models.mapping_list import cached_count
+from sqla_shard.models.mapping_list import cached_rows
+from sqla_shard.models.mapping_list import CachedRows
+from sqla_shard.models.mapping_list import chunked
+from sqla_shard.models.mapping_list import List
+from sqla_shard.models.mapping_list import NotCached
+from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import bookmark_text
+from sqla_shard.session.paging import branch
+from sqla_shard.session.paging import BRANCHES
+from sqla_shard.session.paging import check_limit
+from sqla_shard.session.paging import Page
+from sqla_shard.session.paging import Seal
+from sqla_shard.session.paging import sources
+from sqla_shard.session.paging import Subject
+from sqla_shard.types.columns import MAX_SEQUENCE
+
+__all__ = [
+    "Bookmarks",
+    "Key",
+    "Mark",
+    "contains",
+    "count",
+    "first_pages",
+    "iterate",
+    "load_targets",
+    "page",
+    "position",
+]
+
+
+# -- bookmarks
+
+
+#: Number of rows shown whose keys a bookmark contains.
+_WITNESSES = 4
+_KEY = struct.Struct(">QQQ")
+#: First byte of a bookmark that pages backwards.
+_BACK = b"<"
+#: Bookmarks of the last page, and of the first one.
+_EDGES = {True: _BACK, False: b">"}
+_HALF = 64
+
+
+class Key(NamedTuple):
+    """The position of a row in its list."""
+
+    sequence: int
+    target_id: int
+
+
+class Mark(NamedTuple):
+    """The content of a bookmark.
+
+    :ivar seen: keys of the last rows shown, in the order of the page.
+    :ivar ahead: key of the first row not shown.
+    """
+
+    seen: tuple[Key, ...]
+    ahead: Key
+
+
+@dataclass(frozen=True)
+class Bookmarks:
+    """The bookmarks of a list and its order.
+
+    :ivar seal: the seal of the cluster.
+    :ivar subject: the list and its order.
+    """
+
+    seal: Seal
+    subject: Subject
+
+    def make_bookmark(
+        self, last: tuple[Key, ...], ahead: Key, *, back: bool
+    ) -> str:
+        """Return the bookmark of the page that follows rows.
+
+        :param last: keys of the last rows shown, at least one.
+        :param ahead: key of the first row not shown.
+        :param back: whether the bookmark pages backwards.
+        """
+        payload = b"".join(
+            _KEY.pack(
+                key.sequence >> _HALF,
+                key.sequence & (1 << _HALF) - 1,
+                key.target_id,
+            )
+            for key in (*last, ahead)
+        )
+        return self.seal.seal(
+            _BACK + payload if back else payload, self.subject
+        )
+
+    def edge(self, *, back: bool) -> str:
+        """Return the bookmark of the first page, or of the last one.
+
+        :param back: whether the bookmark pages backwards, from the end.
+        """
+        return self.seal.seal(_EDGES[back], self.subject)
+
+    def read_bookmark(
+        self, bookmark: str, checked: Callable[[int], int]
+    ) -> tuple[Mark | None, bool]:
+        """Return the content of a bookmark, and whether it pages backwards.
+
+        :param checked: raises if an id is not the id of a target.
+        :returns: None as the content if the page begins at an end of the
+            list.
+        :raises InvalidBookmarkError: if it is not a bookmark of this list
+            and order.
+        """
+        payload = self.seal.unseal(bookmark, self.subject)
+        for edge_back, edge in _EDGES.items():
+            if payload == edge:
+                return None, edge_back
+        back = len(payload) % _KEY.size == len(_BACK) and payload[:1] == _BACK
+        if back:
+            payload = payload[len(_BACK) :]
+        number, rest = divmod(len(payload), _KEY.size)
+        keys: tuple[Key, ...] = ()
+        if not rest and 2 <= number <= _WITNESSES + 1:
+            keys = tuple(
+                Key(high << _HALF | low, target_id)
+                for high, low, target_id in _KEY.iter_unpack(payload)
+            )
+        # A forged bookmark with invalid keys must raise this error as well.
+        if not keys or not all(_is_valid_key(key, checked) for key in keys):
+            raise InvalidBookmarkError(
+                f"{bookmark_text(bookmark)} is not a bookmark of "
+                f"{self.subject.name}",
+                bookmark=bookmark,
+            )
+        return Mark(keys[:-1], keys[-1]), back
+
+
+def _is_valid_key(key: Key, checked: Callable[[int], int]) -> bool:
+    try:
+        checked(key.target_id)
+    except InvalidIdError:
+        return False
+    # The ids before and after the id must have at most 62 bits as well.
+    return key.sequence <= MAX_SEQUENCE and 0 < key.target_id < MAX_ID
+
+
+class _Start(NamedTuple):
+    """The start of a page.
+
+    :ivar cut: the key after which the page starts.
+    :ivar shown: ids of targets after the key that were shown already.
+    :ivar seen: current keys of rows before the start that were shown.
+    """
+
+    cut: Key
+    shown: frozenset[int]
+    seen: tuple[Key, ...]
+
+
+class Found(NamedTuple):
+    """A row, and its key on the server."""
+
+    row: Any
+    key: Key
+
+
+def position(rows: List, target_id: int) -> int | None:
+    """Return the sequence of a target; None if it is not in the list."""
+    rows.check_target(target_id)
+    cached = cached_rows([rows]).get(rows.source_id)
+    if cached is not None:
+        with suppress(NotCached):
+            return cached.sequence(target_id)
+    found: int | None = rows.execute(
+        rows.statements.position, row=target_id
+    ).scalar()
+    return found
+
+
+def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
+    """Return the targets that are in the list."""
+    wanted = list(dict.fromkeys(map(rows.check_target, target_ids)))
+    cached = cached_rows([rows]).get(rows.source_id)
+    if cached is not None:
+        with suppress(NotCached):
+            return cached.present(wanted)
+    return {
+        found.target_id
+        for part in chunked(wanted)
+        for found in _keys(rows, rows.statements.present, ids=part)
+    }
+
+
+def count(rows: List) -> int:
+    """Return the length of the list."""
+    cached = cached_rows([rows]).get(rows.source_id)
+    if cached is not None:
+        with suppress(NotCached):
+            return cached.count()
+    found = cached_count(rows, partial(_count, rows))
+    return _count(rows, rows.session) if found is None else found
+
+
+def _count(rows: List, session: Any) -> int:
+    found: int = session.execute(
+        rows.statements.count,
+        {"source": rows.source_id},
+        bind_arguments={"place": rows.place},
+    ).scalar_one()
+    return found
+
+
+def iterate(rows: List, newest_first: bool, batch: int) -> Iterator[Any]:
+    """Yield all rows, in batches."""
+    after = None
+    while True:
+        found = page(rows, batch, after, newest_first)
+        yield from found.items
+        after = found.next
+        if after is None:
+            return
+
+
+def page(
+    rows: List, limit: int, after: str | None, newest_first: bool
+) -> Page[Any]:
+    """Return a page of the list."""
+    check_limit(limit)
+    bookmarks = bookmarks_of(rows, newest_first)
+    mark, back = None, False
+    if after is not None:
+        mark, back = bookmarks.read_bookmark(after, rows.check_target)
+    descending = newest_first is not back
+    cached = cached_rows([rows]).get(rows.source_id)
+    if cached is not None:
+        with suppress(NotCached):
+            return _page(
+                _CachedReader(cached, descending), mark, limit, bookmarks, back
+            )
+    return _page(
+        _DatabaseReader(rows, descending), mark, limit, bookmarks, back
+    )
+
+
+def _page(
+    reader: _Reader,
+    mark: Mark | None,
+    limit: int,
+    bookmarks: Bookmarks,
+    back: bool = False,
+) -> Page[Any]:
+    seen: tuple[Key, ...] = ()
+    if mark is None:
+        found = reader.first(limit + 1)
+    else:
+        found, seen = _rows_after_mark(reader, mark, limit + 1)
+    follows = mark is not None
+    page = page_of(found, limit, seen, bookmarks, follows=follows, back=back)
+    return replace(page, items=reader.objects(page.items))
+
+
+def page_of(
+    found: list[Found],
+    limit: int,
+    seen: tuple[Key, ...],
+    bookmarks: Bookmarks,
+    *,
+    follows: bool = False,
+    back: bool = False,
+) -> Page[Any]:
+    """Return a page of rows.
+
+    :param found: the rows, and one more if another page follows.
+    :param seen: keys of rows shown before the page.
+    :param bookmarks: the bookmarks of the list in this order.
+    :param follows: whether another page was shown before this one.
+    :param back: whether the rows were read backwards.
+    """
+    shown = found[:limit]
+    keys = tuple(each.key for each in shown)
+    items = [each.row for each in shown]
+    onward = turned = None
+    if len(found) > limit:
+        last = (*seen, *keys)[-_WITNESSES:]
+        onward = bookmarks.make_bookmark(last, found[limit].key, back=back)
+    if follows and keys:
+        first = keys[_WITNESSES - 1 :: -1]
+        ahead = seen[-1] if seen else keys[0]
+        turned = bookmarks.make_bookmark(first, ahead, back=not back)
+    elif follows:
+        turned = bookmarks.edge(back=not back)
+    if back:
+        return Page(items[::-1], turned, onward)
+    return Page(items, onward, turned)
+
+
+def bookmarks_of(rows: List, newest_first: bool = True) -> Bookmarks:
+    """Return the bookmarks of a list in an order."""
+    order = "newest" if newest_first else "oldest"
+    name = f"{rows.name} of {rows.source_id}, {order} first"
+    session = rows.session
+    keyspace = session.places.keyspace(rows.place.keyspace, "objects")
+    subject = Subject(name, (keyspace.identity,))
+    return Bookmarks(session.cluster.seal, subject)
+
+
+def _with_keys(result: Any) -> list[Found]:
+    return [Found(row[0], Key(row[2], row[1])) for row in result]
+
+
+def _keys(rows: List, statement: Any, **parameters: Any) -> list[Key]:
+    found = rows.execute(statement, **parameters)
+    return [Key(sequence, target_id) for target_id, sequence in found]
+
+
+# -- the next page
+
+
+def _rows_after_mark(
+    reader: _Reader, mark: Mark, number: int
+) -> tuple[list[Found], tuple[Key, ...]]:
+    """Return the rows that follow the rows of a bookmark.
+
+    :returns: the rows, and the current keys of the rows shown before them.
+    """
+    last = mark.seen[-1]
+    found, now = reader.rows_after(last, last, number)
+    if now == last.sequence:
+        return found, mark.seen
+    ids = [key.target_id for key in (*mark.seen, mark.ahead)]
+    current = reader.present(ids)
+    cut, shown, seen = _resume(
+        mark, current, reader.newest_first, reader.max_shift
+    )
+    if cut != last or shown:
+        found, _ = reader.rows_after(cut, last, number + len(shown))
+    fresh = [each for each in found if each.key.target_id not in shown]
+    # Put the rows between the start and the page into the next bookmark:
+    # otherwise a later page that starts here again would show them twice.
+    left_out = [each.key for each in found]
+    if fresh:
+        left_out = left_out[: left_out.index(fresh[0].key)]
+    return fresh[:number], (*seen, *left_out)
+
+
+class _DatabaseReader:
+    """Reads the rows of a page from the database.
+
+    :ivar newest_first: the order of the page.
+    :ivar max_shift: upper bound of the distance by which a re-spacing moves a
+        row.
+    """
+
+    def __init__(self, rows: List, newest_first: bool) -> None:
+        self._rows = rows
+        self.newest_first = newest_first
+        self.max_shift = reach(rows.statements.definition.respace_to)
+
+    def first(self, number: int) -> list[Found]:
+        """Return the first rows."""
+        statement = self._rows.statements.first_page[self.newest_first]
+        return _with_keys(self._rows.execute(statement, number=number))
+
+    def rows_after(
+        self, cut: Key, last: Key, number: int
+    ) -> tuple[list[Found], int | None]:
+        """Return the rows after ``cut``, and the sequence of ``last``.
+
+        :returns: the sequence as None if ``last`` is not in the list, or no
+            row was found.
+        """
+        result = self._rows.execute(
+            self._rows.statements.later_page[self.newest_first],
+            at=cut.sequence,
+            cut=cut.target_id,
+            row=last.target_id,
+            number=number,
+        ).all()
+        # Each row has the sequence of ``last`` as well.
+        return _with_keys(result), result[0][3] if result else None
+
+    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+        """Return the keys of the targets that are in the list."""
+        statement = self._rows.statements.present
+        found = _keys(self._rows, statement, ids=list(ids))
+        return {key.target_id: key for key in found}
+
+    def objects(self, rows: list[Any]) -> list[Any]:
+        """Return the objects of rows that were found."""
+        return rows
+
+
+class _CachedReader:
+    """Reads the rows of a page from the cache.
+
+    The methods are the same as of :class:`_DatabaseReader`, and raise
+    :exc:`NotCached` when the cache does not have the rows.
+    """
+
+    def __init__(self, cached: CachedRows, newest_first: bool) -> None:
+        self._cached = cached
+        self.newest_first = newest_first
+        self.max_shift = cached.max_shift
+
+    def first(self, number: int) -> list[Found]:
+        return self._found(self._cached.first(number, self.newest_first))
+
+    def rows_after(
+        self, cut: Key, last: Key, number: int
+    ) -> tuple[list[Found], int | None]:
+        now = self._cached.sequence(last.target_id)
+        found = self._cached.rows_after(cut, number, self.newest_first)
+        return self._found(found), now
+
+    def _found(self, numbers: Iterable[int]) -> list[Found]:
+        return [Found(i, Key(*self._cached.key(i))) for i in numbers]
+
+    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+        found = {i: self._cached.sequence(i) for i in ids}
+        return {
+            target_id: Key(sequence, target_id)
+            for target_id, sequence in found.items()
+            if sequence is not None
+        }
+
+    def objects(self, rows: list[Any]) -> list[Any]:
+        return self._cached.objects(rows)
+
+
+_Reader = _DatabaseReader | _CachedReader
+
+
+def _resume(
+    mark: Mark, current: Mapping[int, Key], newest_first: bool, max_shift: int
+) -> _Start:
+    """Return the start of the next page when the last row shown has moved.
+
+    A row of the bookmark with its old sequence is the place where the page
+    ended.  Without one, the largest set of rows that are close to their old
+    positions and in the old order was re-spaced; the other rows were moved.
+
+    :param max_shift: upper bound of the distance by which a re-spacing moves a
+        row.
+    """
+    seen, ahead = mark
+    shown = frozenset(key.target_id for key in seen)
+    if current.get(ahead.target_id) == ahead:
+        return _Start(_up_to(ahead, newest_first), shown, ())
+    for index in range(len(seen) - 1, -1, -1):
+        if current.get(seen[index].target_id) == seen[index]:
+            later = Mark(seen[index + 1 :], ahead)
+            start = _respaced(
+                later, current, newest_first, max_shift, seen[index]
+            )
+            if start is not None:
+                return start._replace(shown=shown)
+            later_shown = frozenset(key.target_id for key in later.seen)
+            return _Start(seen[index], later_shown, (seen[index],))
+    return _respaced(mark, current, newest_first, max_shift) or _Start(
+        seen[-1], frozenset(), ()
+    )
+
+
+def _respaced(
+    mark: Mark,
+    current: Mapping[int, Key],
+    newest_first: bool,
+    max_shift: int,
+    after: Key | None = None,
+) -> _Start | None:
+    """Return the start of the next page among rows that were re-spaced.
+
+    :param after: key of a row before the others that has its old sequence; if
+        given, all rows, including the row ahead, must be in their old order.
+    """
+    shown = frozenset(key.target_id for key in mark.seen)
+    close = [
+        current[key.target_id]
+        for key in (*mark.seen, mark.ahead)
+        if key.target_id in current
+        and abs(current[key.target_id].sequence - key.sequence) < max_shift
+    ]
+    if after is not None:
+        placed = [after, *close]
+        whole = len(close) > 1 and close[-1].target_id not in shown
+        if not whole or placed != sorted(placed, reverse=newest_first):
+            return None
+        return _Start(close[-2], shown, (close[-2],))
+    for size in range(len(close), 0, -1):
+        starts = []
+        for chosen in combinations(close, size):
+            if list(chosen) == sorted(chosen, reverse=newest_first):
+                before = tuple(k for k in chosen if k.target_id in shown)
+                cut = before[-1] if before else _up_to(chosen[0], newest_first)
+                starts.append(_Start(cut, shown, before))
+        if starts:
+            # Prefer to show a row twice rather than to skip one.
+            return max(starts) if newest_first else min(starts)
+    return None
+
+
+def _up_to(key: Key, newest_first: bool) -> Key:
+    """Return the key directly before a row."""
+    return Key(key.sequence, key.target_id + (1 if newest_first else -1))
+
+
+# -- targets
+
+
+def load_targets(rows: Iterable[Any], cls: Any, session: Any) -> None:
+    """Set ``row.target`` of rows with a single read."""
+    rows = list(rows)
+    if not rows:
+        return
+    end = cls.__sqla_shard_mapping__.target
+    ids = [getattr(row, end.column) for row in rows]
+    for row, target in zip(
+        rows, session.get_many(end.entity, ids), strict=True
+    ):
+        set_committed_value(row, "target", target)
+
+
+# -- the first page of many lists: one statement for each shard, with a
+# branch for each list, see sqla_shard.session.paging
+
+
+_BUILT = "__sqla_shard_branches__"
+
+
+def first_pages(
+    cls: Any, session: ShardSession, source_ids: Iterable[int], limit: int
+) -> dict[int, Page[Any]]:
+    """Return the newest rows of each list."""
+    check_limit(limit)
+    lists = {
+        source_id: List(cls, session, source_id) for source_id in source_ids
+    }
+    pages: dict[int, Page[Any]] = {}
+    for source_id, one in cached_rows(lists.values()).items():
+        with suppress(NotCached):
+            pages[source_id] = _page(
+                _CachedReader(one, newest_first=True),
+                None,
+                limit,
+                bookmarks_of(lists[source_id]),
+            )
+    left = {i: rows for i, rows in lists.items() if i not in pages}
+    by_shard: dict[Any, list[List]] = {}
+    for rows in left.values():
+        by_shard.setdefault(rows.place, []).append(rows)
+    found: dict[int, list[Found]] = {source_id: [] for source_id in left}
+    for group in by_shard.values():
+        for start in range(0, len(group), BRANCHES):
+            _read_lists(group[start : start + BRANCHES], limit + 1, found)
+    for source_id, rows in left.items():
+        own = sorted(found[source_id], key=lambda f: f.key, reverse=True)
+        pages[source_id] = page_of(own, limit, (), bookmarks_of(rows))
+    return {source_id: pages[source_id] for source_id in lists}
+
+
+def _read_lists(
+    lists: Sequence[List], number: int, found: dict[int, list[Found]]
+) -> None:
+    """Read several lists of one shard."""
+    first = lists[0]
+    parameters = sources([rows.source_id for rows in lists])
+    statement = _statement(first.cls, len(parameters))
+    result = first.execute(statement, number=number, **parameters)
+    for row, source_id, target_id, sequence in result:
+        found[source_id].append(Found(row, Key(sequence, target_id)))
+
+
+def _statement(cls: Any, branches: int) -> Any:
+    """Return the statement for a number of lists, built once."""
+    known: dict[int, Any] = cls.__dict__.get(_BUILT) or {}
+    if branches not in known:
+        # A new dict each time: another thread may be reading the old one.
+        known = {**known, branches: _build_statement(cls, branches)}
+        setattr(cls, _BUILT, known)
+    return known[branches]
+
+
+def _build_statement(cls: Any, branches: int) -> Any:
+    definition = statements_of(cls).definition
+    names = definition.source.column, definition.target.column, "sequence"
+    parts = []
+    for index in range(branches):
+        table: Any = inspect(cls).local_table.alias()
+        source, target, sequence = (table.c[name] for name in names)
+        rows = select(*table.c)
+        parts.append(branch(index, rows, source, sequence, target))
+    entity = aliased(cls, union_all(*parts).subquery())
+    keys = (getattr(entity, name) for name in names)
+    return select(entity, *(key.label(f"the_{key.key}") for key in keys))

@@ -1,0 +1,439 @@
+"""Statements of lookup classes, and the shards and rows of keys.
+
+The statements use the table, not the class: rows do not become objects of
+the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import md5
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
+from sqlalchemy import Boolean
+from sqlalchemy import delete
+from sqlalchemy import inspect
+from sqlalchemy import Integer
+from sqlalchemy import null
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy import type_coerce
+from sqlalchemy import update
+
+from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.dialects.sql import Moment
+from sqla_shard.engine import scatter
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import InvalidKeyError
+from sqla_shard.exc import KeyspaceKindError
+from sqla_shard.exc import LookupPolicyError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.ids import check_type
+from sqla_shard.models.class_checks import built_once
+from sqla_shard.models.lookup_definition import link
+from sqla_shard.models.lookup_definition import LookupDefinition
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import check_limit
+from sqla_shard.topology import Keyspace
+from sqla_shard.types import LookupKey
+from sqla_shard.types.shard_bound import KeySlot
+
+__all__ = [
+    "LookupAccess",
+    "NormalizedKey",
+    "Statements",
+    "read_keys",
+    "resolve_all",
+    "resolve_many",
+    "shard_of",
+    "statements_of",
+    "table_with_keys",
+]
+
+
+def shard_of(key: bytes, modulus: int) -> int:
+    """Return the shard of a key: its MD5 as a number, modulo the shards."""
+    digest = md5(key, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big") % modulus
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizedKey:
+    """A key as normalized by one policy.
+
+    :ivar text: the key.
+    :ivar label: ``name/version`` of the policy.
+    """
+
+    text: str
+    label: str
+
+
+class LookupAccess:
+    """A lookup class in a session.
+
+    :raises KeyspaceKindError: if its keyspace is not of kind ``mod``.
+    """
+
+    def __init__(self, cls: Any, session: ShardSession) -> None:
+        self.cls = cls
+        self.session = session
+        self.definition: LookupDefinition = link(cls)
+        space: Keyspace = session.places.keyspace(
+            self.definition.keyspace, "mod"
+        )
+        if space.kind != "mod":
+            raise KeyspaceKindError(
+                lookup=self.name, keyspace=space.name, kind=space.kind
+            )
+        self.keyspace = space
+
+    @property
+    def name(self) -> str:
+        """Name of the lookup class."""
+        return str(self.cls.__name__)
+
+    def form(self, key: str) -> NormalizedKey:
+        """Return a key as normalized by the current policy.
+
+        :raises InvalidKeyError: if it cannot be a key.
+        """
+        policy = self.definition.policies[0]
+        return NormalizedKey(text=policy(key), label=policy.label)
+
+    def forms(self, key: str) -> tuple[NormalizedKey, ...]:
+        """Return a key as normalized by each policy, the current one first.
+
+        A policy that rejects the key is left out.
+
+        :raises InvalidKeyError: if it cannot be a key under any of them.
+        """
+        found = []
+        refused = None
+        for policy in self.definition.policies:
+            try:
+                found.append(
+                    NormalizedKey(text=policy(key), label=policy.label)
+                )
+            except InvalidKeyError as error:
+                refused = refused or error
+        if not found and refused is not None:
+            raise refused
+        return tuple(found)
+
+    def shard_of(self, text: str) -> int:
+        """Return the shard of a normalized key."""
+        return shard_of(LookupKey.encoded(text), self.keyspace.shards)
+
+    def place(self, text: str) -> Place:
+        """Return the location of the row of a normalized key."""
+        return self.session.places.place(self.keyspace, self.shard_of(text))
+
+    def execute(self, text: str, statement: Any, **parameters: Any) -> Any:
+        """Run a statement on the shard of a key."""
+        return self.session.execute(
+            statement, parameters, bind_arguments={"place": self.place(text)}
+        )
+
+    def check_id(self, target_id: int) -> None:
+        """Reject an id that is not an id of the target class.
+
+        :raises WrongTypeError: if it is the id of another class.
+        :raises InvalidIdError: if it is not an object id.
+        """
+        name = f"{self.name}.{self.definition.column}"
+        check_type(target_id, self.definition.type_id, name)
+
+    def check_policy(self, row: Any) -> None:
+        """Reject a row whose key may have another meaning.
+
+        :raises LookupPolicyError: if its policy is not known.
+        """
+        if row.policy not in self.definition.labels:
+            raise LookupPolicyError(
+                lookup=self.name,
+                key=row.key,
+                policy=row.policy,
+                known=self.definition.labels,
+            )
+
+    def choose(
+        self, forms: Sequence[NormalizedKey], rows: Mapping[str, Any]
+    ) -> Any:
+        """Return the row of a key; None if not found.
+
+        :param forms: forms of the key.
+        :param rows: the rows that were found, by key.
+        :raises LookupPolicyError: if the policy of one is not known.
+        """
+        found = [
+            (form, rows[form.text]) for form in forms if form.text in rows
+        ]
+        for _, row in found:
+            self.check_policy(row)
+        # A row with the policy of the form is preferred: earlier versions of
+        # the class found that one.
+        for form, row in found:
+            if row.policy == form.label:
+                return row
+        return found[0][1] if found else None
+
+
+def table_with_keys(
+    cls: type[Any], session: ShardSession, *, unique: bool, name: str
+) -> LookupAccess:
+    """Return a lookup class in a session, if it has the kind of keys.
+
+    :param unique: whether the method is for unique keys; False for shared
+        keys.
+    :param name: name of the method, for the message.
+    :raises UnsupportedStatementError: if the keys are of the other kind.
+    """
+    table = LookupAccess(cls, session)
+    if table.definition.unique is unique:
+        return table
+    if unique:
+        reason = "several objects may share a key: use add() and resolve_all()"
+    else:
+        reason = "a key belongs to one object: use claim() and resolve()"
+    raise UnsupportedStatementError(
+        f"{cls.__name__} has unique={not unique}: {reason}",
+        construct=name,
+    )
+
+
+class Statements:
+    """The statements of a lookup class.
+
+    Their parameters: ``the_keys`` (a slot), ``the_key``, ``the_id``,
+    ``the_policy``, ``the_token``, ``the_lifetime`` (microseconds), and
+    ``old_token`` and ``old_end`` of the claim that is taken over.
+
+    The columns of their rows: ``key``, ``target_id``, ``policy``, and of
+    unique keys ``token``, ``expires_at`` and ``expired``.
+
+    :ivar rows: SELECT of all rows, to which conditions are added.
+    """
+
+    def __init__(self, cls: Any) -> None:
+        definition = link(cls)
+        self._table: Any = inspect(cls).local_table
+        self._target = self._table.c[definition.column]
+        self._here = self._table.c.key == bindparam("the_key")
+        shown = [
+            self._table.c.key,
+            self._target.label("target_id"),
+            self._table.c.policy,
+        ]
+        if definition.unique:
+            ends = self._table.c.expires_at
+            shown += [
+                self._table.c.claim.label("token"),
+                ends,
+                type_coerce(ends <= Moment(), Boolean()).label("expired"),
+            ]
+        self.rows = found = select(*shown)
+        wanted: Any = bindparam("the_keys", expanding=True)
+        self.read = found.where(self._table.c.key.in_(wanted))
+        self.locked = found.where(self._here).with_for_update()
+        held = self._here, self._target == bindparam("the_id")
+        self.of_object = select(*shown[:3]).where(*held)
+        self.of_object_locked = self.of_object.with_for_update()
+        self.delete = delete(self._table).where(*held)
+        self.rewrite = (
+            update(self._table)
+            .where(*held)
+            .values(policy=bindparam("the_policy"))
+        )
+        if definition.unique:
+            self._build_claims()
+        else:
+            self._build_shared()
+
+    def _build_claims(self) -> None:
+        table, target = self._table, self._target
+        lifetime = bindparam("the_lifetime", type_=BigInteger())
+        claimed = {
+            table.c.policy: bindparam("the_policy"),
+            table.c.claim: bindparam("the_token"),
+            target: null(),
+            table.c.expires_at: Moment(lifetime),
+        }
+        owned = {
+            table.c.policy: bindparam("the_policy"),
+            table.c.claim: bindparam("the_token"),
+            target: bindparam("the_id"),
+            table.c.expires_at: null(),
+        }
+        key: Any = {table.c.key: bindparam("the_key")}
+        pending = target.is_(None)
+        mine = table.c.claim == bindparam("the_token")
+        abandoned = update(table).where(
+            self._here,
+            pending,
+            table.c.claim == bindparam("old_token"),
+            table.c.expires_at == bindparam("old_end"),
+            table.c.expires_at <= Moment(),
+        )
+        self.claim = InsertMissing(table).values({**key, **claimed})
+        self.give = InsertMissing(table).values({**key, **owned})
+        self.take_over = abandoned.values(claimed)
+        self.give_abandoned = abandoned.values(owned)
+        self.give_again = (
+            update(table)
+            .where(self._here, target == bindparam("the_id"))
+            .values(
+                {
+                    table.c.policy: bindparam("the_policy"),
+                    table.c.claim: bindparam("the_token"),
+                }
+            )
+        )
+        self.confirm = (
+            update(table)
+            .where(self._here, pending, mine)
+            .values({target: bindparam("the_id"), table.c.expires_at: null()})
+        )
+        self.give_up = delete(table).where(self._here, pending, mine)
+        self.forget = delete(table).where(
+            self._here,
+            or_(pending, target == bindparam("the_id")),
+            table.c.claim.is_not_distinct_from(bindparam("the_token")),
+        )
+        self.discard = delete(table).where(
+            self._here,
+            pending,
+            table.c.claim == bindparam("old_token"),
+            table.c.expires_at == bindparam("old_end"),
+        )
+
+    def _build_shared(self) -> None:
+        table, target = self._table, self._target
+        self.add = InsertMissing(table).values(
+            {
+                table.c.key: bindparam("the_key"),
+                target: bindparam("the_id"),
+                table.c.policy: bindparam("the_policy"),
+            }
+        )
+        number = bindparam("the_number", type_=Integer())
+        shown = table.c.key, target.label("target_id"), table.c.policy
+        page = select(*shown).order_by(target).limit(number)
+        self.first = page.where(self._here)
+        self.after = page.where(self._here, target > bindparam("the_id"))
+
+
+def statements_of(cls: Any) -> Statements:
+    """Return the statements of a lookup class.
+
+    :raises ClassDefinitionError: if a class given by name is not found.
+    """
+    return built_once(cls, Statements)
+
+
+# -- from keys to ids: one statement for each server
+
+
+#: Maximum bytes of keys in a statement, far below the smallest
+#: max_allowed_packet in use, 16 MB: each byte takes two characters.
+_MOST_BYTES = 2_000_000
+
+
+def read_keys(
+    table: LookupAccess,
+    texts: Iterable[str],
+    statement: Any = None,
+    timeout: float | None = None,
+    **parameters: Any,
+) -> list[Any]:
+    """Return the rows of normalized keys.
+
+    :param statement: SELECT of the rows; by default it reads all rows of the
+        keys.
+    :param timeout: timeout of each statement in seconds, as for ``scatter()``.
+    :param parameters: parameters of the statement, except ``the_keys``.
+    """
+    if statement is None:
+        statement = statements_of(table.cls).read
+    limits = None if timeout is None else scatter(timeout=timeout)
+    places = table.session.places
+    rows: list[Any] = []
+    for groups in _groups(texts, table.keyspace.shards):
+        result = table.session.execute(
+            statement,
+            {"the_keys": KeySlot(groups)(), **parameters},
+            bind_arguments={
+                "places": [
+                    places.place(table.keyspace, shard_id)
+                    for shard_id in sorted(groups)
+                ],
+                "limits": limits,
+            },
+        )
+        rows += result.all()
+    return rows
+
+
+def _groups(
+    texts: Iterable[str], modulus: int
+) -> Iterator[dict[int, list[bytes]]]:
+    """Yield keys by shard, in chunks for one statement each."""
+    groups: dict[int, list[bytes]] = {}
+    size = 0
+    for text in texts:
+        key = LookupKey.encoded(text)
+        groups.setdefault(shard_of(key, modulus), []).append(key)
+        size += len(key)
+        if size > _MOST_BYTES:
+            yield groups
+            groups, size = {}, 0
+    if groups:
+        yield groups
+
+
+def resolve_many(
+    table: LookupAccess, keys: Iterable[str], timeout: float | None = None
+) -> dict[str, int]:
+    """Return the ids of the objects with the given keys, by key."""
+    forms = {key: table.forms(key) for key in keys}
+    texts = dict.fromkeys(
+        form.text for given in forms.values() for form in given
+    )
+    # Rows without an id are claims.
+    rows = {
+        row.key: row
+        for row in read_keys(table, texts, timeout=timeout)
+        if row.target_id is not None
+    }
+    found = {}
+    for key, given in forms.items():
+        row = table.choose(given, rows)
+        if row is not None:
+            found[key] = row.target_id
+    return found
+
+
+def resolve_all(
+    table: LookupAccess, key: str, limit: int, after: int | None
+) -> list[int]:
+    """Return the ids of the objects that share a key, ascending."""
+    check_limit(limit)
+    statements = statements_of(table.cls)
+    parameters: dict[str, Any] = {"the_number": limit}
+    statement = statements.first
+    if after is not None:
+        table.check_id(after)
+        parameters["the_id"] = after
+        statement = statements.after
+    found: set[int] = set()
+    for text in dict.fromkeys(form.text for form in table.forms(key)):
+        for row in table.execute(text, statement, the_key=text, **parameters):
+            table.check_policy(row)
+            found.add(row.target_id)
+    return sorted(found)[:limit]

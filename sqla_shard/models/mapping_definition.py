@@ -1,0 +1,380 @@
+"""Creation of mapping classes.
+
+:func:`define` runs before SQLAlchemy maps the class and adds the columns.
+:func:`finish` runs after it was mapped and declares the table to routing.
+Classes given by name may be defined later; :func:`link` resolves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from dataclasses import field
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Index
+from sqlalchemy import inspect
+from sqlalchemy.orm import foreign
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import relationship
+from sqlalchemy.sql.dml import Update
+
+from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import KeptMappingError
+from sqla_shard.ids import check_type
+from sqla_shard.models.class_checks import check_abstract
+from sqla_shard.models.class_checks import check_bases
+from sqla_shard.models.class_checks import check_declarative
+from sqla_shard.models.class_checks import check_members
+from sqla_shard.models.class_checks import check_table
+from sqla_shard.models.class_checks import check_unique
+from sqla_shard.models.class_checks import class_named
+from sqla_shard.models.class_checks import dataclass_options
+from sqla_shard.models.class_checks import default_tablename
+from sqla_shard.models.class_checks import first_of_dataclass
+from sqla_shard.models.class_checks import id_column_name
+from sqla_shard.models.class_checks import name_of_class
+from sqla_shard.models.class_checks import own_definition
+from sqla_shard.models.class_checks import type_of_objects
+from sqla_shard.models.list_positions import MOST_MOVES
+from sqla_shard.models.list_positions import now
+from sqla_shard.routing import columns_set
+from sqla_shard.routing import declare
+from sqla_shard.routing import spec_of
+from sqla_shard.routing import TableSpec
+from sqla_shard.types import ObjectRef
+from sqla_shard.types import Sequence38
+
+__all__ = [
+    "End",
+    "MappingDefinition",
+    "check_change",
+    "check_changed",
+    "check_ids",
+    "check_statement",
+    "define",
+    "definition_of",
+    "finish",
+    "link",
+]
+
+_OWN = frozenset({"sequence", "source", "target"})
+#: Default of ``narrow_below``, unless ``respace_to`` is lower.
+_NARROW = 20
+
+_RESERVED = _OWN | {"metadata", "registry"}
+
+
+@dataclass
+class End:
+    """One side of a mapping.
+
+    :ivar given: the class, or its name.
+    :ivar column: name of the column with the ids of its objects.
+    :ivar entity: the class, once it is resolved.
+    :ivar type_id: type of its objects, once it is resolved.
+    """
+
+    given: Any
+    column: str
+    entity: Any = None
+    type_id: int | None = None
+
+    @property
+    def entity_name(self) -> str:
+        """Name of the class, resolved or not."""
+        return str(getattr(self.given, "__name__", self.given))
+
+
+@dataclass
+class MappingDefinition:
+    """The definition of a mapping class.
+
+    :ivar narrow_below: gaps with room for fewer moves are reported.
+    :ivar respace_to: room for moves in each gap after a re-spacing.
+    :ivar inverse: the class with the reverse rows, or its name.
+    :ivar inverse_class: the class with the reverse rows, once it is resolved.
+    :ivar inverse_of: the class whose reverse rows this one contains.
+    :ivar callbacks: called for each narrow gap.
+    """
+
+    source: End
+    target: End
+    keyspace: str | None
+    narrow_below: int
+    respace_to: int
+    inverse: Any = None
+    inverse_class: Any = None
+    inverse_of: Any = None
+    callbacks: list[Callable[..., Any]] = field(default_factory=list)
+
+
+def define(
+    cls: Any,
+    mixin: type[Any],
+    *,
+    source: Any,
+    target: Any,
+    source_column: str | None,
+    target_column: str | None,
+    keyspace: str | None,
+    narrow_below: int | None,
+    respace_to: int,
+    inverse: Any,
+) -> None:
+    """Check a class before it is mapped, and create its columns.
+
+    :raises ClassDefinitionError: if the class is not valid.
+    """
+    if check_abstract(cls, source=source, target=target):
+        return
+    check_declarative(cls, mixin, "source=..., target=...")
+    check_bases(cls)
+    if source is None or target is None:
+        raise ClassDefinitionError(
+            f"source or target is missing: class {cls.__name__}("
+            "MappingMixin, Base, source=Board, target=Pin)",
+            class_name=cls.__name__,
+        )
+    respace_to = _moves(cls, "respace_to", respace_to, 1, MOST_MOVES)
+    if narrow_below is None:
+        narrow_below = min(_NARROW, respace_to)
+    name_of = partial(id_column_name, cls, mixin, reserved=_RESERVED)
+    definition = MappingDefinition(
+        source=End(source, name_of("source", source, source_column)),
+        target=End(target, name_of("target", target, target_column)),
+        keyspace=keyspace,
+        narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
+        respace_to=respace_to,
+        inverse=inverse,
+    )
+    if inverse is not None:
+        name_of_class(cls, "inverse", inverse)
+    if narrow_below > respace_to:
+        raise ClassDefinitionError(
+            f"narrow_below={narrow_below} is more than respace_to="
+            f"{respace_to}: a gap would be reported as narrow as soon as it "
+            "was re-spaced; increase respace_to",
+            class_name=cls.__name__,
+        )
+    if definition.source.column == definition.target.column:
+        raise ClassDefinitionError(
+            f"source and target would both be in a column "
+            f"{definition.source.column!r}; name them, such as "
+            "source_column='follower_id', target_column='followee_id'",
+            class_name=cls.__name__,
+        )
+    columns = {definition.source.column, definition.target.column}
+    check_members(cls, mixin, columns | _OWN, "mapping")
+    default_tablename(cls)
+    _make_columns(cls, definition)
+    cls.__sqla_shard_mapping__ = definition
+
+
+def _moves(
+    cls: type[Any], name: str, value: Any, least: int, most: int
+) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ClassDefinitionError(
+            f"{name}={value!r}; it must be a number of moves from {least} to "
+            f"{most}",
+            class_name=cls.__name__,
+        )
+    return value
+
+
+def _make_columns(cls: Any, definition: MappingDefinition) -> None:
+    ends = (definition.source, definition.target)
+    names = [*(end.column for end in ends), "sequence"]
+    first_of_dataclass(cls, dict.fromkeys(names, Mapped[int]))
+    for end, colocated, order in (
+        (definition.source, True, -30),
+        (definition.target, False, -20),
+    ):
+        setattr(
+            cls,
+            end.column,
+            mapped_column(
+                ObjectRef(colocated=colocated),
+                primary_key=True,
+                autoincrement=False,
+                sort_order=order,
+            ),
+        )
+    cls.sequence = mapped_column(
+        Sequence38(),
+        nullable=False,
+        insert_default=now,
+        sort_order=-10,
+        **dataclass_options(
+            cls, default_factory=lambda: None, kw_only=True, repr=False
+        ),
+    )
+    cls.source = _relationship(cls, "source", definition.source)
+    cls.target = _relationship(cls, "target", definition.target)
+
+
+def _relationship(cls: Any, role: str, end: End) -> Any:
+    """Return a relationship that reads objects of any shard."""
+
+    def entity() -> Any:
+        link(cls)
+        return end.entity
+
+    def condition() -> Any:
+        link(cls)
+        key = inspect(end.entity).primary_key[0]
+        there = inspect(end.entity).get_property_by_column(key).key
+        here = getattr(cls, end.column)
+        return foreign(here) == getattr(end.entity, there)
+
+    return relationship(
+        entity,
+        primaryjoin=condition,
+        viewonly=True,
+        uselist=False,
+        lazy="select",
+        doc=f"The {role}, an object on any shard.",
+    )
+
+
+def finish(mapper: Mapper[Any], cls: Any) -> None:
+    """Declare the table of a mapped class to routing.
+
+    :raises ClassDefinitionError: if the class is not valid.
+    """
+    definition: MappingDefinition = cls.__sqla_shard_mapping__
+    table: Any = mapper.local_table
+    key = [definition.source.column, definition.target.column]
+    check_table(cls, table, key)
+    check_unique(table)
+    source, target = table.primary_key
+    Index(None, source, table.c.sequence, target)
+    _declare(cls, table, definition)
+    for end in (definition.source, definition.target):
+        if isinstance(end.given, type):
+            _resolve_end(cls, end, end.given)
+    if definition.source.entity is not None:
+        _use_source_keyspace(cls, definition)
+
+
+def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
+    declare(
+        table,
+        TableSpec(
+            kind="objects",
+            keyspace=definition.keyspace,
+            id_index=0,
+            type_id=definition.source.type_id,
+            commits_late=True,
+            guard=partial(check_statement, cls),
+        ),
+    )
+
+
+def check_change(cls: Any) -> None:
+    """Reject a change of a class that is the inverse of another.
+
+    :raises KeptMappingError: for such a class.
+    """
+    forward = definition_of(cls).inverse_of
+    if forward is not None:
+        raise KeptMappingError(mapping=cls.__name__, kept_by=forward.__name__)
+
+
+def check_statement(cls: Any, statement: Any) -> None:
+    """Reject a statement whose reverse rows would not be written.
+
+    :param statement: the statement; None for a row of a flush.
+    :raises KeptMappingError: if it inserts or deletes rows of a mapping with
+        an inverse, or changes rows of an inverse.
+    """
+    if isinstance(statement, Update):
+        changed = columns_set(statement)
+        check_changed(cls, {getattr(c, "name", c) for c in changed})
+        return
+    check_change(cls)
+    if definition_of(cls).inverse is not None:
+        raise KeptMappingError(mapping=cls.__name__, kept_by=cls.__name__)
+
+
+def check_changed(cls: Any, changed: Iterable[str]) -> None:
+    """Reject a change of columns that the reverse rows contain.
+
+    :param changed: names of the changed columns.
+    :raises KeptMappingError: if one of the columns is an id, or the row is a
+        row of an inverse.
+    """
+    check_change(cls)
+    definition = definition_of(cls)
+    ids = {definition.source.column, definition.target.column}
+    if definition.inverse is not None and not ids.isdisjoint(changed):
+        raise KeptMappingError(mapping=cls.__name__, kept_by=cls.__name__)
+
+
+def check_ids(mapper: Mapper[Any], connection: Any, row: Any) -> None:
+    """Handle ``before_insert``: reject ids of other classes.
+
+    :raises WrongTypeError: for such an id.
+    """
+    definition = link(mapper.class_)
+    for end in (definition.source, definition.target):
+        value = row.__dict__.get(end.column)
+        if value is not None:
+            name = f"{mapper.class_.__name__}.{end.column}"
+            check_type(value, end.type_id, name)
+
+
+def definition_of(cls: Any) -> MappingDefinition:
+    """Return the definition of a mapping class, complete or not.
+
+    :raises ClassDefinitionError: if the class is abstract.
+    """
+    found: MappingDefinition = own_definition(cls, "__sqla_shard_mapping__")
+    return found
+
+
+def link(cls: Any) -> MappingDefinition:
+    """Resolve the classes that a mapping class was given by name.
+
+    :returns: the definition, complete.
+    :raises ClassDefinitionError: if a class is not found.
+    """
+    definition = definition_of(cls)
+    for end in (definition.source, definition.target):
+        if end.entity is None:
+            _resolve_end(cls, end, class_named(cls, end.given))
+            if end is definition.source:
+                _use_source_keyspace(cls, definition)
+    if definition.inverse is not None and definition.inverse_class is None:
+        raise ClassDefinitionError(
+            f"inverse={definition.inverse!r} is not a mapping class of its "
+            "declarative base; define it: class PinInBoards(MappingMixin, "
+            "Base, source=Pin, target=Board)",
+            class_name=cls.__name__,
+        )
+    return definition
+
+
+def _resolve_end(cls: Any, end: End, entity: Any) -> None:
+    """Set the class of an end, and the type of its ids."""
+    end.type_id = type_of_objects(cls, end.column, entity, "mapping")
+    end.entity = entity
+
+
+def _use_source_keyspace(cls: Any, definition: MappingDefinition) -> None:
+    """Put the table into the keyspace of the sources."""
+    theirs = spec_of(inspect(definition.source.entity).local_table).keyspace
+    if definition.keyspace not in (None, theirs):
+        raise ClassDefinitionError(
+            f"keyspace={definition.keyspace!r}, but its source "
+            f"{definition.source.entity.__name__} is in {theirs!r}; the rows "
+            "are on the shard of their source, so leave it out",
+            class_name=cls.__name__,
+        )
+    definition.keyspace = theirs
+    _declare(cls, inspect(cls).local_table, definition)

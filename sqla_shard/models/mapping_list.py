@@ -1,0 +1,536 @@
+"""Statements and locks of a mapping class, and its cached lists.
+
+Every change of a list first locks the row of its source, so that changes of
+one list wait for one another instead of deadlocking.  The rows that a change
+reads are locked as well: on MySQL only a locking read sees rows committed
+after the transaction's snapshot.  If the source has no row, these locks
+separate two writers, one of which may be the victim of a deadlock.
+
+One statement, a SELECT of scalar subqueries, takes the lock and reads the
+rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import and_
+from sqlalchemy import bindparam
+from sqlalchemy import func
+from sqlalchemy import inspect
+from sqlalchemy import Integer
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqla_shard.engine.rendering import Place
+from sqla_shard.ids import check_type
+from sqla_shard.models.class_checks import built_once
+from sqla_shard.models.list_positions import reach
+from sqla_shard.models.mapping_definition import End
+from sqla_shard.models.mapping_definition import link
+from sqla_shard.routing import spec_of
+from sqla_shard.session import ShardSession
+from sqla_shard.session.invalidation import invalidate_list
+from sqla_shard.session.row_cache import cache_in_transaction
+from sqla_shard.session.row_cache import CacheMismatch
+from sqla_shard.util import sqlalchemy_private as private
+
+__all__ = [
+    "CachedRows",
+    "List",
+    "NotCached",
+    "Statements",
+    "cached_count",
+    "cached_rows",
+    "chunked",
+    "statements_of",
+]
+
+
+class Statements:
+    """The statements of a mapping class.
+
+    Their parameters: ``source`` and ``row`` (ids), ``owner`` (the source
+    again, if its own row is locked), ``before`` and ``after`` (ids of
+    neighbours), ``at`` (a sequence), ``low`` and ``high`` (bounds of
+    sequences), ``ids``, and ``number`` (number of rows).
+
+    :ivar source: the attribute with the source's id.
+    :ivar target: the attribute with the target's id.
+    :ivar table: the table.
+    """
+
+    def __init__(self, cls: Any) -> None:
+        definition = link(cls)
+        self.entity = cls
+        self.definition = definition
+        self.source = getattr(cls, definition.source.column)
+        self.target = getattr(cls, definition.target.column)
+        self.table: Any = inspect(cls).local_table
+        self._build_reads()
+        self._build_locks()
+
+    def _build_reads(self) -> None:
+        cls, source, target = self.entity, self.source, self.target
+        here = source == bindparam("source")
+        keys = target, cls.sequence
+        self.count = select(func.count()).select_from(cls).where(here)
+        self.position = select(cls.sequence).where(
+            here, target == bindparam("row")
+        )
+        self.present = select(*keys).where(
+            here, target.in_(bindparam("ids", expanding=True))
+        )
+        self.present_locked = self.present.with_for_update()
+        self.first_page = {
+            newest: self._page(newest).where(here) for newest in (True, False)
+        }
+        self.later_page = {
+            newest: self._page(newest)
+            .where(
+                here,
+                _beyond(
+                    cls.sequence,
+                    target,
+                    bindparam("at"),
+                    bindparam("cut"),
+                    newest,
+                ),
+            )
+            .add_columns(self._sequence("row", lock=False).label("the_now"))
+            for newest in (True, False)
+        }
+        self.window = (
+            select(*keys)
+            .where(
+                here,
+                cls.sequence >= bindparam("low"),
+                cls.sequence <= bindparam("high"),
+                target != bindparam("row"),
+            )
+            .order_by(cls.sequence, target)
+            .limit(bindparam("number", type_=Integer()))
+            .with_for_update()
+        )
+        self.whole = (
+            select(*keys)
+            .where(here)
+            .order_by(cls.sequence, target)
+            .with_for_update()
+        )
+
+    def _page(self, newest: bool) -> Any:
+        cls, target = self.entity, self.target
+        # Select the keys in addition to the rows: an object of the session has
+        # the values of an earlier read, but bookmarks need the server's
+        # values.
+        return (
+            select(
+                cls, target.label("the_id"), cls.sequence.label("the_sequence")
+            )
+            .order_by(_directed(cls.sequence, newest))
+            .order_by(_directed(target, newest))
+            .limit(bindparam("number", type_=Integer()))
+        )
+
+    def _build_locks(self) -> None:
+        moved = self._sequence("row")
+        self.lock_row = self._locking(row=moved)
+        self.lock_top = self._locking(row=moved, top=self._top())
+        self.lock_many = self._locking(top=self._top())
+        before = self._sequence("before")
+        after = self._sequence("after")
+        behind = self._neighbour("before", below=True)
+        ahead = self._neighbour("after", below=False)
+        self.lock_before = self._locking(row=moved, before=before, **behind)
+        self.lock_after = self._locking(row=moved, after=after, **ahead)
+        self.lock_both = self._locking(
+            row=moved, before=before, after=after, **behind
+        )
+
+    # -- parts
+
+    def _locking(self, **parts: Any) -> Any:
+        """Return a SELECT of subqueries: a lock, the parts, the lock again.
+
+        Servers evaluate subqueries in the order of the statement or, as
+        MariaDB does, in the reverse; in both cases the lock is first.
+        """
+        entity: Any = self.definition.source.entity
+        owner: Any = inspect(entity).local_table
+        own = owner.primary_key.columns[0]
+
+        def lock() -> Any:
+            return (
+                select(own)
+                # Do not use ``source``: a parameter has one type, and this
+                # column contains local ids.
+                .where(own == bindparam("owner", type_=own.type))
+                .with_for_update()
+                .scalar_subquery()
+            )
+
+        return select(
+            lock().label("the_lock"),
+            *(part.label(f"the_{name}") for name, part in parts.items()),
+            lock().label("the_lock_again"),
+        ).with_for_update()
+
+    def _columns(self) -> tuple[Any, Any, Any]:
+        # Use an alias for each subquery: otherwise it would be correlated with
+        # the enclosing statement.
+        table = self.table.alias()
+        definition = self.definition
+        return (
+            table.c[definition.source.column],
+            table.c[definition.target.column],
+            table.c.sequence,
+        )
+
+    def _sequence(self, name: str, *, lock: bool = True) -> Any:
+        """Return the sequence of the row whose id is a parameter."""
+        source, target, sequence = self._columns()
+        found = select(sequence).where(
+            source == bindparam("source", type_=source.type),
+            target == bindparam(name, type_=target.type),
+        )
+        if lock:
+            found = found.with_for_update()
+        return found.scalar_subquery()
+
+    def _top(self) -> Any:
+        source, target, sequence = self._columns()
+        return (
+            select(sequence)
+            .where(source == bindparam("source", type_=source.type))
+            .order_by(sequence.desc(), target.desc())
+            .limit(1)
+            .with_for_update()
+            .scalar_subquery()
+        )
+
+    def _neighbour(self, anchor: str, *, below: bool) -> dict[str, Any]:
+        """Return id and sequence of the row next to an anchor.
+
+        The moved row, ``row``, is not its own neighbour.
+        """
+        return {
+            "next": self._next_to(anchor, 1, below),
+            "next_at": self._next_to(anchor, 2, below),
+        }
+
+    def _next_to(self, anchor: str, shown: int, below: bool) -> Any:
+        columns = self._columns()
+        source, target, sequence = columns
+        at = self._sequence(anchor)
+        name = bindparam(anchor, type_=target.type)
+        return (
+            select(columns[shown])
+            .where(
+                source == bindparam("source", type_=source.type),
+                _beyond(sequence, target, at, name, below),
+                target != bindparam("row", type_=target.type),
+            )
+            .order_by(_directed(sequence, below), _directed(target, below))
+            .limit(1)
+            .with_for_update()
+            .scalar_subquery()
+        )
+
+
+def _directed(column: Any, newest: bool) -> Any:
+    return column.desc() if newest else column.asc()
+
+
+def _beyond(
+    sequence: Any, target: Any, at: Any, row: Any, newest: bool
+) -> ColumnElement[bool]:
+    """Return the condition of the rows that follow a key.
+
+    A comparison of tuples is avoided: MySQL does not use the index for it.
+
+    :param at: sequence of the key.
+    :param row: target id of the key.
+    """
+    if newest:
+        return and_(sequence <= at, or_(sequence < at, target < row))
+    return and_(sequence >= at, or_(sequence > at, target > row))
+
+
+def statements_of(cls: Any) -> Statements:
+    """Return the statements of a mapping class.
+
+    :raises ClassDefinitionError: if a class given by name is not found.
+    """
+    return built_once(cls, Statements)
+
+
+#: Maximum number of ids in a statement.
+_CHUNK = 1000
+
+
+class List:
+    """One list: a mapping class, a session and the id of a source.
+
+    :ivar statements: the statements of the mapping class.
+    :ivar place: the virtual shard of the source.
+    :raises WrongTypeError: if the id is of another class than the source.
+    :raises InvalidIdError: if it is not an object id.
+    :raises UnknownShardError: if its shard is not open.
+    """
+
+    def __init__(
+        self, cls: Any, session: ShardSession, source_id: int
+    ) -> None:
+        self.cls = cls
+        self.session = session
+        self.source_id = source_id
+        self.statements: Statements = statements_of(cls)
+        source = self.statements.definition.source
+        self.place = place_of(cls, session, source, source_id)
+
+    @property
+    def name(self) -> str:
+        """Name of the mapping class."""
+        return str(self.cls.__name__)
+
+    def check_target(self, target_id: int) -> int:
+        """Return the id of a target.
+
+        :raises WrongTypeError: if it is the id of another class.
+        :raises InvalidIdError: if it is not an object id.
+        """
+        target = self.statements.definition.target
+        check_type(target_id, target.type_id, f"{self.name}.{target.column}")
+        return target_id
+
+    def readable(self, target_id: int) -> int:
+        """Return the id of a target that is added to the list.
+
+        A page with a target on a shard that is not open could not be read.
+
+        :raises WrongTypeError: if it is the id of another class.
+        :raises InvalidIdError: if it is not an object id.
+        :raises UnknownShardError: if its shard is not open.
+        """
+        target = self.statements.definition.target
+        place_of(self.cls, self.session, target, target_id)
+        return target_id
+
+    def execute(self, statement: Any, **parameters: Any) -> Any:
+        """Run one of the statements on the list's shard."""
+        return self.session.execute(
+            statement,
+            {"source": self.source_id, **parameters},
+            bind_arguments={"place": self.place},
+        )
+
+    def locked(self, statement: Any, **parameters: Any) -> Any:
+        """Run one of the locking statements; return its parts.
+
+        Pending changes of the session are flushed first, so that the statement
+        sees them, and the source is locked before any other row.
+        """
+        if self.session.autoflush:
+            self.session.flush()
+        _, *parts, _ = self.execute(
+            statement, owner=self.source_id, **parameters
+        ).one()
+        return parts
+
+    def invalidate(self) -> None:
+        """Invalidate the list in the cache."""
+        table = self.statements.table
+        invalidate_list(self.session, self.place, table, self.source_id)
+
+    def cache_appended(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Add rows to the top of the cached list.
+
+        :param rows: target id and sequence of each row, ascending.
+        """
+        caching = self.session.cluster.caching
+        table = self.statements.table
+        if caching is not None and caching.is_cached(table):
+            caching.record_append(self.session, table, self.source_id, rows)
+
+    def key(self, target_id: int) -> Any:
+        """Return the identity key of a row."""
+        return inspect(self.cls).identity_key_from_primary_key(
+            (self.source_id, target_id)
+        )
+
+    def forget(self, target_ids: Iterable[int]) -> None:
+        """Expire the sequences of rows in the session."""
+        held = self.session.identity_map
+        for target_id in target_ids:
+            row = held.get(self.key(target_id))
+            if row is not None:
+                self.session.expire(row, ["sequence"])
+                # Otherwise the rollback of a savepoint, which expires only the
+                # changes made in it, would leave the new sequence.
+                private.register_altered(self.session, [inspect(row)])
+
+
+def place_of(
+    cls: Any, session: ShardSession, end: End, object_id: int
+) -> Place:
+    """Return the virtual shard of a source or a target.
+
+    :raises WrongTypeError: if the id is of another class.
+    """
+    parts = check_type(object_id, end.type_id, f"{cls.__name__}.{end.column}")
+    places = session.places
+    spec = spec_of(inspect(end.entity).local_table)
+    keyspace = places.keyspace(spec.keyspace, "objects")
+    return places.place(keyspace, parts.shard_id)
+
+
+def chunked(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the ids in chunks for one statement each."""
+    for start in range(0, len(ids), _CHUNK):
+        yield ids[start : start + _CHUNK]
+
+
+# -- cached lists
+
+
+class NotCached(Exception):  # noqa: N818 - no error
+    """The cached rows do not contain the answer; read the database."""
+
+
+class CachedRows:
+    """The first rows of a list, from the cache.
+
+    A key is a sequence and a target's id; rows are numbered newest first.
+
+    :ivar max_shift: upper bound of the distance by which a re-spacing moves a
+        row.
+    """
+
+    def __init__(self, rows: List, prefix: Any) -> None:
+        self._list = rows
+        self._prefix = prefix
+        # bisect_left() requires ascending keys.
+        self._ascending = prefix.keys[::-1]
+        self.max_shift = reach(rows.statements.definition.respace_to)
+
+    def first(self, number: int, newest_first: bool) -> Sequence[int]:
+        """Return the numbers of the rows of the first page.
+
+        :raises NotCached: if more rows are needed.
+        """
+        return self._slice(0, number, newest_first)
+
+    def rows_after(
+        self, cut: tuple[int, int], number: int, newest_first: bool
+    ) -> Sequence[int]:
+        """Return the numbers of the rows after a key.
+
+        :raises NotCached: if more rows are needed.
+        """
+        count = len(self._ascending)
+        below = bisect_left(self._ascending, cut)
+        if newest_first:
+            return self._slice(count - below, number, True)
+        is_there = self._ascending[below : below + 1] == [cut]
+        return self._slice(below + is_there, number, False)
+
+    def _slice(
+        self, start: int, number: int, newest_first: bool
+    ) -> Sequence[int]:
+        count = len(self._ascending)
+        if not self._prefix.is_whole and (
+            not newest_first or start + number > count
+        ):
+            raise NotCached
+        found = range(start, min(start + number, count))
+        return found if newest_first else [count - 1 - i for i in found]
+
+    def key(self, number: int) -> tuple[int, int]:
+        """Return the key of a row."""
+        key: tuple[int, int] = self._prefix.keys[number]
+        return key
+
+    def sequence(self, target_id: int) -> int | None:
+        """Return the sequence of a target; None if it is not in the list.
+
+        :raises NotCached: if the target may be further down the list.
+        """
+        found: int | None = self._prefix.sequences.get(target_id)
+        if found is None and not self._prefix.is_whole:
+            raise NotCached
+        return found
+
+    def present(self, target_ids: Iterable[int]) -> set[int]:
+        """Return the targets that are in the list.
+
+        :raises NotCached: if a target may be further down the list.
+        """
+        return {i for i in target_ids if self.sequence(i) is not None}
+
+    def count(self) -> int:
+        """Return the length of the list.
+
+        :raises NotCached: if the list is longer than the cached rows.
+        """
+        if not self._prefix.is_whole:
+            raise NotCached
+        return len(self._ascending)
+
+    def objects(self, numbers: Sequence[int]) -> list[Any]:
+        """Return the rows with the given numbers as objects of the session.
+
+        :raises NotCached: if the statement needs other rows.
+        """
+        rows = [self._prefix.rows[number] for number in numbers]
+        own = self._list
+        caching = own.session.cluster.caching
+        if not rows or caching is None:
+            return []
+        table = own.statements.table
+        try:
+            found = caching.rows(
+                own.session, table, own.place, own.source_id, rows
+            )
+        except CacheMismatch:
+            raise NotCached from None
+        if found is None:
+            raise NotCached
+        return found
+
+
+def cached_rows(lists: Iterable[List]) -> Mapping[int, CachedRows]:
+    """Return the cached rows of lists of one class, by source.
+
+    :returns: an empty mapping if the class is not read from the cache.
+    """
+    by_source = {rows.source_id: rows for rows in lists}
+    if not by_source:
+        return {}
+    any_of_them = next(iter(by_source.values()))
+    session, table = any_of_them.session, any_of_them.statements.table
+    caching = cache_in_transaction(session, table)
+    if caching is None:
+        return {}
+    places = {i: rows.place for i, rows in by_source.items()}
+    found = caching.read(session, table, places)
+    return {i: CachedRows(rows, found[i]) for i, rows in by_source.items()}
+
+
+def cached_count(rows: List, ask: Callable[[Any], int]) -> int | None:
+    """Return the length of a list; None if it is not read from the cache.
+
+    :param ask: reads the length from the database, in a session.
+    """
+    session, table = rows.session, rows.statements.table
+    caching = cache_in_transaction(session, table)
+    if caching is None:
+        return None
+    return caching.count(session, table, rows.place, rows.source_id, ask)

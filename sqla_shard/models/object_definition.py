@@ -1,0 +1,532 @@
+"""Creation of object classes.
+
+:func:`define` runs before SQLAlchemy maps the class: it checks the class and
+turns each ``blob_field()`` into an attribute.  :func:`finish` runs after it
+was mapped and declares the table to routing.
+
+Several classes can share a table by single-table inheritance::
+
+    class Item(ObjectMixin, Base, type_id=1):
+        __tablename__ = "items"
+        kind: Mapped[str] = mapped_column(String(10))
+        name: Mapped[str] = blob_field()
+        __mapper_args__ = {
+            "polymorphic_on": "kind", "polymorphic_identity": "item"
+        }
+
+    class Book(Item):
+        pages: Mapped[int] = blob_field(default=0)
+        __mapper_args__ = {"polymorphic_identity": "book"}
+
+The first class, ``Item``, determines the type of the ids and their shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from inspect import get_annotations
+from typing import Any
+from typing import NoReturn
+
+from sqlalchemy import Column
+from sqlalchemy import inspect
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy.orm import MappedColumn
+from sqlalchemy.orm import Mapper
+
+from sqla_shard.dialects.sql import keep_updated
+from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.models.blob_fields import BlobField
+from sqla_shard.models.blob_fields import FieldSettings
+from sqla_shard.models.blob_fields import MISSING
+from sqla_shard.models.class_checks import check_abstract
+from sqla_shard.models.class_checks import check_bases
+from sqla_shard.models.class_checks import check_declarative
+from sqla_shard.models.class_checks import check_table
+from sqla_shard.models.class_checks import check_unique
+from sqla_shard.models.class_checks import first_of_dataclass
+from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.models.codecs import ValueKind
+from sqla_shard.models.field_attributes import FieldProperty
+from sqla_shard.models.field_attributes import loaded_as
+from sqla_shard.models.field_declarations import check_keys
+from sqla_shard.models.field_declarations import create_field
+from sqla_shard.models.field_declarations import declared_fields
+from sqla_shard.models.field_declarations import hide
+from sqla_shard.models.field_declarations import type_of
+from sqla_shard.models.field_declarations import types_of
+from sqla_shard.models.soft_delete import write_active
+from sqla_shard.routing import Colocation
+from sqla_shard.routing import declare
+from sqla_shard.routing import routes
+from sqla_shard.routing import TableSpec
+from sqla_shard.types import Blob
+from sqla_shard.types import IdType
+from sqla_shard.types import JSONBlob
+from sqla_shard.types import ObjectRef
+from sqla_shard.types import ShardedId
+from sqla_shard.types.tracking import plain
+
+__all__ = [
+    "ObjectDefinition",
+    "check_names",
+    "define",
+    "finish",
+    "id_column",
+]
+
+
+def _colocation_of(
+    mapper: Mapper[Any], name: str | None, fields: dict[str, BlobField]
+) -> Colocation | None:
+    """Return the colocation of a mapped class with ``colocate_with``.
+
+    :param name: the field or column.
+    :param fields: the blob fields of the class.
+    :raises ClassDefinitionError: if it does not store object ids.
+    """
+    if name is None:
+        return None
+    if name in fields:
+        return _by_field(fields[name])
+    class_name = mapper.class_.__name__
+    # Not column_attrs, which configures all mappers: a relationship to a
+    # class that is not defined yet would fail.
+    column: Any = mapper.columns.get(name)
+    if column is None:
+        raise ClassDefinitionError(
+            f"colocate_with={name!r} names neither a blob field nor a "
+            "column of the class; add the one that holds the parent's id, "
+            f"such as {name}: Mapped[int] = blob_field()",
+            class_name=class_name,
+        )
+    kind = column.type
+    if not isinstance(kind, IdType) or column.primary_key:
+        raise ClassDefinitionError(
+            f"the column {name} that colocates is of type {kind!r}; make it "
+            f"a blob_field(), or use {name}: Mapped[int] = "
+            "mapped_column(ObjectRef(type_id)), or ShardedId(type_id) with "
+            "a ForeignKey",
+            class_name=class_name,
+        )
+    if isinstance(kind, ObjectRef):
+        kind.colocated = True
+    allowed = () if kind.type_id is None else (kind.type_id,)
+    return Colocation(
+        field=name,
+        read=lambda instance: instance.__dict__.get(name),
+        type_ids=lambda: allowed,
+    )
+
+
+def _by_field(made: BlobField) -> Colocation:
+    def read(instance: Any) -> Any:
+        data = instance.__dict__.get("data")
+        if data is None:
+            return None
+        stored = made.stored(data)
+        return None if stored is MISSING else stored
+
+    assert made.refers is not None  # noqa: S101  # a field that colocates has it
+    return Colocation(field=made.name, read=read, type_ids=made.refers)
+
+
+# -- classes that share a table
+
+
+def _first_class(cls: type[Any]) -> Any:
+    """Return the first object class of a shared table, or None."""
+    found = None
+    for base in cls.__mro__[1:]:
+        if "__sqla_shard__" in base.__dict__ and "__mapper__" in base.__dict__:
+            found = base
+    return found
+
+
+def _check_root(cls: Any, fields: Collection[str]) -> None:
+    """Reject a ``polymorphic_on`` that is not a column.
+
+    :param fields: names of the blob fields.
+    :raises ClassDefinitionError: for such a class.
+    """
+    arguments = getattr(cls, "__mapper_args__", None)
+    if not isinstance(arguments, Mapping):
+        return
+    on = arguments.get("polymorphic_on")
+    if on is None or (
+        isinstance(on, (str, Column, MappedColumn)) and on not in fields
+    ):
+        return
+    raise ClassDefinitionError(
+        f"polymorphic_on={on!r} is not a column, and SQLAlchemy needs the "
+        "class of a row before the blob is read; add one, such as kind: "
+        "Mapped[str] = mapped_column(String(20))",
+        class_name=cls.__name__,
+    )
+
+
+def _check_subclass(
+    cls: Any, first: Any, fields: Collection[str], given: Mapping[str, Any]
+) -> None:
+    """Check a class that shares the table of another.
+
+    :param first: the class to which the table belongs.
+    :param fields: names of the blob fields that the class adds.
+    :param given: the class keywords.
+    :raises ClassDefinitionError: if it has its own table, a keyword of the
+        first class, or a field of another class of the table.
+    """
+    name = first.__name__
+    if inspect(first).polymorphic_on is None:
+        _refuse(
+            cls,
+            f"its base {name} is mapped to a table of its own without "
+            f"polymorphic_on, the class of each row: give {name} a column, "
+            "such as kind: Mapped[str], and __mapper_args__ = "
+            '{"polymorphic_on": "kind", "polymorphic_identity": ...}; or '
+            "share columns, fields and methods through a base with "
+            "__abstract__ = True, and give each class a table",
+        )
+    said = [key for key, value in given.items() if value is not None]
+    if said:
+        _refuse(
+            cls,
+            f"{', '.join(said)} applies to the whole table and can be set in "
+            f"{name} only; leave it out",
+        )
+    _check_attributes(cls, first)
+    # Compare with the fields of siblings as well: in SQL a field of one would
+    # be read from the rows of the other.
+    for mapper in inspect(first).self_and_descendants:
+        for key in fields:
+            if mapper.class_ is not cls and mapper.has_property(key):
+                _refuse(
+                    cls,
+                    f"{key} is an attribute of {mapper.class_.__name__}; "
+                    "rename it",
+                )
+
+
+def _check_attributes(cls: Any, first: Any) -> None:
+    """Reject a table of the class, and columns that determine its shard."""
+    name = first.__name__
+    own = [base for base in cls.__mro__ if base not in first.__mro__]
+    own = [base for base in own if "__mapper__" not in base.__dict__]
+    if any({"__tablename__", "__table__"} & vars(b).keys() for b in own):
+        _refuse(
+            cls,
+            f"it has its own table in addition to that of its base {name}, "
+            "but an object is a single row: leave __tablename__ out, and "
+            f"its fields are in the blob of {name}; or give it a base with "
+            "__abstract__ = True, and a type_id",
+        )
+    for base in own:
+        for key, value in vars(base).items():
+            column = getattr(value, "column", value)
+            if isinstance(column, Column) and routes(column):
+                _refuse(
+                    cls,
+                    f"{key} refers to objects of its own shard, so that it "
+                    f"routes all classes of the table: define it in {name}",
+                )
+
+
+def _refuse(cls: Any, problem: str) -> NoReturn:
+    raise ClassDefinitionError(problem, class_name=cls.__name__)
+
+
+# Attributes that a subclass must not override; it may extend methods.
+_OWN = frozenset({"data", "id", "ts", "active", "shard_id"})
+
+
+@dataclass(kw_only=True)
+class ObjectDefinition:
+    """The definition of an object class.
+
+    :ivar fields: its blob fields by name, including inherited ones.
+    """
+
+    type_id: int
+    colocate_with: str | None
+    keyspace: str | None
+    max_bytes: int
+    fields: dict[str, BlobField] = field(default_factory=dict)
+
+    def check(self, instance: Any) -> None:
+        """Decode the fields of an object without caching the values.
+
+        Fields with dataclasses are left out: creating these would take longer
+        than the rest of loading the object.
+
+        :raises BlobValueError: if the stored value of a field has another
+            type.
+        """
+        # Do not read instance.data, which may be deferred.
+        data = vars(instance).get("data")
+        if data is None:
+            return
+        for made in self.fields.values():
+            codec = made.codec
+            if codec.kind is ValueKind.JSON and not codec.native:
+                continue
+            stored = made.stored(data)
+            if stored is not MISSING:
+                codec.decode(stored)
+
+
+def define(
+    cls: Any,
+    mixin: type[Any],
+    *,
+    type_id: int | None,
+    colocate_with: str | None,
+    keyspace: str | None,
+    max_bytes: int | None,
+) -> None:
+    """Check a class before it is mapped, and create its fields.
+
+    :raises ClassDefinitionError: if the class is not valid.
+    :raises DuplicateTypeError: if the type id belongs to another class.
+    :raises InvalidIdError: if the type id is not valid.
+    """
+    name = cls.__name__
+    first = _first_class(cls)
+    check_bases(cls, first)
+    _check_no_table(cls, mixin)
+    given = {
+        "type_id": type_id,
+        "colocate_with": colocate_with,
+        "keyspace": keyspace,
+        "max_bytes": max_bytes,
+    }
+    if check_abstract(cls, **given):
+        if not issubclass(cls, MappedAsDataclass):
+            hide(cls)
+        return
+    declared = declared_fields(cls)
+    check_declarative(cls, mixin, f"type_id={type_id}")
+    if first is not None:
+        _check_subclass(cls, first, declared, given)
+        base = cls.__sqla_shard__
+        definition = replace(base, fields=dict(base.fields))
+    elif type_id is None:
+        raise ClassDefinitionError(
+            f"type_id is missing: class {name}({mixin.__name__}, Base, "
+            "type_id=n) with n from 1 to 1023, different for each class and "
+            "never changed; or __abstract__ = True",
+            class_name=name,
+        )
+    else:
+        _check_root(cls, declared)
+        definition = ObjectDefinition(
+            type_id=types_of(cls.metadata).check(type_id, name),
+            colocate_with=colocate_with,
+            keyspace=keyspace,
+            max_bytes=_checked_size(cls, max_bytes),
+        )
+    for key, settings in declared.items():
+        definition.fields[key] = create_field(
+            cls,
+            key,
+            settings,
+            colocates=key == definition.colocate_with,
+        )
+    check_keys(cls, definition.fields)
+    _check_own(cls, mixin)
+    cls.__sqla_shard__ = definition
+    if issubclass(cls, MappedAsDataclass):
+        _make_dataclass(cls, first, declared)
+        return
+    for key, settings in declared.items():
+        # Add it even if the class itself only has another annotation.
+        setattr(cls, key, settings.dataclass_field())
+    hide(cls)
+    for key in declared:
+        # finish() sets the instrumented attribute.
+        delattr(cls, key)
+
+
+def id_column(type_id: int, **options: Any) -> Any:
+    """Return the column with the ids of an object class.
+
+    :param options: options of the dataclass field.
+    """
+    return mapped_column(
+        "local_id",
+        ShardedId(type_id),
+        primary_key=True,
+        autoincrement=True,
+        sort_order=-30,
+        **options,
+    )
+
+
+def _make_dataclass(
+    cls: Any, first: Any, declared: Mapping[str, FieldSettings]
+) -> None:
+    """Prepare the annotations from which SQLAlchemy makes a dataclass.
+
+    All of them are put into the class itself, because SQLAlchemy ignores
+    bases that are not dataclasses.  ``data`` and ``ts`` are not fields of the
+    dataclass: the former has fields of its own, and ``__eq__`` or
+    ``__repr__`` would read the latter from the server after each flush.
+    """
+    mapped: Any = Mapped
+    annotations = {
+        key: mapped[type_of(cls, key, settings)]
+        for key, settings in declared.items()
+    }
+    own = {} if first is not None else {"id": Mapped[int]}
+    first_of_dataclass(cls, {**own, **annotations})
+    cls.__annotations__.update(annotations)
+    values = {k: v for k, v in vars(cls).items() if k in cls.__annotations__}
+    for key in values:
+        delattr(cls, key)
+    if first is None:
+        # SQLAlchemy uses the order of annotations and attributes.
+        cls.id = id_column(cls.__sqla_shard__.type_id, init=False)
+    values.update({k: s.dataclass_field() for k, s in declared.items()})
+    for key in cls.__annotations__:
+        if key in values:
+            setattr(cls, key, values[key])
+
+
+@whole_or_not_at_all
+def finish(mapper: Mapper[Any], cls: Any) -> None:
+    """Handle ``after_mapper_constructed``: declare the table to routing.
+
+    :raises ClassDefinitionError: if the class is not valid.
+    """
+    definition: ObjectDefinition = cls.__dict__["__sqla_shard__"]
+    table: Any = mapper.local_table
+    if mapper.inherits is not None:
+        _add_fields(mapper, definition.fields)
+        return
+    check_table(cls, table, ["local_id"])
+    colocation = _colocation_of(
+        mapper, definition.colocate_with, definition.fields
+    )
+    # Check the constraints after the column that colocates is marked as
+    # routing.
+    check_unique(table)
+    types_of(cls.metadata).register(definition.type_id, cls)
+    _add_fields(mapper, definition.fields)
+    keep_updated(table, "ts")
+    # Otherwise SQLite gives the id of a deleted row to the next one, and an
+    # old id would lead to another object.
+    table.dialect_options["sqlite"]["autoincrement"] = True
+    declare(
+        table,
+        TableSpec(
+            kind="objects",
+            keyspace=definition.keyspace,
+            id_index=0,
+            type_id=definition.type_id,
+            colocation=colocation,
+            encode_row=_encoded_row,
+            loaded_as=loaded_as,
+            is_shown=lambda instance: bool(instance.active),
+            check=definition.check,
+        ),
+    )
+
+
+def _add_fields(mapper: Mapper[Any], fields: Mapping[str, BlobField]) -> None:
+    cls = mapper.class_
+    for key, made in fields.items():
+        if mapper.inherits is not None and mapper.inherits.has_property(key):
+            continue
+        if key in cls.__dict__:
+            # The default of the field, set by dataclass().
+            delattr(cls, key)
+        mapper.add_property(key, FieldProperty(made))
+
+
+# -- bases
+
+
+def _check_no_table(cls: type[Any], mixin: type[Any]) -> None:
+    name = cls.__name__
+    if "__mapper__" in cls.__dict__ or "__table__" in cls.__dict__:
+        raise ClassDefinitionError(
+            "it already has a table before its fields are created; "
+            f"{mixin.__name__} creates the table, and must precede the "
+            f"declarative base: class {name}({mixin.__name__}, Base, "
+            "type_id=...) with a __tablename__",
+            class_name=name,
+        )
+
+
+def _checked_size(cls: type[Any], max_bytes: int | None) -> int:
+    try:
+        kind = JSONBlob() if max_bytes is None else JSONBlob(max_bytes)
+    except ValueError as error:
+        raise ClassDefinitionError(
+            str(error), class_name=cls.__name__
+        ) from error
+    return kind.max_bytes
+
+
+def _check_own(cls: type[Any], mixin: type[Any]) -> None:
+    for base in cls.__mro__:
+        if base in mixin.__mro__ or "__mapper__" in base.__dict__:
+            continue
+        names = {*base.__dict__, *get_annotations(base)}
+        for name in sorted(_OWN & names):
+            raise ClassDefinitionError(
+                f"{base.__name__}.{name} would override an attribute of every "
+                "object class; rename it",
+                class_name=cls.__name__,
+            )
+
+
+# -- rows of INSERT
+
+
+def _encoded_row(mapper: Mapper[Any], row: dict[str, Any]) -> dict[str, Any]:
+    fields = mapper.class_.__sqla_shard__.fields
+    row = dict(row)
+    active = row.pop("active", True)
+    check_names(mapper, fields, row)
+    given = row.pop("data", None)
+    # Copy the blob: it may belong to an object, or be given for many rows.
+    data = Blob.coerce("data", {} if given is None else plain(given))
+    for key in [key for key in row if key in fields]:
+        fields[key].write(data, row.pop(key))
+    for made in fields.values():
+        made.fill(data)
+    write_active(data, active)
+    row["data"] = data
+    return row
+
+
+def check_names(
+    mapper: Mapper[Any], fields: Iterable[str], row: Iterable[Any]
+) -> None:
+    """Reject unknown names in a row of a bulk statement.
+
+    SQLAlchemy ignores them, so that the value of a mistyped name is lost.
+
+    :param row: names, or the attributes themselves.
+    :raises UnsupportedStatementError: for an unknown name.
+    """
+    for name in row:
+        if (
+            isinstance(name, str)
+            and name not in mapper.attrs
+            and name not in mapper.local_table.c
+            and name not in fields
+        ):
+            raise UnsupportedStatementError(
+                f"{name!r} is not an attribute of {mapper.class_.__name__}; "
+                "correct the name, or leave it out",
+                construct=name,
+            )

@@ -1,0 +1,268 @@
+"""Object tables: a local id, a JSON blob, and the time of the last change.
+
+::
+
+    class User(ObjectMixin, Base, type_id=3):
+        __tablename__ = "users"
+        name: Mapped[str] = blob_field()
+
+    class Board(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
+        __tablename__ = "boards"
+        user_id: Mapped[int] = blob_field(ref=User)
+        title: Mapped[str] = blob_field()
+
+The table has three columns, ``local_id``, ``data`` and ``ts``, and may have
+ordinary columns as well.  ``Board.id`` is the whole 64-bit id, which is set
+by the flush.  ``colocate_with`` names the field with the parent's id: a board
+is always on its user's shard, so one transaction can write both.
+
+A flush writes only the fields that were changed.  ``session.merge()`` copies,
+from a detached object, the fields changed since it was loaded; from a new
+object with an id, the fields that were set.  See
+:mod:`sqla_shard.models.blob_writes`.
+
+``deactivate()`` hides an object from reads and leaves its row in place.
+Reads with ``execution_options(include_inactive=True)``, and other programs
+that read the table, still see it.
+
+Use an ordinary model in a global keyspace for small tables and for unique
+constraints: no constraint of an object table is unique across shards.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import event
+from sqlalchemy import FetchedValue
+from sqlalchemy import inspect
+from sqlalchemy.orm import declared_attr
+from sqlalchemy.orm import FromStatement
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import ORMExecuteState
+
+from sqla_shard.dialects.sql import UpdatedAt
+from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import PlacementError
+from sqla_shard.ids import unpack
+from sqla_shard.models.blob_fields import blob_of
+from sqla_shard.models.blob_fields import no_update
+from sqla_shard.models.blob_writes import forget_written
+from sqla_shard.models.blob_writes import remember_written
+from sqla_shard.models.blob_writes import show_change
+from sqla_shard.models.blob_writes import watch_assignments
+from sqla_shard.models.blob_writes import write_blob
+from sqla_shard.models.object_definition import check_names
+from sqla_shard.models.object_definition import define
+from sqla_shard.models.object_definition import finish
+from sqla_shard.models.object_definition import id_column
+from sqla_shard.models.object_definition import ObjectDefinition
+from sqla_shard.models.soft_delete import Activity
+from sqla_shard.session import ShardSession
+from sqla_shard.session.flush import REQUESTED
+from sqla_shard.types import JSONBlob
+from sqla_shard.types import UTCTimestamp
+from sqla_shard.util import sqlalchemy_private as private
+
+__all__ = ["ObjectMixin"]
+
+
+class ObjectMixin(Activity):
+    """Makes a declarative class an object class; precedes the base.
+
+    Class keywords:
+
+    :param type_id: 1 to 1023, different for each class, never changed.
+    :param colocate_with: name of the field with the parent's id.
+    :param keyspace: name of the keyspace; required if there are several
+        of kind ``objects``.
+    :param max_bytes: maximum size of the blob, see
+        :class:`~sqla_shard.JSONBlob`.
+    :raises ClassDefinitionError: if the class is not valid.
+    :raises DuplicateTypeError: if another class has the type id.
+    """
+
+    if TYPE_CHECKING:
+        id: Mapped[int]
+        """The 64-bit id; None until the flush."""
+        data: Mapped[dict[str, Any]]
+        """The blob: its fields by name."""
+        ts: Mapped[datetime]
+        """Time of the last change of the row, in UTC.
+
+        The server sets it; assigned values are not written.
+        """
+        __sqla_shard__: ObjectDefinition
+    else:
+        # SQLAlchemy would treat annotations as fields of a dataclass.
+
+        @declared_attr
+        def id(cls):  # noqa: N805, D102  # declared above
+            return id_column(_definition(cls).type_id)
+
+        @declared_attr
+        def data(cls):  # noqa: N805, D102  # declared above
+            # active_history loads the old value before an assignment: the
+            # flush compares with it.
+            return mapped_column(
+                JSONBlob(_definition(cls).max_bytes),
+                nullable=False,
+                active_history=True,
+                sort_order=-20,
+            )
+
+        @declared_attr
+        def ts(cls):  # noqa: N805, D102  # declared above
+            return mapped_column(
+                UTCTimestamp(),
+                nullable=False,
+                server_default=UpdatedAt(),
+                server_onupdate=FetchedValue(),
+                sort_order=-10,
+            )
+
+    def __init_subclass__(
+        cls,
+        *,
+        type_id: int | None = None,
+        colocate_with: str | None = None,
+        keyspace: str | None = None,
+        max_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        define(
+            cls,
+            ObjectMixin,
+            type_id=type_id,
+            colocate_with=colocate_with,
+            keyspace=keyspace,
+            max_bytes=max_bytes,
+        )
+        super().__init_subclass__(**kwargs)
+
+    @property
+    def shard_id(self) -> int | None:
+        """The object's virtual shard; None if it is not chosen yet.
+
+        It can be set until the object is flushed, to choose the shard of an
+        object without a parent: ``User(name="maker", shard_id=7)``.
+        """
+        object_id: int | None = self.id
+        if object_id is not None:
+            return unpack(object_id).shard_id
+        requested: int | None = self.__dict__.get(REQUESTED)
+        return requested
+
+    @shard_id.setter
+    def shard_id(self, shard_id: int | None) -> None:
+        object_id: int | None = self.id
+        if object_id is not None and self.shard_id != shard_id:
+            raise PlacementError(
+                f"object {object_id} is on shard {self.shard_id} and cannot "
+                f"be moved to shard {shard_id}; add a copy of it with "
+                "shard_id="
+            )
+        self.__dict__[REQUESTED] = shard_id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.__dict__.get('id')}>"
+
+
+def _definition(cls: Any) -> ObjectDefinition:
+    found: ObjectDefinition | None = cls.__dict__.get("__sqla_shard__")
+    if found is None:
+        raise ClassDefinitionError(
+            "ObjectMixin must precede the declarative base: class "
+            f"{cls.__name__}(ObjectMixin, Base, type_id=...)",
+            class_name=cls.__name__,
+        )
+    return found
+
+
+def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
+    """Handle ``before_flush``: set the defaults of new objects.
+
+    This happens before the flush, so that a missing value does not interrupt
+    it.
+    """
+    forget_written(session)
+    for instance in session.new:
+        if isinstance(instance, ObjectMixin):
+            _fill(instance)
+
+
+def _fill(instance: ObjectMixin) -> None:
+    data = blob_of(instance)
+    fields = instance.__sqla_shard__.fields
+    if not fields.keys() <= data.keys():
+        for made in fields.values():
+            made.fill(data)
+
+
+def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+    # Another before_flush listener may have added the object.
+    _fill(target)
+    # make_transient() does not remove the time of the former row.
+    target.__dict__.pop("ts", None)
+
+
+def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+    data = target.__dict__["data"]
+    remember_written(inspect(target))
+    data.source = data.sent
+    data.from_fields = False
+
+
+def _before_update(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+    state: Any = inspect(target)
+    if "ts" in state.committed_state:
+        # session.merge() sets the attribute.
+        state.session.expire(target, ["ts"])
+
+
+def _check_update(context: ORMExecuteState) -> None:
+    """Handle ``do_orm_execute``: reject an UPDATE of fields.
+
+    In a bulk UPDATE, SQLAlchemy ignores keys that are not columns.
+
+    :raises UnsupportedStatementError: if the statement sets a blob field or an
+        unknown attribute.
+    """
+    mapper = context.bind_mapper
+    if (
+        not context.is_update
+        # The session rejects these statements.
+        or isinstance(context.statement, FromStatement)
+        or mapper is None
+        or not issubclass(mapper.class_, ObjectMixin)
+    ):
+        return
+    in_blob = {"active", *mapper.class_.__sqla_shard__.fields}
+    statement: Any = context.statement
+    rows: Any = context.parameters
+    given = [private.values(statement) or {}]
+    if isinstance(rows, list):
+        given += rows
+    for row in given:
+        for name in row:
+            if isinstance(name, str) and name in in_blob:
+                raise no_update(mapper.class_.__name__, name)
+        check_names(mapper, (), row)
+
+
+event.listen(ObjectMixin, "after_mapper_constructed", finish, propagate=True)
+event.listen(
+    ObjectMixin, "after_mapper_constructed", watch_assignments, propagate=True
+)
+event.listen(ObjectMixin, "before_insert", _before_insert, propagate=True)
+event.listen(ObjectMixin, "after_insert", _after_insert, propagate=True)
+event.listen(ObjectMixin, "before_update", _before_update, propagate=True)
+event.listen(ObjectMixin, "before_update", write_blob, propagate=True)
+event.listen(ObjectMixin, "after_update", show_change, propagate=True)
+event.listen(ShardSession, "before_flush", _fill_new)
+event.listen(ShardSession, "after_flush_postexec", forget_written)
+# Run this listener before the session's, which executes the statement.
+event.listen(ShardSession, "do_orm_execute", _check_update, insert=True)

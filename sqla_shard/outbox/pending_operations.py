@@ -1,0 +1,519 @@
+"""Repair: applying pending operations after a crash, and deleting old tokens.
+
+A worker takes an operation by an UPDATE of the time at which it is due, in a
+separate transaction; of several workers, one succeeds.  It holds no lock while
+it applies the operation: if it dies, the operation is due at the new time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
+from sqlalchemy import Boolean
+from sqlalchemy import delete
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy import type_coerce
+from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.dialects.sql import Moment
+from sqla_shard.engine.unread import complete
+from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unread import short
+from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.outbox.apply import Address
+from sqla_shard.outbox.apply import apply_all
+from sqla_shard.outbox.apply import existing_tokens
+from sqla_shard.outbox.apply import is_known
+from sqla_shard.outbox.apply import microseconds
+from sqla_shard.outbox.apply import operation_names
+from sqla_shard.outbox.apply import PendingOperation
+from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.apply import retry_conflicts
+from sqla_shard.outbox.apply import transaction
+from sqla_shard.outbox.scan import check_age
+from sqla_shard.outbox.scan import oldest
+from sqla_shard.outbox.scan import PARALLEL
+from sqla_shard.outbox.scan import read_all
+from sqla_shard.outbox.tables import APPLIED
+from sqla_shard.outbox.tables import INTENTS
+from sqla_shard.types import UTCTimestamp
+
+if TYPE_CHECKING:
+    from sqla_shard.session.session import AnyCluster
+
+__all__ = [
+    "KEEP",
+    "Pending",
+    "PendingCount",
+    "RepairReport",
+    "count_pending",
+    "counts",
+    "discard",
+    "due",
+    "everything",
+    "pending",
+    "repair",
+]
+
+
+# -- Pending operations of all shards.
+
+
+#: Maximum number of rows that are read from a shard in one pass.
+_BATCH = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """A pending operation.
+
+    :ivar token: identifies the pending operation; hexadecimal digits.
+    :ivar operation: name of the operation.
+    :ivar arguments: the arguments of the call, by name.
+    :ivar home: keyspace and number of the shard that has its row.
+    :ivar target: keyspace and number of the shard that it writes.
+    :ivar created_at: the time at which it was inserted, by the clock of the
+        server.
+    :ivar due_at: the time from which a worker applies it.
+    :ivar attempts: the number of attempts.
+    :ivar error: the error of the last attempt; None if there is none.
+    """
+
+    token: str
+    operation: str
+    arguments: dict[str, Any]
+    home: Address
+    target: Address
+    created_at: datetime
+    due_at: datetime
+    attempts: int
+    error: str | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the operation is defined in this process."""
+        return is_known(self.operation)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return {
+            **asdict(self),
+            "created_at": self.created_at.isoformat(),
+            "due_at": self.due_at.isoformat(),
+        }
+
+    def __str__(self) -> str:
+        error = f": {self.error}" if self.error else ""
+        unknown = "" if self.is_known else ", not defined here"
+        return (
+            f"{self.token} {self.operation}{unknown}, from shard "
+            f"{self.home[1]} of {self.home[0]} to shard {self.target[1]} of "
+            f"{self.target[0]}, since {self.created_at:%Y-%m-%d %H:%M:%S} "
+            f"UTC, {self.attempts} attempts{error}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingCount:
+    """The number of pending calls of one operation.
+
+    :ivar operation: name of the operation.
+    :ivar count: the number of pending calls.
+    :ivar failed: the number of calls whose last attempt has failed.
+    :ivar oldest: the age of the oldest call, by the clock of its server.
+    """
+
+    operation: str
+    count: int
+    failed: int
+    oldest: timedelta
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values, with the age in seconds."""
+        return {**asdict(self), "oldest": self.oldest.total_seconds()}
+
+    def __str__(self) -> str:
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        return (
+            f"{self.operation}: {self.count:,}{failed}, the oldest for "
+            f"{self.oldest // timedelta(seconds=1)} s"
+        )
+
+
+_due = type_coerce(INTENTS.c.due_at <= Moment(), Boolean())
+_COLUMNS = [
+    c
+    if c.name not in ("created_at", "due_at")
+    else type_coerce(c, UTCTimestamp()).label(c.name)
+    for c in INTENTS.c
+]
+_ALL = (
+    select(*_COLUMNS).order_by(INTENTS.c.due_at, INTENTS.c.token).limit(_BATCH)
+)
+_DUE = _ALL.where(_due)
+_WHICH = oldest(INTENTS, "due_at", "home_shard")
+_WHICH_DUE = _WHICH.where(_due)
+_COUNTS = select(
+    INTENTS.c.operation,
+    func.count().label("count"),
+    func.count(INTENTS.c.error).label("failed"),
+    type_coerce(func.min(INTENTS.c.created_at), UTCTimestamp()).label("made"),
+    Moment().label("now"),
+).group_by(INTENTS.c.operation)
+
+
+def pending(cluster: AnyCluster) -> list[Pending]:
+    """Return pending operations, the oldest first.
+
+    :returns: at most 200 operations of each shard; :func:`count_pending`
+        counts all.
+    :raises SQLAlchemyError: if a server cannot be read.
+    """
+    return complete(everything(cluster))
+
+
+def count_pending(cluster: AnyCluster) -> list[PendingCount]:
+    """Return the numbers of pending calls, by operation.
+
+    :returns: the numbers in the order of the names, without operations that
+        have no pending calls.
+    :raises SQLAlchemyError: if a server cannot be read.
+    """
+    return complete(counts(cluster))
+
+
+def counts(
+    cluster: AnyCluster,
+) -> tuple[list[PendingCount], list[UnreadServer]]:
+    """Return the numbers of pending calls, and the unread shards."""
+    found, unread = read_all(cluster, _WHICH, _COUNTS)
+    sums: dict[str, PendingCount] = {}
+    for _, row in sorted(found, key=lambda one: str(one[1].operation)):
+        age = max(row.now - row.made, timedelta(0))
+        before = sums.get(row.operation)
+        sums[row.operation] = PendingCount(
+            operation=row.operation,
+            count=row.count + (before.count if before else 0),
+            failed=row.failed + (before.failed if before else 0),
+            oldest=max(age, before.oldest) if before else age,
+        )
+    return list(sums.values()), unread
+
+
+def everything(
+    cluster: AnyCluster,
+) -> tuple[list[Pending], list[UnreadServer]]:
+    """Return pending operations, and the unread shards."""
+    return _read(cluster, _WHICH, _ALL)
+
+
+def due(
+    cluster: AnyCluster, now: bool
+) -> tuple[list[Pending], list[UnreadServer]]:
+    """Return operations that are due, and the unread shards.
+
+    :param now: whether to return all operations, even if they are not due.
+    """
+    which, statement = (_WHICH, _ALL) if now else (_WHICH_DUE, _DUE)
+    found, unread = _read(cluster, which, statement)
+    if all(one.is_known for one in found):
+        return found, unread
+    # Operations that are not defined in this process remain due, and become
+    # the oldest: a whole batch of them would hide the other operations.
+    these = INTENTS.c.operation.in_(operation_names())
+    more, _ = _read(cluster, which, statement.where(these))
+    by_token = {one.token: one for one in [*found, *more]}
+    return list(by_token.values()), unread
+
+
+def _read(
+    cluster: AnyCluster, which: Any, statement: Any
+) -> tuple[list[Pending], list[UnreadServer]]:
+    found, unread = read_all(cluster, which, statement)
+    ordered = sorted(map(_pending, found), key=lambda one: one.created_at)
+    return ordered, unread
+
+
+def _to_apply(pending: Pending) -> PendingOperation:
+    return PendingOperation(
+        token=bytes.fromhex(pending.token),
+        operation=pending.operation,
+        arguments=pending.arguments,
+        home=pending.home,
+        target=pending.target,
+        attempts=pending.attempts,
+    )
+
+
+def _pending(found: tuple[str, Any]) -> Pending:
+    keyspace, row = found
+    return Pending(
+        token=row.token.hex(),
+        operation=row.operation,
+        arguments=json.loads(row.arguments),
+        home=(keyspace, row.home_shard),
+        target=(row.keyspace, row.shard_id),
+        created_at=row.created_at,
+        due_at=row.due_at,
+        attempts=row.attempts,
+        error=row.error,
+    )
+
+
+def discard(cluster: AnyCluster, tokens: Sequence[str]) -> list[Pending]:
+    """Delete pending operations, which will not be applied.
+
+    Other rows of the transactions that inserted them are not deleted.
+
+    :param tokens: the tokens of the operations; see :class:`Pending`.
+    :returns: the operations that were found.
+    :raises ValueError: if a token is not hexadecimal digits.
+    :raises SQLAlchemyError: if a server cannot be read.
+    """
+    wanted = [bytes.fromhex(token) for token in tokens]
+    these = INTENTS.c.token.in_(wanted)
+    which = select(INTENTS.c.home_shard).where(these)
+    found = complete(_read(cluster, which, _ALL.where(these).limit(None)))
+    for one in found:
+        with transaction(cluster) as session:
+            session.execute(
+                delete(INTENTS).where(
+                    INTENTS.c.token == bytes.fromhex(one.token)
+                ),
+                bind_arguments={"place": place_at(session, one.home)},
+            )
+    return found
+
+
+#: The retention time of the tokens of applied operations.
+KEEP = timedelta(days=1)
+#: Seconds after which an operation that a worker has taken is due again.
+_LEASE = 60.0
+_FORGET_BATCH = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairReport:
+    """The result of one pass.
+
+    :ivar applied: the number of operations that were applied.
+    :ivar failed: the failed operations with their errors; they are retried
+        later.
+    :ivar unknown: operations that are not defined in this process.
+    :ivar forgotten: the number of old tokens that were deleted.
+    :ivar troubles: servers that could not be read or written, with the
+        errors.
+    """
+
+    applied: int
+    failed: tuple[str, ...]
+    unknown: tuple[Pending, ...]
+    forgotten: int
+    troubles: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has failed, and every server was read."""
+        return not (self.failed or self.unknown or self.troubles)
+
+    @property
+    def is_clean(self) -> bool:
+        """The former name of :attr:`ok`."""
+        return self.ok
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return {
+            "applied": self.applied,
+            "failed": list(self.failed),
+            "unknown": [one.as_dict() for one in self.unknown],
+            "forgotten": self.forgotten,
+            "troubles": list(self.troubles),
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.applied} applied, {len(self.failed)} failed, "
+            f"{len(self.unknown)} not defined here, {self.forgotten} old "
+            "tokens deleted"
+        )
+
+
+def repair(
+    cluster: AnyCluster, *, keep: timedelta = KEEP, now: bool = False
+) -> RepairReport:
+    """Apply operations that are due, on all shards, once.
+
+    Several workers may run at the same time.
+
+    :param cluster: the cluster.
+    :param keep: the retention time of the tokens of applied operations: a
+        process that is suspended for longer, between taking an operation and
+        applying it, would apply it a second time.
+    :param now: whether to apply operations even if they are not due.
+    :raises ValueError: if ``keep`` is not valid.
+    """
+    check_age("keep", keep)
+    found, unread = due(cluster, now)
+    by_home: dict[Address, list[PendingOperation]] = {}
+    for one in found:
+        if one.is_known:
+            by_home.setdefault(one.home, []).append(_to_apply(one))
+    jobs = [
+        partial(_take_and_apply, cluster, address, operations, now)
+        for address, operations in by_home.items()
+    ]
+    applied = 0
+    failed: list[str] = []
+    for count, errors in cluster.places.engines.in_parallel(
+        jobs, "repair", PARALLEL
+    ):
+        applied += count
+        failed += errors
+    forgotten, more = _forget(cluster, keep)
+    # Merge the errors: each server was read twice.
+    servers = {one.server for one in unread}
+    others = [one for one in more if one.server not in servers]
+    return RepairReport(
+        applied=applied,
+        failed=tuple(failed),
+        unknown=tuple(one for one in found if not one.is_known),
+        forgotten=forgotten,
+        troubles=tuple(describe_unread([*unread, *others])),
+    )
+
+
+_TAKE = (
+    update(INTENTS)
+    .where(
+        INTENTS.c.token == bindparam("the_token"),
+        INTENTS.c.attempts == bindparam("the_attempts"),
+    )
+    .values(
+        due_at=Moment(bindparam("lease", type_=BigInteger())),
+        attempts=INTENTS.c.attempts + 1,
+    )
+)
+_TAKE_DUE = _TAKE.where(INTENTS.c.due_at <= Moment())
+
+
+def _take_and_apply(
+    cluster: AnyCluster,
+    address: Address,
+    operations: Sequence[PendingOperation],
+    now: bool,
+) -> tuple[int, list[str]]:
+    """Return the number of applied operations, and errors."""
+    try:
+        taken = retry_conflicts(
+            cluster, partial(_take, cluster, address, operations, now)
+        )
+        failed = apply_all(cluster, taken)
+    except SQLAlchemyError as error:
+        keyspace, shard_id = address
+        return 0, [f"shard {shard_id} of {keyspace}: {short(error)}"]
+    tokens = {operation.token for operation, _ in failed}
+    applied = sum(operation.token not in tokens for operation in taken)
+    return applied, [f"{operation}: {error}" for operation, error in failed]
+
+
+def _take(
+    cluster: AnyCluster,
+    address: Address,
+    operations: Iterable[PendingOperation],
+    now: bool,
+) -> list[PendingOperation]:
+    """Return the operations that no other worker has taken."""
+    taken = []
+    statement = _TAKE if now else _TAKE_DUE
+    with transaction(cluster) as session:
+        at = {"place": place_at(session, address)}
+        # Update them in one order; otherwise two workers would deadlock.
+        for operation in sorted(operations, key=lambda one: one.token):
+            values = {
+                "the_token": operation.token,
+                "the_attempts": operation.attempts,
+                "lease": microseconds(_LEASE),
+            }
+            result: Any = session.execute(statement, values, bind_arguments=at)
+            if result.rowcount == 1:
+                taken.append(operation)
+    return taken
+
+
+# -- tokens of applied operations
+
+_is_old = APPLIED.c.applied_at <= Moment(
+    bindparam("since", type_=BigInteger())
+)
+_WHICH_OLD = oldest(APPLIED, "applied_at", "shard_id").where(_is_old)
+_OLD = (
+    select(
+        APPLIED.c.token,
+        APPLIED.c.shard_id,
+        APPLIED.c.home_keyspace,
+        APPLIED.c.home_shard,
+    )
+    .where(_is_old)
+    .order_by(APPLIED.c.applied_at, APPLIED.c.token)
+    .limit(_FORGET_BATCH)
+)
+
+
+def _forget(
+    cluster: AnyCluster, keep: timedelta
+) -> tuple[int, list[UnreadServer]]:
+    """Delete old tokens, unless their operations are still pending."""
+    since = {"since": -(keep // timedelta(microseconds=1))}
+    found, unread = read_all(cluster, _WHICH_OLD, _OLD, since)
+    by_home: dict[tuple[str, Address], list[Any]] = {}
+    for keyspace, row in found:
+        address = row.home_keyspace, row.home_shard
+        by_home.setdefault((keyspace, address), []).append(row)
+    count = 0
+    for (keyspace, address), rows in by_home.items():
+        try:
+            count += _forget_of(cluster, keyspace, address, rows)
+        except SQLAlchemyError as error:
+            space = cluster.places.keyspace(address[0], "")
+            server = cluster.places.place(space, address[1]).server
+            unread.append(UnreadServer(server, error, 1))
+    return count, unread
+
+
+def _forget_of(
+    cluster: AnyCluster, keyspace: str, address: Address, rows: Sequence[Any]
+) -> int:
+    """Delete the tokens of operations that one shard has inserted."""
+    pending = existing_tokens(cluster, address, [row.token for row in rows])
+    by_shard: dict[int, list[bytes]] = {}
+    for row in rows:
+        if row.token not in pending:
+            by_shard.setdefault(row.shard_id, []).append(row.token)
+    for shard_id, tokens in by_shard.items():
+        address = keyspace, shard_id
+        retry_conflicts(cluster, partial(_delete, cluster, address, tokens))
+    return sum(map(len, by_shard.values()))
+
+
+def _delete(
+    cluster: AnyCluster, address: Address, tokens: Sequence[bytes]
+) -> None:
+    with transaction(cluster) as session:
+        session.execute(
+            delete(APPLIED).where(APPLIED.c.token.in_(sorted(tokens))),
+            bind_arguments={"place": place_at(session, address)},
+        )

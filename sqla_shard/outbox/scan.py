@@ -1,0 +1,197 @@
+"""Reads of tables of the library on all virtual shards.
+
+A server that does not respond is returned as unread, along with the rows of
+the other servers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy import func
+from sqlalchemy import Select
+from sqlalchemy import select
+from sqlalchemy import Table
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.engine import by_server
+from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.unread import for_each_shard
+from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.exc import ShardMissingError
+from sqla_shard.session import ShardSession
+
+if TYPE_CHECKING:
+    from sqla_shard.session.session import AnyCluster
+
+__all__ = [
+    "PARALLEL",
+    "check_age",
+    "check_batch",
+    "oldest",
+    "read_all",
+    "scan",
+]
+
+T = TypeVar("T")
+
+#: Maximum number of servers that are read in parallel.
+PARALLEL = 8
+
+#: Reads the given shards of one server.
+Read = Callable[[ShardSession, Sequence[Place]], list[T]]
+#: Returns whether a shard with a missing table or database has no rows.
+IsEmpty = Callable[[Place, ShardMissingError], bool]
+
+_log = logging.getLogger(__name__)
+
+
+def scan(
+    cluster: AnyCluster,
+    read: Read[T],
+    is_empty: IsEmpty = lambda place, error: False,
+) -> tuple[list[T], list[UnreadServer]]:
+    """Read all shards of all keyspaces, several servers in parallel.
+
+    :param read: called with all shards of a server, or with each shard if a
+        table or database is missing.
+    :param is_empty: called for a shard whose table or database is missing.
+    :returns: the rows, and the shards that were not read.
+    """
+    places = cluster.places
+    jobs = [
+        partial(_on_server, cluster, read, is_empty, group)
+        for keyspace in places.topology.keyspaces.values()
+        for group in by_server(places.all_places(keyspace))
+    ]
+    rows: list[T] = []
+    unread: list[UnreadServer] = []
+    for found, missed in places.engines.in_parallel(jobs, "outbox", PARALLEL):
+        rows += found
+        unread += missed
+    return rows, unread
+
+
+def _on_server(
+    cluster: AnyCluster,
+    read: Read[T],
+    is_empty: IsEmpty,
+    group: Sequence[Place],
+) -> tuple[list[T], list[UnreadServer]]:
+    try:
+        with ShardSession(cluster=cluster) as session:
+            return read(session, group), []
+    except ShardMissingError:
+        pass  # read each shard separately: the others may have rows
+    except SQLAlchemyError as error:
+        return [], [UnreadServer(group[0].server, error, len(group))]
+    rows: list[T] = []
+
+    def read_one(place: Place) -> None:
+        try:
+            with ShardSession(cluster=cluster) as session:
+                rows.extend(read(session, [place]))
+        except ShardMissingError as error:
+            if not is_empty(place, error):
+                raise
+
+    return rows, for_each_shard(group, read_one)
+
+
+def read_all(
+    cluster: AnyCluster,
+    which: Any,
+    statement: Any,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    reports_missing: bool = False,
+) -> tuple[list[tuple[str, Any]], list[UnreadServer]]:
+    """Return the rows of a statement from all shards of all keyspaces.
+
+    :param which: selects the numbers of shards that have rows.  Most have
+        none, and unlike a statement with a LIMIT, one statement can read
+        hundreds of them.
+    :param reports_missing: whether shards of objects without the table are
+        returned as unread; by default they are treated as empty.
+    :returns: the name of the keyspace and the row, for each row; and the
+        shards that were not read, such as one without a database.
+    """
+
+    def read(
+        session: ShardSession, places: Sequence[Place]
+    ) -> list[tuple[str, Any]]:
+        def rows_of(query: Any, shards: Sequence[Place]) -> Any:
+            return session.execute(
+                query, parameters, bind_arguments={"places": shards}
+            )
+
+        numbers = set(rows_of(which, places).scalars())
+        shards = [place for place in places if place.shard_id in numbers]
+        rows = rows_of(statement, shards) if shards else ()
+        return [(places[0].keyspace, row) for row in rows]
+
+    databases: dict[Engine, Collection[str]] = {}
+
+    def has_no_table(place: Place, error: ShardMissingError) -> bool:
+        keyspace = cluster.places.keyspace(place.keyspace, "")
+        if reports_missing and keyspace.kind == "objects":
+            return False
+        # MariaDB reports a missing database as a missing table.
+        names = databases.get(place.engine)
+        if names is None:
+            names = place.backend.catalogue.databases(place.engine)
+            databases[place.engine] = names
+        if keyspace.database_for(place.shard_id) not in names:
+            return False
+        _log.info(
+            "shard %d of %s on %s has no table of the outbox: %s",
+            place.shard_id,
+            place.keyspace,
+            place.server,
+            error.orig,
+            extra={"action": "read", "server": place.server},
+        )
+        return True
+
+    return scan(cluster, read, has_no_table)
+
+
+def oldest(table: Table, moment: str, shard: str) -> Select[Any]:
+    """Return a SELECT of the shard number of the oldest row.
+
+    The SELECT uses an index.
+
+    :param moment: the column with the age.
+    :param shard: the column with the shard number.
+    """
+    inner = table.alias("oldest")
+    first = select(func.min(inner.c[moment])).scalar_subquery()
+    return select(table.c[shard]).where(table.c[moment] == first)
+
+
+def check_age(name: str, age: object) -> None:
+    """Check the minimum age of rows.
+
+    :raises ValueError: if it is not a timedelta, or negative.
+    """
+    if not isinstance(age, timedelta) or age < timedelta(0):
+        raise ValueError(f"{name}={age!r} must be a timedelta, 0 or more")
+
+
+def check_batch(batch: object) -> None:
+    """Check the maximum number of rows of a batch.
+
+    :raises ValueError: if it is not an integer, 1 or more.
+    """
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"batch={batch!r} must be an integer, 1 or more")

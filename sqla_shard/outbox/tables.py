@@ -1,0 +1,194 @@
+"""Tables of the library itself, which every virtual shard has.
+
+Their names begin with ``sqla_shard_``; names of an application's tables must
+not.  Their revisions are in :mod:`sqla_shard.schema.ledger`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import Boolean
+from sqlalchemy import Column
+from sqlalchemy import DateTime
+from sqlalchemy import Integer
+from sqlalchemy import LargeBinary
+from sqlalchemy import MetaData
+from sqlalchemy import String
+from sqlalchemy import Table
+from sqlalchemy import Text
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.dialects import mysql
+
+from sqla_shard.exc import CacheKeyError
+
+__all__ = [
+    "APPLIED",
+    "INTENTS",
+    "LEDGER",
+    "LONGEST_CACHE_KEY",
+    "LONGEST_NAME",
+    "LONGEST_REGION",
+    "LONGEST_TOKEN",
+    "METADATA",
+    "OF_TRANSACTIONS",
+    "OUTBOX",
+    "PREFIX",
+    "TOKENS",
+    "TOKEN_BYTES",
+    "check_keys",
+]
+
+#: The prefix of the names of these tables.
+PREFIX = "sqla_shard_"
+
+METADATA = MetaData()
+
+_LONG = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+_MOMENT = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+
+
+def _bytes(length: int) -> LargeBinary:
+    binary = mysql.VARBINARY(length)
+    return LargeBinary(length).with_variant(binary, "mysql", "mariadb")
+
+
+def _table(name: str, *columns: Any) -> Table:
+    return Table(
+        name,
+        METADATA,
+        *columns,
+        mysql_engine="InnoDB",
+        mysql_charset="utf8mb4",
+        mysql_collate="utf8mb4_bin",
+    )
+
+
+#: One row for each statement of a revision, written before it runs.
+LEDGER = _table(
+    "sqla_shard_ledger",
+    Column(
+        "id",
+        BigInteger().with_variant(Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
+    Column("direction", String(10), nullable=False),
+    Column("revision", String(100), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("statement", _LONG, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("tables_before", _LONG, nullable=True),
+    Column("error", _LONG, nullable=True),
+    Column("runner", String(255), nullable=False),
+    Column("started_at", _MOMENT, nullable=False),
+    Column("ended_at", _MOMENT, nullable=True),
+    Column("is_open", Boolean(create_constraint=False), nullable=False),
+)
+
+#: Maximum length of the key of a transaction in bytes.
+LONGEST_TOKEN = 255
+
+#: Two rows for each transaction with a key, inserted by that transaction: the
+#: key, and the mark of the attempt that has committed.
+TOKENS = _table(
+    "sqla_shard_token",
+    # A binary type: as strings "a" and "a " are equal.
+    Column("token", _bytes(LONGEST_TOKEN), primary_key=True),
+    Column("created_at", DateTime, nullable=False),
+    # Indexes the age; a UNIQUE constraint is part of CREATE TABLE.
+    UniqueConstraint("created_at", "token", name="sqla_shard_token_age"),
+)
+
+#: Length of the random tokens of operations, claims and tombstones in bytes.
+TOKEN_BYTES = 16
+#: Maximum length of the name of an operation.
+LONGEST_NAME = 200
+
+#: One row for each pending operation on another shard, inserted by the
+#: transaction and deleted after the operation was applied.
+INTENTS = _table(
+    "sqla_shard_intent",
+    Column("token", _bytes(TOKEN_BYTES), primary_key=True),
+    Column("operation", String(LONGEST_NAME), nullable=False),
+    Column("arguments", _LONG, nullable=False),
+    Column("home_shard", Integer, nullable=False),
+    Column("keyspace", String(255), nullable=False),
+    Column("shard_id", Integer, nullable=False),
+    Column("created_at", _MOMENT, nullable=False),
+    Column("due_at", _MOMENT, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("error", _LONG, nullable=True),
+    UniqueConstraint("due_at", "token", name="sqla_shard_intent_due"),
+)
+
+#: One row for each operation that was applied on this shard, inserted by the
+#: transaction that has applied it: a second one finds it and does nothing.
+APPLIED = _table(
+    "sqla_shard_applied",
+    Column("token", _bytes(TOKEN_BYTES), primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("home_keyspace", String(255), nullable=False),
+    Column("home_shard", Integer, nullable=False),
+    Column("applied_at", _MOMENT, nullable=False),
+    UniqueConstraint("applied_at", "token", name="sqla_shard_applied_age"),
+)
+
+#: Maximum length of the name of a cache region.
+LONGEST_REGION = 64
+#: Maximum length of a cache key.
+LONGEST_CACHE_KEY = 250
+
+#: One row for each cache key that a transaction could not invalidate, inserted
+#: by that transaction and deleted after the invalidation.
+OUTBOX = _table(
+    "sqla_shard_outbox",
+    Column("token", _bytes(TOKEN_BYTES), primary_key=True),
+    Column("region", String(LONGEST_REGION), nullable=False),
+    Column(
+        "cache_key",
+        String(LONGEST_CACHE_KEY).with_variant(
+            mysql.VARCHAR(
+                LONGEST_CACHE_KEY, charset="ascii", collation="ascii_bin"
+            ),
+            "mysql",
+            "mariadb",
+        ),
+        nullable=False,
+    ),
+    Column("shard_id", Integer, nullable=False),
+    Column("created_at", _MOMENT, nullable=False),
+    UniqueConstraint("created_at", "token", name="sqla_shard_outbox_age"),
+)
+
+#: The tables that transactions of an application write.
+OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX)
+
+_KEY = re.compile(rf"[!-~]{{1,{LONGEST_CACHE_KEY}}}")
+_KEYS = re.compile(rf"{_KEY.pattern}(?: {_KEY.pattern})*")
+
+
+def check_keys(keys: Iterable[str]) -> list[str]:
+    """Return cache keys without duplicates.
+
+    :raises sqla_shard.exc.CacheKeyError: if one is not 1 to 250 printable
+        ASCII characters without spaces.
+    """
+    unique = list(dict.fromkeys(keys))
+    try:
+        joined = " ".join(unique)
+    except TypeError:
+        joined = ""
+    # One match for all keys: a match for each takes as long as to read their
+    # values.
+    spaces = len(unique) - 1
+    if joined.count(" ") == spaces and _KEYS.fullmatch(joined):
+        return unique
+    for key in unique:
+        if type(key) is not str or not _KEY.fullmatch(key):
+            raise CacheKeyError(key=key)
+    return unique

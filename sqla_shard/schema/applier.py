@@ -1,0 +1,516 @@
+"""Execution of revisions, one virtual shard after another.
+
+Also the watchdog, which aborts a connection whose server stopped responding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import wraps
+from time import monotonic
+from typing import Any
+
+from alembic.runtime.migration import MigrationStep
+from alembic.runtime.migration import RevisionStep
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects import Failure
+from sqla_shard.engine import Engines
+from sqla_shard.engine import Places
+from sqla_shard.exc import InDoubtError
+from sqla_shard.exc import SchemaError
+from sqla_shard.schema import ledger
+from sqla_shard.schema.journal import Interrupted
+from sqla_shard.schema.journal import Journal
+from sqla_shard.schema.journal import UnfinishedError
+from sqla_shard.schema.ledger import Entry
+from sqla_shard.schema.ledger import one_line
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.selection import RunOptions
+from sqla_shard.schema.selection import Shard
+from sqla_shard.schema.static_revisions import is_static
+from sqla_shard.schema.versions import revisions_text
+from sqla_shard.schema.versions import Version
+
+__all__ = [
+    "INTERVAL",
+    "Applier",
+    "Watchdog",
+    "is_relative",
+]
+
+
+#: Seconds between two probes.
+INTERVAL = 3.0
+#: Number of consecutive failed probes that abort the connection.
+_MOST_FAILED = 2
+
+
+class Watchdog:
+    """Aborts a connection whose server has stopped responding.
+
+    An ALTER TABLE may take hours, so it has no timeout.  Meanwhile a thread
+    connects to the same server every few seconds, with the timeouts of the
+    engine.  After two consecutive failed probes it aborts the connection: the
+    statement then fails with the error of a lost connection.
+
+    :param engines: the engines of the cluster.
+    :param engine: the engine of the server.
+    :param backend: the dialect of the server.
+    :ivar has_aborted: whether the connection was aborted.
+    """
+
+    def __init__(
+        self, engines: Engines, engine: Engine, backend: Backend
+    ) -> None:
+        self._engines = engines
+        self._engine = engine
+        self._backend = backend
+        self._ended = threading.Event()
+        self.has_aborted = False
+
+    def watch(self, dbapi_connection: Any, record: Any) -> None:
+        """Watch a new connection; a listener for ``connect``."""
+        if self._backend.waits:
+            threading.Thread(
+                target=self._run,
+                args=(dbapi_connection,),
+                name="sqla-shard-watchdog",
+                daemon=True,
+            ).start()
+
+    def close(self) -> None:
+        """Stop the thread without waiting for a probe in progress."""
+        self._ended.set()
+
+    def _run(self, dbapi_connection: Any) -> None:
+        failed = 0
+        while not self._ended.wait(INTERVAL):
+            failed = 0 if self._answers() else failed + 1
+            if failed == _MOST_FAILED and not self._ended.is_set():
+                self.has_aborted = True
+                self._backend.abort(dbapi_connection)
+                return
+
+    def _answers(self) -> bool:
+        """Return whether the server responds, even if only with an error."""
+        try:
+            with self._engines.visit(self._engine):
+                return True
+        except DBAPIError as error:
+            return (
+                error.orig is None
+                or self._backend.classify(error.orig) is not Failure.LOST
+            )
+
+
+_RELATIVE = re.compile(r"(?:[^@]+@)?[+-]\d+")
+
+#: Commands whose steps depend only on the revisions of a shard.
+_CACHED = frozenset({"upgrade", "downgrade"})
+#: Exceptions that sys.exit() in a revision, or a signal, raises.
+_ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+#: Maximum length of an error message, in characters.
+_MOST = 10_000
+
+
+#: Texts to append to an error, by whether a statement was in progress.
+_OF_LOST = {
+    True: "\nThe connection was lost during a statement: the next run checks "
+    "whether it took effect",
+    False: "\nThe connection was lost between two statements: the next run "
+    "resumes after the last one",
+}
+_OF_SILENT = (
+    "\nThe server stopped responding, even to new connections; the connection "
+    "was aborted"
+)
+_OF_KILLED = (
+    "\nThe statement was interrupted by KILL QUERY; repeat the command"
+)
+_OF_READ_ONLY = (
+    "\nThe server is read-only: it is a standby, is fenced, or has read_only "
+    "set. Repeat the command with the topology that names the primary"
+)
+
+
+class Applier:
+    """Runs an alembic command on shards and records it in their ledgers.
+
+    The connection of the previous shard on the same server is reused.
+
+    :param context: alembic's environment context.
+    :param fn: returns the migration steps of a database, as alembic's
+        commands define it.
+    :param settings: keyword arguments for ``context.configure()``.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        fn: Callable[..., Iterable[MigrationStep]],
+        places: Places,
+        options: RunOptions,
+        settings: dict[str, Any],
+    ) -> None:
+        self._context = context
+        self._fn = fn
+        self._places = places
+        self._options = options
+        self._settings = settings
+        self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
+        #: The statements of static revisions, by direction and revision.
+        self._sent: dict[tuple[str, str], list[str]] = {}
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._journal: Journal | None = None
+        self._watchdog: Watchdog | None = None
+        self._steps: list[str] = []
+        self._expected: tuple[str, ...] = ()
+        self._is_stopped = False
+
+    def stop(self, *details: object) -> None:
+        """Stop after the current statement; a signal handler."""
+        self._is_stopped = True
+        if self._journal is not None:
+            self._journal.stop = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._watchdog is not None:
+            # Not earlier: close() sends ROLLBACK and waits for the response.
+            self._watchdog.close()
+        self._connection = self._engine = self._journal = None
+        self._watchdog = None
+
+    def __call__(self, version: Version) -> Outcome:
+        """Run the command on one shard and return its outcome."""
+        shard, began = version.shard, monotonic()
+        self._steps.clear()
+        count = 0
+        found: dict[str, Any]
+        try:
+            connection, journal = self._connected(shard)
+        except (DBAPIError, OSError) as error:
+            self.close()
+            found = {"state": State.UNREACHABLE, "error": _error_text(error)}
+        else:
+            found = self._attempt(version, connection, journal)
+            count = journal.count
+            if journal.has_session_state:
+                # The next shard must not inherit session variables.
+                self.close()
+        return Outcome.of(
+            shard,
+            steps=tuple(self._steps),
+            statements=count,
+            seconds=monotonic() - began,
+            **found,
+        )
+
+    def _connected(self, shard: Shard) -> tuple[Connection, Journal]:
+        engine, ddl = shard.place.engine, shard.place.backend.ddl
+        if (
+            self._engine is None
+            or self._engine.url != engine.url
+            or not self._answers()
+        ):
+            self.close()
+            self._engine = self._places.engines.new_engine(
+                engine, timeout=math.inf
+            )
+            self._watchdog = Watchdog(
+                self._places.engines, engine, shard.place.backend
+            )
+            # Listen before SQLAlchemy sends queries on its first connection.
+            event.listen(
+                self._engine, "connect", self._watchdog.watch, insert=True
+            )
+        if self._connection is None or self._journal is None:
+            self._connection = self._engine.connect()
+            ddl.patience(self._connection, self._options.lock_wait)
+            ddl.quicken(
+                self._connection,
+                self._settings.get("version_table", "alembic_version"),
+            )
+            self._journal = Journal(self._connection, ddl)
+            self._journal.stop = self._is_stopped
+        return self._connection, self._journal
+
+    def _answers(self) -> bool:
+        """Return whether the connection, if any, is alive.
+
+        A server closes a connection that is idle for wait_timeout, for
+        example between two waves.
+        """
+        connection = self._connection
+        if connection is None:
+            return True
+        if connection.closed or connection.invalidated:
+            return False
+        try:
+            raw = connection.connection.dbapi_connection
+            return connection.dialect.do_ping(raw)  # type: ignore[arg-type]  # the driver's
+        except connection.dialect.loaded_dbapi.Error:
+            return False
+
+    def _attempt(
+        self, version: Version, connection: Connection, journal: Journal
+    ) -> dict[str, Any]:
+        shard, ddl = version.shard, version.shard.place.backend.ddl
+        try:
+            ddl.enter(connection, shard.schema)
+            holder = ddl.hold(
+                connection, shard.database, self._options.runner_wait
+            )
+            if holder is not None:
+                connection.rollback()
+                return {
+                    "state": State.HELD,
+                    "error": f"{shard.database} is locked by {holder}: "
+                    "another runner, or a statement that outlived its runner",
+                }
+            self._migrate(version, connection, journal)
+            ddl.release(connection, shard.database)
+            connection.commit()
+        except Interrupted as stopped:
+            return self._failed(shard, journal, State.INTERRUPTED, stopped)
+        except InDoubtError as error:
+            return self._failed(shard, journal, State.IN_DOUBT, error)
+        # A revision can raise any error; record it in the report, so that
+        # the other shards continue.
+        except (Exception, *_ENDINGS) as error:
+            return self._failed(shard, journal, State.FAILED, error)
+        return {"state": State.CHANGED if self._steps else State.CURRENT}
+
+    def _migrate(
+        self, version: Version, connection: Connection, journal: Journal
+    ) -> None:
+        # Another runner may have upgraded the tables of this package since
+        # the version was read.
+        if version.internal != ledger.own_head():
+            ledger.upgrade_own_tables(connection, version.internal)
+        journal.enter()
+        if self._fn.__name__ == "do_stamp":
+            journal.check_finished("a stamp would hide it")
+        self._expected = version.heads
+        # Alembic does not commit a transaction that it did not begin.
+        connection.commit()
+        self._context.configure(
+            **{
+                **self._settings,
+                "connection": connection,
+                "fn": self._steps_with_journal,
+                "sqla_shard": version.shard,
+                "on_version_apply": [
+                    self._applied,
+                    *self._settings.get("on_version_apply", ()),
+                ],
+            }
+        )
+        with self._context.begin_transaction():
+            self._context.run_migrations()
+        journal.check_finished("this command does not resume it")
+
+    def _steps_with_journal(
+        self, heads: Any, context: Any
+    ) -> Iterable[MigrationStep]:
+        """Return the steps of a database, each with the journal around it."""
+        key = tuple(sorted(heads))
+        expected = revisions_text(self._expected)
+        if self._expected and not key and self._fn.__name__ == "upgrade":
+            # The database was dropped or moved: create no empty tables.
+            raise SchemaError(
+                f"it was at {expected} when this run began, and has no "
+                "revision now; find out where its objects are"
+            )
+        if key != self._expected and is_relative(
+            context.opts.get("destination_rev")
+        ):
+            # A relative target would count from another runner's revision.
+            raise SchemaError(
+                f"it was at {expected} when this run began, and is at "
+                f"{revisions_text(key)} now: another runner changed it. Name "
+                "the target revision"
+            )
+        steps = self._cache.get(key)
+        if steps is None:
+            steps = [
+                self._journalled(step) for step in self._fn(heads, context)
+            ]
+            if self._fn.__name__ in _CACHED:
+                self._cache[key] = steps
+        return steps
+
+    def _journalled(self, step: MigrationStep) -> MigrationStep:
+        if isinstance(step, RevisionStep):
+            direction = "upgrade" if step.is_upgrade else "downgrade"
+            revision, run = step.revision.revision, step.migration_fn
+            repeats = self._options.replay and is_static(
+                step.revision.path, direction
+            )
+
+            # Alembic logs the name of the function that it runs.
+            @wraps(run)
+            def journalled(**kwargs: Any) -> None:
+                journal = self._journal
+                assert journal is not None  # noqa: S101 - of _connected()
+                journal.begin(direction, revision)
+                sent = self._sent.get((direction, revision))
+                if sent is None:
+                    run(**kwargs)
+                else:
+                    journal.repeat(sent)
+                journal.end()
+                if repeats and journal.is_repeatable:
+                    self._sent[direction, revision] = journal.sent
+
+            step.migration_fn = journalled
+        return step
+
+    def _applied(self, *, step: Any, **kwargs: Any) -> None:
+        assert self._journal is not None  # noqa: S101 - of _connected()
+        self._journal.close()
+        verb = "stamp"
+        if not step.is_stamp:
+            verb = "upgrade" if step.is_upgrade else "downgrade"
+        revisions = (
+            step.up_revision_ids
+            if step.is_upgrade
+            else (step.down_revision_ids or ("base",))
+        )
+        self._steps.append(f"{verb} of {', '.join(revisions)}")
+
+    def _failed(
+        self,
+        shard: Shard,
+        journal: Journal,
+        state: State,
+        error: BaseException,
+    ) -> dict[str, Any]:
+        journal.mute()
+        step = journal.step
+        done: Sequence[Entry] | None = None
+        text = "" if state is State.INTERRUPTED else _error_text(error)
+        try:
+            if self._is_lost(shard, error):
+                if self._watchdog is not None and self._watchdog.has_aborted:
+                    text += _OF_SILENT
+                self.close()
+                text += _OF_LOST[journal.is_running]
+            elif _is_read_only(shard, error):
+                state = State.READ_ONLY
+                text += _OF_READ_ONLY
+                self._roll_back()
+                self._release(shard)
+            else:
+                if _is_killed(shard, error):
+                    text += _OF_KILLED
+                done, doubt = self._recorded(shard, journal, error, text)
+                if doubt is not None:
+                    # The next run would refuse the shard; report it now.
+                    state, done = State.IN_DOUBT, None
+                    text += f"\n{doubt}"
+        except (SQLAlchemyError, OSError) as second:
+            self.close()
+            text += (
+                f"\nand the ledger could not be written: {_error_text(second)}"
+            )
+        return {
+            "state": state,
+            "error": text or None,
+            "step": step,
+            "done": (
+                None
+                if done is None
+                else tuple(one_line(entry.statement) for entry in done)
+            ),
+        }
+
+    def _is_lost(self, shard: Shard, error: BaseException) -> bool:
+        connection = self._connection
+        # The revision closed it: SQLAlchemy would connect again, without a
+        # database and without the lock.
+        if connection is None or connection.closed or connection.invalidated:
+            return True
+        if not isinstance(error, DBAPIError) or error.orig is None:
+            return False
+        if _is_killed(shard, error):
+            # KILL QUERY ends the statement, KILL also the connection.
+            return not self._answers()
+        backend = shard.place.backend
+        return (
+            error.connection_invalidated
+            or backend.classify(error.orig) is Failure.LOST
+        )
+
+    def _recorded(
+        self, shard: Shard, journal: Journal, error: BaseException, text: str
+    ) -> tuple[Sequence[Entry] | None, InDoubtError | None]:
+        self._roll_back()
+        done: Sequence[Entry] | None = None
+        doubt = None
+        if isinstance(error, InDoubtError):
+            # UnfinishedError: the command is for another revision.
+            if not isinstance(error, UnfinishedError):
+                journal.record_doubt(text)
+        elif journal.step is not None and not isinstance(error, Interrupted):
+            done = journal.fail(text)
+            doubt = journal.doubt()
+        self._release(shard)
+        return done, doubt
+
+    def _roll_back(self) -> None:
+        assert self._connection is not None  # noqa: S101 - of _connected()
+        self._connection.rollback()
+
+    def _release(self, shard: Shard) -> None:
+        """Release the lock of a shard and commit the ledger."""
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - of _connected()
+        shard.place.backend.ddl.release(connection, shard.database)
+        connection.commit()
+
+
+def _is_killed(shard: Shard, error: BaseException) -> bool:
+    orig = error.orig if isinstance(error, DBAPIError) else None
+    return orig is not None and shard.place.backend.ddl.is_killed(orig)
+
+
+def _is_read_only(shard: Shard, error: BaseException) -> bool:
+    """Return whether the server refused to write."""
+    orig = error.orig if isinstance(error, DBAPIError) else None
+    return orig is not None and (
+        shard.place.backend.classify(orig) is Failure.FENCED
+    )
+
+
+def is_relative(target: object) -> bool:
+    """Return whether a target is relative, such as ``+1``."""
+    return isinstance(target, str) and bool(_RELATIVE.fullmatch(target))
+
+
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, DBAPIError):
+        statement = one_line(error.statement or "")
+        return f"{error.orig}" + (f"\nin: {statement}" if statement else "")
+    text = f"{type(error).__name__}: {error}"
+    if len(text) > _MOST:
+        text = f"{text[:_MOST]}... ({len(text)} characters)"
+    # A lone surrogate could be neither stored nor printed.
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,513 @@
+"""Record of a revision on a virtual shard, statement by statement.
+
+Before a statement runs, an entry for it is inserted into the ledger, over
+the same connection and in the same transaction:
+
+- DDL commits the entry before it begins, so an entry without a successor
+  belongs to a statement in progress; comparing the definitions of the tables
+  that it names shows whether it took effect;
+- DML is committed, or rolled back, together with its entry: the entry is in
+  the ledger if and only if the statement took effect;
+- any other statement is committed before and after, so that its entry is in
+  the ledger in any case; without a successor, its outcome is unknown.
+
+An entry with a successor has taken effect.  With the last COMMIT of the
+revision, which also writes alembic's version, the entries are closed.
+
+When a revision is run again after an interruption, statements that have taken
+effect are skipped if their text is unchanged.  A revision that queries the
+database before the last of these statements is refused: the query could return
+other rows now.  The ledger does not store row counts: ``rowcount`` of a
+skipped statement is -1.
+
+An error that the journal raises in a revision is raised again at its end, in
+case the revision has caught it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import bindparam
+from sqlalchemy import Connection
+from sqlalchemy import delete
+from sqlalchemy import event
+from sqlalchemy import insert
+from sqlalchemy import update
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.dialects import DDL
+from sqla_shard.exc import InDoubtError
+from sqla_shard.exc import SchemaError
+from sqla_shard.outbox.tables import LEDGER
+from sqla_shard.schema.effects import Effect
+from sqla_shard.schema.effects import read
+from sqla_shard.schema.effects import StatementProperties
+from sqla_shard.schema.ledger import changed_tables
+from sqla_shard.schema.ledger import Entry
+from sqla_shard.schema.ledger import FAILED
+from sqla_shard.schema.ledger import FINISHED
+from sqla_shard.schema.ledger import now
+from sqla_shard.schema.ledger import one_line
+from sqla_shard.schema.ledger import open_entries
+from sqla_shard.schema.ledger import runner_name
+from sqla_shard.schema.ledger import STARTED
+from sqla_shard.schema.ledger import took_effect
+
+__all__ = ["Interrupted", "Journal", "UnfinishedError"]
+
+_NEW = (
+    "direction",
+    "revision",
+    "number",
+    "state",
+    "statement",
+    "digest",
+    "tables_before",
+    "error",
+    "runner",
+    "started_at",
+    "is_open",
+)
+_CLOSE = (
+    update(LEDGER)
+    .where(LEDGER.c.is_open.is_(True))
+    .values(is_open=False, state=FINISHED, ended_at=bindparam("moment"))
+)
+
+
+class Interrupted(Exception):  # noqa: N818 - a requested stop is no error
+    """Raised before the next statement if the run has to stop."""
+
+
+class UnfinishedError(InDoubtError):
+    """Raised if another command is run than the interrupted one."""
+
+
+class Journal:
+    """Writes the ledger of the shard that a connection uses.
+
+    :param connection: the connection of the revisions; the journal listens
+        to the events of its engine.
+    :ivar stop: whether to execute no further statement.
+    :ivar count: number of statements that were executed on the shard.
+    :ivar sent: the statements of the revision.
+    :ivar is_repeatable: whether they can be sent to other shards unchanged.
+    :ivar has_session_state: whether a statement may have changed the
+        session of the connection, such as one of its variables.
+    """
+
+    stop = False
+
+    def __init__(self, connection: Connection, ddl: DDL) -> None:
+        self._connection = connection
+        self._ddl = ddl
+        self._runner = runner_name()
+        self._listening = False
+        self.entries: list[Entry] = []
+        self.count = 0
+        self.has_session_state = False
+        self._reset()
+        self._new = insert(LEDGER).compile(
+            dialect=connection.dialect, column_keys=list(_NEW)
+        )
+        engine = connection.engine
+        for name in ("do_execute", "do_executemany", "do_execute_no_params"):
+            event.listen(engine, name, partial(self._execute, name))
+
+    def _reset(self) -> None:
+        self._direction = self._revision = ""
+        self._digest = ""
+        self._number = 0
+        self._in_flight = self._has_read = self._is_many = False
+        self._refused: Exception | None = None
+        self.sent: list[str] = []
+        self.is_repeatable = True
+        self._skipped: list[Entry] = []
+        self._names: set[str] | None = None
+        self._rolls_back: bool | None = None
+
+    def enter(self) -> None:
+        """Begin with a shard: read its open entries."""
+        self._listening = False
+        self._reset()
+        self.count = 0
+        self.has_session_state = False
+        self.entries = open_entries(self._connection)
+
+    def begin(self, direction: str, revision: str) -> None:
+        """Begin a revision, or resume it.
+
+        :raises InDoubtError: if another revision was interrupted here, or
+            the outcome of a statement of this one is unknown.
+        """
+        self._reset()
+        self._direction, self._revision = direction, revision
+        if self.entries:
+            self._resume(self.entries[-1])
+        self._listening = True
+
+    def _resume(self, last: Entry) -> None:
+        if (last.direction, last.revision) != (
+            self._direction,
+            self._revision,
+        ):
+            raise self._unfinished(last, f"finish it before the {self.step}")
+        if took_effect(self._connection, self._ddl, last):
+            self._skipped = self.entries
+            return
+        self._skipped = self.entries[:-1]
+        with self._unrecorded():
+            self._connection.execute(
+                delete(LEDGER).where(LEDGER.c.id == last.id)
+            )
+            # Mark these as finished: the entry that proved it was deleted.
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.is_open.is_(True))
+                .values(state=FINISHED)
+            )
+            # A rollback of a later statement must not restore the entry.
+            self._commit()
+
+    def check_finished(self, reason: str) -> None:
+        """Check that no revision is unfinished.
+
+        :param reason: reason why the command cannot continue, for the message.
+        :raises UnfinishedError: if there are open entries.
+        """
+        if self.entries:
+            raise self._unfinished(
+                self.entries[-1], f"{reason}; finish it first"
+            )
+
+    @staticmethod
+    def _unfinished(last: Entry, remedy: str) -> UnfinishedError:
+        reason = f" ({one_line(last.error)})" if last.error else ""
+        return UnfinishedError(
+            f"{last.step} was interrupted here{reason}; {remedy}",
+            statement=last.statement,
+        )
+
+    def mute(self) -> None:
+        """Record no statements until the next revision begins."""
+        self._listening = False
+
+    def end(self) -> None:
+        """End the statements of a revision; its version is written next.
+
+        :raises InDoubtError: if it has fewer statements than it had before
+            the interruption.
+        """
+        self._listening = False
+        if self._refused is not None:
+            # The revision caught the error, and may have skipped statements.
+            raise self._refused
+        if self._number < len(self._skipped):
+            raise self._changed(self._skipped[self._number])
+
+    def close(self) -> None:
+        """Close the entries of a revision; the caller commits."""
+        if self._number or self.entries:
+            self._connection.execute(_CLOSE, {"moment": now()})
+        self.entries = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a statement of the revision is in progress."""
+        return self._in_flight
+
+    @property
+    def step(self) -> str | None:
+        """Direction and revision, such as ``upgrade of 1975ea83b712``."""
+        if not self._revision:
+            return None
+        return f"{self._direction} of {self._revision}"
+
+    def record_doubt(self, error: str) -> None:
+        """Write the reason why a revision is in doubt into the ledger."""
+        self.entries = open_entries(self._connection)
+        if not self.entries:
+            return
+        last = self.entries[-1]
+        # Put the first error first: an operator needs it most.
+        before = last.error or ""
+        if error not in before:
+            text = f"{before}\n{error}" if before else error
+            self._connection.execute(
+                update(LEDGER).where(LEDGER.c.id == last.id).values(error=text)
+            )
+
+    def fail(self, error: str) -> list[Entry]:
+        """Write into the ledger that the revision failed.
+
+        Its transaction has been rolled back.
+
+        :returns: the entries of statements that have taken effect.
+        """
+        self.entries = open_entries(self._connection)
+        last = self.entries[-1] if self.entries else None
+        done = self.entries
+        if (
+            self._in_flight
+            and last is not None
+            and last.number == self._number - 1
+        ):
+            done = self.entries[:-1]
+            before = last.tables_before
+            if before is not None and not changed_tables(
+                self._connection, self._ddl, json.loads(before)
+            ):
+                # An operator may repair the table before the next run.
+                before = None
+            # Some of the rows may have been committed before the failure.
+            half = self._is_many and read(last.statement).effect is Effect.ROWS
+            self._connection.execute(
+                update(LEDGER)
+                .where(LEDGER.c.id == last.id)
+                .values(
+                    state=STARTED if half else FAILED,
+                    error=error,
+                    tables_before=before,
+                    ended_at=now(),
+                )
+            )
+        elif self._revision:
+            self._insert(len(done), "", None, state=FAILED, error=error)
+        return done
+
+    def doubt(self) -> InDoubtError | None:
+        """Return the error of the statement in doubt, if any, or None."""
+        entries = open_entries(self._connection)
+        try:
+            if entries:
+                took_effect(self._connection, self._ddl, entries[-1])
+        except InDoubtError as error:
+            return error
+        return None
+
+    def repeat(self, statements: Iterable[str]) -> None:
+        """Send the statements that a static revision sent to another shard."""
+        for statement in statements:
+            self._handle(statement, (), partial(self._send, statement, ()))
+
+    def _execute(
+        self, name: str, cursor: Any, statement: str, *details: Any
+    ) -> bool | None:
+        """Handle an event.
+
+        :param name: name of the event and of the method of the dialect.
+        :param details: parameters, if any, and context.
+        """
+        run = getattr(details[-1].dialect, name)
+        return self._handle(
+            statement,
+            details[0] if details[1:] else None,
+            partial(run, cursor, statement, *details),
+            many=name == "do_executemany",
+        )
+
+    def _handle(
+        self,
+        statement: str,
+        parameters: Any,
+        run: Callable[[], None],
+        *,
+        many: bool = False,
+    ) -> bool | None:
+        if not self._listening:
+            return None
+        self._is_many = many
+        try:
+            properties = read(statement)
+            number = self._next_number(statement, parameters, properties)
+        except (Interrupted, SchemaError) as refusal:
+            self._refused = refusal
+            raise
+        if number is None:
+            return None
+        if number < len(self._skipped):
+            return True
+        with self._unrecorded():
+            apart = self._write(number, statement, properties)
+        self._in_flight = True
+        run()
+        self._in_flight = False
+        self.count += 1
+        if apart:
+            self._commit()
+        return True
+
+    def _next_number(
+        self, statement: str, parameters: Any, properties: StatementProperties
+    ) -> int | None:
+        """Return the number of a statement; None if it needs no entry.
+
+        :raises InDoubtError: if the revision cannot be resumed.
+        :raises SchemaError: if the statement leaves the database.
+        :raises Interrupted: if the run has to stop.
+        """
+        if properties.effect is Effect.LEAVES:
+            raise SchemaError(
+                "a revision must not change to another database than that of "
+                f"its virtual shard: {one_line(statement)}"
+            )
+        self.has_session_state |= properties.changes_session
+        if properties.effect is Effect.READS or properties.returns_rows:
+            self._check_reading(statement)
+            self._has_read = True
+        if properties.effect is Effect.TABLES and not parameters:
+            self.sent.append(statement)
+        else:
+            self.is_repeatable = False
+        if properties.effect in (Effect.READS, Effect.SESSION):
+            return None
+        if self._refused is not None:
+            raise self._refused
+        number = self._number
+        self._number += 1
+        shown = f"{self._digest}\n{statement}\n{parameters or ()!r}"
+        self._digest = sha256(shown.encode()).hexdigest()
+        if number < len(self._skipped):
+            if self._skipped[number].digest != self._digest:
+                raise self._changed(self._skipped[number])
+            return number
+        # A revision that has queried the database could not be resumed after
+        # statements that took effect, so it runs to its end.
+        if self.stop and not self._has_read:
+            raise Interrupted
+        return number
+
+    def _write(
+        self, number: int, statement: str, properties: StatementProperties
+    ) -> bool:
+        """Insert the entry of a statement.
+
+        :returns: whether to commit right after the statement.
+        """
+        if self._ddl.undoes:
+            self._insert(number, statement, None)
+            return False
+        if properties.effect is Effect.TABLES:
+            before = json.dumps(self._before(statement, properties))
+            # DDL commits the entry before it begins.
+            self._insert(number, statement, before)
+            return False
+        if properties.effect is Effect.UNKNOWN:
+            # The statement may have created tables.
+            self._names = self._rolls_back = None
+        self._insert(number, statement, None)
+        if properties.effect is Effect.ROWS and self._is_rolled_back():
+            return False
+        self._commit()
+        return True
+
+    def _before(
+        self, statement: str, properties: StatementProperties
+    ) -> dict[str, Any]:
+        tables = properties.tables
+        name = tables[0].strip("`")
+        if properties.creates_table and "." not in name:
+            if self._names is None:
+                self._names = self._ddl.names(self._connection)
+            if name not in self._names:
+                # Querying the definition of a table that does not exist
+                # would cost a round trip for each CREATE TABLE.
+                self._names.add(name)
+                return {tables[0]: None}
+        if len(tables) > 1:
+            self._names = None
+        return dict(self._ddl.definitions(self._connection, tables))
+
+    def _insert(
+        self,
+        number: int,
+        statement: str,
+        before: str | None,
+        *,
+        state: str = STARTED,
+        error: str | None = None,
+    ) -> None:
+        values = (
+            self._direction,
+            self._revision,
+            number,
+            state,
+            statement,
+            self._digest,
+            before,
+            error,
+            self._runner,
+            now().isoformat(" ", "microseconds"),
+            True,
+        )
+        # The parameters: a sequence in column order, or a mapping by name.
+        self._send(
+            str(self._new),
+            values
+            if self._new.positional
+            else dict(zip(_NEW, values, strict=True)),
+        )
+
+    def _send(self, statement: str, parameters: Any) -> None:
+        """Send a statement through the DBAPI, ten times as fast as SQLAlchemy.
+
+        :raises DBAPIError: as SQLAlchemy raises it.
+        """
+        errors = self._connection.dialect.loaded_dbapi.Error
+        cursor = self._connection.connection.cursor()
+        try:
+            cursor.execute(statement, parameters)
+        except errors as error:
+            raise DBAPIError.instance(
+                statement,
+                parameters,
+                error,
+                errors,
+                dialect=self._connection.dialect,
+            ) from error
+        finally:
+            cursor.close()
+
+    def _is_rolled_back(self) -> bool:
+        if self._rolls_back is None:
+            self._rolls_back = self._ddl.rolls_back(self._connection)
+        return self._rolls_back
+
+    def _commit(self) -> None:
+        # Use the DBAPI: SQLAlchemy's transaction belongs to the revision.
+        self._connection.connection.commit()
+
+    def _check_reading(self, statement: str) -> None:
+        if self._number < len(self._skipped):
+            first = self._skipped[0]
+            raise InDoubtError(
+                f"{first.step} was interrupted after "
+                f"{len(self._skipped)} statement(s), and it queries the "
+                "database before that point, which may return other rows "
+                f"now: {one_line(statement)}",
+                statement=statement,
+            )
+
+    def _changed(self, entry: Entry) -> InDoubtError:
+        return InDoubtError(
+            f"{entry.step} was changed after it was interrupted: its "
+            f"statement {entry.number + 1} was {one_line(entry.statement)}",
+            statement=entry.statement,
+        )
+
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
+        """Send the journal's own statements without recording them."""
+        self._listening, listened = False, self._listening
+        try:
+            yield
+        finally:
+            self._listening = listened

@@ -1,0 +1,418 @@
+"""The ledger of this package, and the mark of provisioned databases.
+
+An existing database may hold the objects of a virtual shard.  So before
+:func:`~sqla_shard.schema.provision` runs the first revision in a new database,
+it inserts an entry into its ledger: ``provision`` of an epoch.  After the
+database was compared with others, the entry is finished, with the number of
+rows that revisions have inserted into each table; all further rows are
+rows of the application.
+
+Between CREATE DATABASE and that entry there is no mark, but a database without
+tables other than those of this package has no data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy import event
+from sqlalchemy import func
+from sqlalchemy import insert
+from sqlalchemy import literal
+from sqlalchemy import select
+from sqlalchemy import table
+from sqlalchemy import union_all
+from sqlalchemy import update
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.dialects import DDL
+from sqla_shard.exc import InDoubtError
+from sqla_shard.outbox.tables import LEDGER
+from sqla_shard.outbox.tables import PREFIX
+from sqla_shard.schema.effects import Effect
+from sqla_shard.schema.effects import read
+from sqla_shard.schema.selection import Shard
+
+__all__ = [
+    "DONE",
+    "FAILED",
+    "FINISHED",
+    "STARTED",
+    "UNDONE",
+    "VERSION_TABLE",
+    "Entry",
+    "Mark",
+    "begin_mark",
+    "changed_tables",
+    "finish_mark",
+    "now",
+    "one_line",
+    "open_entries",
+    "own_head",
+    "read_marks",
+    "runner_name",
+    "took_effect",
+    "upgrade_own_tables",
+    "written_since",
+]
+
+
+#: The version table of the tables of this package, which have their own
+#: revisions; each command that changes a shard upgrades them first.
+VERSION_TABLE = "sqla_shard_version"
+
+
+@lru_cache(maxsize=1)
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(Path(__file__).parent / "migrations"))
+
+
+def own_head() -> str:
+    """Return the newest revision of these tables."""
+    found = _scripts().get_current_head()
+    assert found is not None  # noqa: S101 - there is one, as shipped
+    return found
+
+
+#: By dialect, the statements that create these tables.
+_sent: dict[type[Dialect], list[str]] = {}
+
+
+def upgrade_own_tables(connection: Connection, version: str | None) -> None:
+    """Upgrade the tables of this package in the database of a connection.
+
+    The ledger has no entries for these revisions, so each is one statement
+    that can be repeated.
+
+    :param version: current revision of the tables; None if they do not
+        exist.
+    """
+    kind = type(connection.dialect)
+    sent = _sent.get(kind) if version is None else None
+    if sent is not None and _repeat(connection, sent):
+        return
+    sent = []
+
+    def record(
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        *details: object,
+    ) -> None:
+        # SQLAlchemy reflects with PRAGMA, which is Effect.SESSION.
+        if read(statement).effect not in (Effect.READS, Effect.SESSION):
+            sent.append(statement)
+
+    event.listen(connection, "before_cursor_execute", record)
+    try:
+        _run(connection)
+    finally:
+        event.remove(connection, "before_cursor_execute", record)
+    # If another runner was faster, some or all of the statements were not
+    # sent.
+    if version is None and sent:
+        _sent[kind] = sent
+
+
+def _repeat(connection: Connection, statements: Iterable[str]) -> bool:
+    """Send statements; return False if one of them fails."""
+    try:
+        for statement in statements:
+            connection.exec_driver_sql(statement).close()
+    except DBAPIError:
+        # A killed or another runner has created some of the tables since the
+        # version was read: alembic reads the version again.
+        connection.rollback()
+        return False
+    connection.commit()
+    return True
+
+
+def _run(connection: Connection) -> None:
+
+    def steps(heads: Any, _: MigrationContext) -> Any:
+        return _scripts()._upgrade_revs("head", heads)
+
+    context = MigrationContext.configure(
+        connection, opts={"version_table": VERSION_TABLE, "fn": steps}
+    )
+    with Operations.context(context):
+        context.run_migrations()
+    connection.commit()
+
+
+#: States of a statement.
+STARTED = "started"
+FAILED = "failed"
+FINISHED = "finished"
+#: States that an operator has set for a statement in doubt.
+DONE = "done"
+UNDONE = "undone"
+
+_SHOWN = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One statement of an unfinished revision, as a row of the ledger.
+
+    :ivar direction: ``"upgrade"`` or ``"downgrade"``.
+    :ivar number: position of the statement in its revision, from 0.
+    :ivar tables_before: definitions, before the statement, of the tables it
+        names, as JSON; None if they prove nothing, or were unchanged after
+        the statement had failed.
+    """
+
+    id: int
+    direction: str
+    revision: str
+    number: int
+    state: str
+    statement: str
+    digest: str
+    tables_before: str | None
+    error: str | None
+
+    @property
+    def step(self) -> str:
+        """The name of the revision in messages."""
+        return f"{self.direction} of {self.revision}"
+
+
+_COLUMNS = [LEDGER.c[name] for name in Entry.__dataclass_fields__]
+_OPEN = (
+    select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
+)
+
+
+def open_entries(connection: Connection) -> list[Entry]:
+    """Return the entries of the unfinished revision, in order."""
+    return [Entry(**row._mapping) for row in connection.execute(_OPEN)]
+
+
+def one_line(statement: str) -> str:
+    """Return a statement on one line, shortened for a message."""
+    line = " ".join(statement.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+
+
+def took_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
+    """Return whether the last entry of a revision has taken effect.
+
+    :param last: the entry without a successor.
+    :raises InDoubtError: if the database proves neither.
+    """
+    if last.state in (DONE, UNDONE, FINISHED):
+        return last.state != UNDONE
+    if not last.statement:
+        return False  # The revision failed between two statements.
+    if last.tables_before is None:
+        if last.state == FAILED and _is_without_effect(connection, ddl, last):
+            return False
+        raise InDoubtError(
+            f"{last.step} was interrupted in its statement "
+            f"{last.number + 1}, and the definitions of the tables do not "
+            f"show whether it took effect: {one_line(last.statement)}",
+            statement=last.statement,
+        )
+    before = json.loads(last.tables_before)
+    changed = changed_tables(connection, ddl, before)
+    if not changed:
+        return False
+    if last.state == FAILED:
+        raise InDoubtError(
+            f"{last.step} failed in its statement {last.number + 1}, and the "
+            f"definition of {', '.join(sorted(changed))} has changed since: "
+            f"{one_line(last.statement)}",
+            statement=last.statement,
+        )
+    if len(changed) < len(before):
+        raise InDoubtError(
+            f"{last.step} was interrupted in its statement "
+            f"{last.number + 1}, and of the tables that it names only "
+            f"{', '.join(sorted(changed))} has changed: "
+            f"{one_line(last.statement)}",
+            statement=last.statement,
+        )
+    return True
+
+
+def _is_without_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
+    """Return whether a failed statement was rolled back completely."""
+    reading = read(last.statement)
+    if reading.effect is Effect.ROWS:
+        return ddl.rolls_back(connection)
+    # The definitions were compared when the statement failed.
+    return reading.effect is Effect.TABLES or reading.is_whole
+
+
+def changed_tables(
+    connection: Connection, ddl: DDL, before: dict[str, Any]
+) -> set[str]:
+    """Return the tables whose definitions have changed.
+
+    :param before: definitions of the tables before the statement.
+    """
+    now = ddl.definitions(connection, before)
+    return {table for table in before if before[table] != now[table]}
+
+
+_DIRECTION = "provision"
+_IS_MARK = LEDGER.c.direction == _DIRECTION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The mark of a database that provision has created.
+
+    :ivar epoch: epoch of the topology, such as ``"epoch 2"``.
+    :ivar rows: number of rows that revisions have inserted, for each table
+        that has rows; None until the database was compared with others.
+    """
+
+    epoch: str
+    rows: Mapping[str, int] | None
+
+
+def read_marks(shards: Sequence[Shard]) -> dict[int, Mark]:
+    """Return the marks of databases that share an engine, by shard."""
+    place = shards[0].place
+    found = place.backend.ddl.read_table(
+        place.engine,
+        [shard.schema for shard in shards],
+        LEDGER.name,
+        ["revision", "state", "tables_before"],
+        f"direction = '{_DIRECTION}'",
+    )
+    return {
+        shard.shard_id: Mark(
+            epoch=epoch, rows=json.loads(rows) if state == FINISHED else None
+        )
+        for shard in shards
+        for epoch, state, rows in found.get(shard.schema, ())
+    }
+
+
+def begin_mark(connection: Connection, epoch: int) -> None:
+    """Write and commit the mark of a database before its first revision.
+
+    :param connection: connection to the database, which has a ledger.
+    """
+    values = {
+        "revision": f"epoch {epoch}",
+        "state": STARTED,
+        "runner": runner_name(),
+        "started_at": now(),
+        "ended_at": None,
+        "tables_before": None,
+    }
+    done = connection.execute(update(LEDGER).where(_IS_MARK).values(values))
+    if not done.rowcount:
+        connection.execute(
+            insert(LEDGER).values(
+                direction=_DIRECTION,
+                number=0,
+                statement="",
+                digest="",
+                # The journal reads open entries only.
+                is_open=False,
+                **values,
+            )
+        )
+    connection.commit()
+
+
+def finish_mark(
+    connection: Connection, names: Collection[str], version_table: str
+) -> None:
+    """Record that a database equals its reference, and its numbers of rows.
+
+    :param connection: connection to the database; the caller commits.
+    :param names: names of the tables of the database.
+    :param version_table: the name of alembic's table.
+    """
+    rows = _count_rows(connection, dict.fromkeys(names), version_table)
+    connection.execute(
+        update(LEDGER)
+        .where(_IS_MARK)
+        .values(
+            state=FINISHED,
+            ended_at=now(),
+            tables_before=json.dumps(
+                {name: count for name, count in rows.items() if count}
+            ),
+        )
+    )
+
+
+def written_since(
+    connection: Connection,
+    names: Collection[str],
+    rows: Mapping[str, int],
+    version_table: str,
+) -> list[str]:
+    """Return the tables with rows that no revision has inserted.
+
+    :param connection: connection to the database.
+    :param names: names of the tables of the database.
+    :param rows: number of rows that revisions have inserted, by table.
+    """
+    limits = {name: rows.get(name, 0) + 1 for name in names}
+    found = _count_rows(connection, limits, version_table)
+    return sorted(name for name in found if found[name] > rows.get(name, 0))
+
+
+def _count_rows(
+    connection: Connection,
+    limits: Mapping[str, int | None],
+    version_table: str,
+) -> dict[str, int]:
+    """Count the rows of tables of the application.
+
+    :param limits: the number at which counting stops, by table; or None.
+    """
+    counts = [
+        select(
+            literal(name),
+            select(func.count())
+            .select_from(
+                select(literal(1).label("one"))
+                .select_from(table(name))
+                .limit(limit)
+                .subquery()
+            )
+            .scalar_subquery(),
+        )
+        for name, limit in sorted(limits.items())
+        if name != version_table and not name.startswith(PREFIX)
+    ]
+    if not counts:
+        return {}
+    return {row[0]: row[1] for row in connection.execute(union_all(*counts))}
+
+
+def runner_name() -> str:
+    """Return the host and the process id, for the column ``runner``."""
+    return f"{socket.gethostname()} {os.getpid()}"[:255]
+
+
+def now() -> datetime:
+    """Return the current time in UTC, for DATETIME columns."""
+    return datetime.now(timezone.utc).replace(tzinfo=None)

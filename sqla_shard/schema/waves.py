@@ -1,0 +1,460 @@
+"""Execution of a command on many shards: a canary, a wave, the rest.
+
+Shards at the target revision are skipped.  The first other shard is
+changed alone, since most mistakes of a revision become apparent there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any
+
+from alembic.util import CommandError
+
+from sqla_shard.exc import DivergedRevisionsError
+from sqla_shard.schema.applier import Applier
+from sqla_shard.schema.applier import is_relative
+from sqla_shard.schema.ledger import own_head
+from sqla_shard.schema.reports import Outcome
+from sqla_shard.schema.reports import Progress
+from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.reports import State
+from sqla_shard.schema.selection import as_ranges
+from sqla_shard.schema.selection import RunOptions
+from sqla_shard.schema.versions import revisions_text
+from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import without_ledger
+
+__all__ = [
+    "Workers",
+    "check_target",
+    "run",
+]
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: The signal with this number kills the processes.
+_PATIENCE = 3
+#: States that apply to all shards of a server.
+_OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
+
+
+class Workers:
+    """The worker processes of one run.
+
+    They are processes, since alembic has its environment in global variables.
+    They are forked with the revisions loaded, and have one connection each.
+    Each process gets one shard at a time, so that no other shard is changed
+    after a request to stop.
+
+    :param versions: the shards to change.
+    :param jobs: maximum number of processes for each server.
+    :param applier: returns the :class:`Applier` of a process.
+    :param on_stop: called when a stop is requested; the argument is whether
+        processes are killed now.
+    """
+
+    def __init__(
+        self,
+        versions: Sequence[Version],
+        jobs: int,
+        applier: Callable[[], Applier],
+        on_stop: Callable[[bool], None],
+    ) -> None:
+        self._on_stop = on_stop
+        self._versions = versions
+        self._jobs = jobs
+        self._applier = applier
+        self._parent = os.getpid()
+        self._stops = 0
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._server: dict[Connection, str] = {}
+        self._busy: dict[Connection, int] = {}
+        #: Outcome of a shard by server, for servers that are down or
+        #: read-only.
+        self._down: dict[str, Outcome] = {}
+        #: The servers of processes that died.
+        self._to_restart: list[str] = []
+        self._reader, self._writer = os.pipe()
+        #: Whether no further shard is started.
+        self.is_stopped = False
+        #: Whether a signal is the reason for this.
+        self.is_interrupted = False
+
+    def start(self) -> None:
+        """Fork the processes."""
+        counts: dict[str, int] = {}
+        for version in self._versions:
+            counts[version.shard.server] = (
+                counts.get(version.shard.server, 0) + 1
+            )
+        for server, count in counts.items():
+            for _ in range(min(self._jobs, count)):
+                self._start(server)
+
+    def _start(self, server: str) -> None:
+        # Otherwise every child would print the buffered text.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ours, theirs = get_context("fork").Pipe()
+        process = get_context("fork").Process(
+            target=self._work, args=(theirs, ours), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._processes[ours], self._server[ours] = process, server
+
+    def _work(self, pipe: Connection, parents_end: Connection) -> None:
+        # With the other end of its pipe open, a process would not notice that
+        # its parent died.
+        for connection in [*self._processes, parents_end]:
+            connection.close()
+        # Standard output is reserved for the report of --json.
+        sys.stdout = sys.stderr
+        applier = self._applier()
+        for number in _SIGNALS:
+            signal.signal(number, applier.stop)
+        try:
+            while (index := pipe.recv()) is not None:
+                pipe.send(applier(self._versions[index]))
+        except (EOFError, ConnectionError):
+            pass  # The parent was killed; the shard has been finished.
+        finally:
+            applier.close()
+
+    def run(
+        self, indexes: Iterable[int], *, continue_on_error: bool
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield the outcomes of shards as they finish.
+
+        :param indexes: positions in ``versions``.
+        :param continue_on_error: whether to start other shards after a
+            failure.
+        """
+        queues: dict[str, deque[int]] = {}
+        for index in indexes:
+            server = self._versions[index].shard.server
+            queues.setdefault(server, deque()).append(index)
+        while True:
+            self._dispatch(queues)
+            if not self._busy:
+                break
+            for index, outcome in self._received():
+                if not outcome.state.is_good and not continue_on_error:
+                    self.is_stopped = True
+                yield index, outcome
+        for server, queue in queues.items():
+            for index in queue:
+                yield index, self._not_done(index, self._down.get(server))
+
+    def _dispatch(self, queues: dict[str, deque[int]]) -> None:
+        while self._to_restart and not self.is_stopped:
+            self._start(self._to_restart.pop())
+        for pipe, server in self._server.items():
+            if self.is_stopped or server in self._down:
+                continue
+            queue = queues.get(server)
+            if queue and pipe not in self._busy:
+                index = queue.popleft()
+                # A process that died is found by _received().
+                with suppress(BrokenPipeError):
+                    pipe.send(index)
+                self._busy[pipe] = index
+
+    def _received(self) -> Iterator[tuple[int, Outcome]]:
+        for ready in wait([*self._busy, self._reader]):
+            if ready == self._reader:
+                self._read_signal()
+                continue
+            assert isinstance(ready, Connection)  # noqa: S101 - one or the other
+            index = self._busy.pop(ready)
+            try:
+                outcome: Outcome = ready.recv()
+            except (EOFError, ConnectionResetError):
+                outcome = self._lost(ready, index)
+            if outcome.state in _OF_SERVER:
+                self._down[outcome.server] = outcome
+            yield index, outcome
+
+    def _lost(self, pipe: Connection, index: int) -> Outcome:
+        process = self._processes.pop(pipe)
+        process.join()
+        pipe.close()
+        self._to_restart.append(self._server.pop(pipe))
+        return Outcome.of(
+            self._versions[index].shard,
+            State.FAILED,
+            error=f"the worker process ended with status {process.exitcode}; "
+            "the next run checks which statements took effect",
+        )
+
+    def _not_done(self, index: int, before: Outcome | None) -> Outcome:
+        shard = self._versions[index].shard
+        if before is None:
+            return Outcome.of(shard, State.SKIPPED)
+        return Outcome.of(shard, before.state, error=before.error)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless a stop is requested."""
+        if not self.is_stopped and wait([self._reader], seconds):
+            self._read_signal()
+
+    def _read_signal(self) -> None:
+        os.read(self._reader, 64)
+        self._on_stop(self._stops >= _PATIENCE)
+
+    def stop(self, *details: object) -> None:
+        """Stop after the current statements; a signal handler.
+
+        The third signal kills the processes, which may wait for a server that
+        does not respond.  The ledger shows which statements were running.
+        """
+        if os.getpid() != self._parent:
+            return  # a process that was just forked gets no work
+        self.is_stopped = self.is_interrupted = True
+        self._stops += 1
+        how = signal.SIGINT if self._stops < _PATIENCE else signal.SIGKILL
+        os.write(self._writer, b".")
+        for process in self._processes.values():
+            if process.pid is not None and process.is_alive():
+                # The process may have been reaped just before this handler
+                # ran.
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, how)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, process in self._processes.items():
+            # A process that died is found by _received().
+            with suppress(BrokenPipeError):
+                pipe.send(None)
+            pipe.close()
+            process.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+#: Commands of alembic that change every shard.
+_ALWAYS = frozenset({"ensure_version"})
+
+
+def check_target(target: str, versions: Iterable[Version]) -> None:
+    """Refuse a relative target if shards are at several revisions.
+
+    :raises DivergedRevisionsError: in that case.
+    """
+    if not is_relative(target):
+        return
+    at: dict[str, list[int]] = {}
+    for version in versions:
+        if version.is_known:
+            heads = revisions_text(version.heads)
+            at.setdefault(heads, []).append(version.shard.shard_id)
+    if len(at) > 1:
+        raise DivergedRevisionsError(
+            target=target,
+            heads={
+                heads: f"shards {as_ranges(ids, 4)}"
+                for heads, ids in at.items()
+            },
+        )
+
+
+def run(
+    versions: Sequence[Version],
+    *,
+    command: str,
+    target: str,
+    steps: Callable[[tuple[str, ...]], Iterable[Any]],
+    applier: Callable[[], Applier],
+    options: RunOptions,
+    progress: Progress,
+    has_moved: Callable[[Collection[int]], bool],
+) -> RunReport:
+    """Run a command on every shard that is not at its target.
+
+    :param versions: the revisions of each shard.
+    :param steps: returns the migration steps from the given revisions.
+    :param applier: returns the :class:`Applier` of a process.
+    :param has_moved: returns whether any of the given shards was moved.
+    """
+    began = monotonic()
+    keyspace = versions[0].shard.keyspace
+    outcomes: dict[int, Outcome] = {}
+    needs = _needs_steps(versions, command, steps)
+    todo = []
+    for index, version in enumerate(versions):
+        problem = _problem(version)
+        need = needs.get(version.heads, False)
+        if problem is None and isinstance(need, str):
+            problem = State.FAILED, need
+        if problem is not None:
+            state, error = problem
+            outcomes[index] = Outcome.of(version.shard, state, error=error)
+        elif need or version.open is not None or _is_old(version, command):
+            todo.append(index)
+        else:
+            outcomes[index] = Outcome.of(version.shard, State.CURRENT)
+    stopped = False
+    if any(not one.state.is_good for one in outcomes.values()) and not (
+        options.continue_on_error
+    ):
+        # For a missing database, for example, an operator has to decide
+        # before anything is changed.
+        todo, skipped = [], todo
+        for index in skipped:
+            outcomes[index] = Outcome.of(versions[index].shard, State.SKIPPED)
+    progress.begin(command, target, len(versions), outcomes.values())
+    if todo:
+        workers = Workers(
+            versions=[versions[i] for i in todo],
+            jobs=options.jobs,
+            applier=applier,
+            on_stop=progress.stopping,
+        )
+        with _signals(workers):
+            try:
+                workers.start()
+                for position, outcome in _in_waves(
+                    workers, todo, versions, options, has_moved
+                ):
+                    outcomes[todo[position]] = outcome
+                    progress.advance(outcome)
+            finally:
+                workers.close()
+        stopped = workers.is_interrupted
+    report = RunReport(
+        command=command,
+        target=target,
+        keyspace=keyspace,
+        outcomes=tuple(outcomes[i] for i in range(len(versions))),
+        seconds=monotonic() - began,
+        interrupted=stopped,
+    )
+    progress.end(report)
+    return report
+
+
+def _is_old(version: Version, command: str) -> bool:
+    """Return whether only the tables of this package need an upgrade."""
+    return (
+        command == "upgrade"
+        and bool(version.heads)
+        and version.internal != own_head()
+    )
+
+
+def _needs_steps(
+    versions: Sequence[Version],
+    command: str,
+    steps: Callable[[tuple[str, ...]], Iterable[Any]],
+) -> dict[tuple[str, ...], bool | str]:
+    """Return whether there are steps to run, for each group of revisions.
+
+    :returns: True, False, or an error message for revisions without a script.
+    :raises CommandError: if no script has the target.
+    """
+    needs: dict[tuple[str, ...], bool | str] = {}
+    error: CommandError | None = None
+    for version in versions:
+        heads = version.heads
+        if not version.is_known or heads in needs:
+            continue
+        try:
+            needs[heads] = command in _ALWAYS or bool(list(steps(heads)))
+        except CommandError as found:
+            error = found
+            needs[heads] = f"it is at {', '.join(heads)}: {found}"
+    if error is not None and all(isinstance(n, str) for n in needs.values()):
+        raise error
+    return needs
+
+
+def _problem(version: Version) -> tuple[State, str] | None:
+    """Return the reason why a shard cannot be changed, or None."""
+    if version.is_missing:
+        return State.MISSING, (
+            f"database {version.shard.database} not found on "
+            f"{version.shard.server}; it may be lost, or on another server. "
+            "To create new databases: sqla-shard schema provision"
+        )
+    if version.lost is not None:
+        return State.EMPTIED, version.lost
+    if not version.has_ledger:
+        return State.NO_LEDGER, without_ledger(version)
+    if version.error is not None:
+        return State.UNREACHABLE, version.error
+    return None
+
+
+def _in_waves(
+    workers: Workers,
+    todo: Sequence[int],
+    versions: Sequence[Version],
+    options: RunOptions,
+    has_moved: Callable[[Collection[int]], bool],
+) -> Iterator[tuple[int, Outcome]]:
+    shard_ids = [versions[index].shard.shard_id for index in todo]
+    servers = {versions[index].shard.server for index in todo}
+    size = options.wave or options.jobs * len(servers)
+    waves = [
+        range(1),
+        *_later_waves(len(todo), size, again=options.wave is not None),
+    ]
+    for number, wave in enumerate(waves):
+        if number and options.pause:
+            workers.pause(options.pause)
+        if number and not options.continue_on_error and has_moved(shard_ids):
+            # The next run reads the new topology.
+            workers.is_stopped = True
+        yield from workers.run(
+            wave, continue_on_error=options.continue_on_error
+        )
+
+
+def _later_waves(count: int, size: int, *, again: bool) -> Iterator[range]:
+    """Yield the waves after the first shard, by position.
+
+    :param again: whether all waves have this size; otherwise the second wave
+        has all remaining shards.
+    """
+    first = 1
+    while first < count:
+        last = min(first + size, count)
+        yield range(first, last)
+        first = last
+        if not again:
+            size = count
+
+
+@contextmanager
+def _signals(workers: Workers) -> Iterator[None]:
+    """Call :meth:`Workers.stop` on SIGINT and SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, workers.stop)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

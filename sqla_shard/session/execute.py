@@ -1,0 +1,583 @@
+"""The listener that routes each statement of a session.
+
+:func:`prepare` listens to ``do_orm_execute``.  It decides on the shards and
+edits the execution in place, and SQLAlchemy continues with it.  Only an INSERT
+of several rows, and an UPDATE or DELETE on several shards, is split into one
+execution per shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Result
+from sqlalchemy import Table
+from sqlalchemy.ext.horizontal_shard import set_shard_id
+from sqlalchemy.orm import FromStatement
+from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.dml import Delete
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.dml import Update
+from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.lambdas import LambdaElement
+
+from sqla_shard.engine import limits_of
+from sqla_shard.engine import OPTION
+from sqla_shard.engine import overlap
+from sqla_shard.engine import Scatter
+from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.rendering import TRANSLATE
+from sqla_shard.exc import KeyspaceMismatchError
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import ScatterDisabledError
+from sqla_shard.exc import ScatterLimitError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.ids import check_shard_id
+from sqla_shard.merging import of_groups
+from sqla_shard.merging import plan
+from sqla_shard.merging.merge import Merge
+from sqla_shard.routing import check
+from sqla_shard.routing import columns_set
+from sqla_shard.routing import constant
+from sqla_shard.routing import Decision
+from sqla_shard.routing import is_placed
+from sqla_shard.routing import keyspace_of
+from sqla_shard.routing import name_of
+from sqla_shard.routing import route
+from sqla_shard.routing import spec_of
+from sqla_shard.session.connections import any_place
+from sqla_shard.session.connections import bulk_on
+from sqla_shard.session.connections import connect
+from sqla_shard.session.insert import check_rows
+from sqla_shard.session.insert import encode_insert
+from sqla_shard.session.insert import group_rows
+from sqla_shard.session.insert import rows_of
+from sqla_shard.session.insert import updated_rows
+from sqla_shard.session.invalidation import check_count
+from sqla_shard.session.invalidation import check_matching
+from sqla_shard.session.invalidation import invalidate_matching
+from sqla_shard.session.invalidation import invalidate_rows
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Topology
+from sqla_shard.util import sqlalchemy_private as private
+
+if TYPE_CHECKING:
+    from sqla_shard.session.session import ShardSession
+
+__all__ = [
+    "OUR_OWN",
+    "check_keyspace",
+    "named_place",
+    "prepare",
+]
+
+#: Execution options of the package's own writes to tables with a guard.
+OUR_OWN = {"sqla_shard_own": True}
+
+
+# A caller may pass ``{"shard_id": n}`` and ``{"keyspace": name}`` as
+# ``bind_arguments``.  They are refused if the tables of the statement are
+# elsewhere: the statement would use a table of the same name in another
+# keyspace.
+
+
+def named_place(
+    context: ORMExecuteState, session: ShardSession
+) -> Place | None:
+    """Return the shard that the caller of ``execute`` names, if any.
+
+    :raises KeyspaceMismatchError: if its tables are in another keyspace.
+    :raises NoShardKeyError: if the caller names only a keyspace, or only a
+        shard, and the table has no known keyspace.
+    :raises UnknownKeyspaceError: if there is no such keyspace.
+    :raises UnknownShardError: if the shard is not open.
+    """
+    name = context.bind_arguments.get("keyspace")
+    shard_id = _named_shard(context)
+    if name is None and shard_id is None:
+        return None
+    tables = tuple(dict.fromkeys(_tables_of(context.statement)))
+    if name is None:
+        if context.is_relationship_load and _are_global(tables):
+            # By set_shard_id(), an option of the parent statement.
+            return None
+        keyspace = _keyspace_of(tables, session, shard_id)
+    else:
+        keyspace = session.places.keyspace(name, "")
+        check_keyspace(tables, keyspace, session.places.topology)
+        if shard_id is None and keyspace.kind != "global":
+            if any(map(is_placed, tables)):
+                return None
+            raise NoShardKeyError(
+                f"keyspace {name!r} has shards, and that of the statement "
+                'cannot be determined; pass bind_arguments={"keyspace": '
+                f'"{name}", "shard_id": n}}',
+                tables=_names(tables),
+            )
+    check(context.statement)
+    return session.places.place(keyspace, shard_id or 0)
+
+
+def check_keyspace(
+    tables: Iterable[Any], keyspace: Keyspace, topology: Topology
+) -> None:
+    """Refuse a keyspace for tables that are in another.
+
+    Tables without a known keyspace are accepted.
+
+    :raises KeyspaceMismatchError: if a table is in another keyspace.
+    """
+    elsewhere: dict[str, list[str]] = {}
+    for table in filter(is_placed, tables):
+        spec = spec_of(table)
+        theirs = name_of(spec, topology)
+        if theirs is None and spec.kind != keyspace.kind:
+            theirs = spec.kind
+        if theirs not in (None, keyspace.name):
+            elsewhere.setdefault(theirs, []).append(table.name)
+    if elsewhere:
+        raise KeyspaceMismatchError(
+            {name: tuple(found) for name, found in elsewhere.items()},
+            named=keyspace.name,
+        )
+
+
+def _named_shard(context: ORMExecuteState) -> int | None:
+    """Return the shard that the caller names, if any."""
+    shard_id: int | None = context.bind_arguments.get("shard_id")
+    if shard_id is None:
+        for option in private.orm_options(context):
+            if isinstance(option, set_shard_id):
+                return check_shard_id(option.shard_id)  # type: ignore[arg-type]  # a str in SQLAlchemy
+    return shard_id
+
+
+def _keyspace_of(
+    tables: tuple[Any, ...], session: ShardSession, shard_id: int | None
+) -> Keyspace:
+    """Return the keyspace of a statement with a named shard."""
+    if not tables:
+        return session.places.keyspace(None, "objects")
+    if not any(map(is_placed, tables)):
+        names = _names(tables)
+        raise NoShardKeyError(
+            f"shard {shard_id} is named, but the keyspace of "
+            f"{', '.join(map(repr, names))} cannot be determined: no object "
+            'class has the table. Pass bind_arguments={"keyspace": name, '
+            '"shard_id": n}, or leave out the shard for a table of the '
+            "global keyspace",
+            tables=names,
+        )
+    return keyspace_of(tables, session.places)
+
+
+def _are_global(tables: tuple[Any, ...]) -> bool:
+    return all(spec_of(table).kind == "global" for table in tables)
+
+
+def _tables_of(statement: Any) -> Any:
+    for element in visitors.iterate(statement):
+        if isinstance(element, Table):
+            yield element
+
+
+def _names(tables: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(str(table.name) for table in tables)
+
+
+def prepare(context: ORMExecuteState) -> Result[Any] | None:
+    """Handle ``do_orm_execute``: send a statement to its shards.
+
+    :raises RoutingError: if they cannot be determined, or the statement
+        is refused.
+    """
+    session: Any = context.session
+    session.check_process()
+    bind_arguments = context.bind_arguments
+    place = bind_arguments.get("place")
+    if place is not None:
+        _send(context, session, (place,))
+        return None
+    places = bind_arguments.get("places")
+    if places is not None:
+        _send(context, session, places, limits=bind_arguments.get("limits"))
+        return None
+    statement: Any = context.statement
+    if isinstance(statement, LambdaElement):
+        # The statement of lambda_stmt() is found under this name only.
+        statement = context.statement = private.resolved(statement)
+    if isinstance(statement, (Insert, Update, Delete)):
+        _check_guards(context, statement)
+    elif isinstance(statement, FromStatement) and statement.element.is_dml:
+        raise UnsupportedStatementError(
+            "from_statement() of an INSERT, UPDATE or DELETE would send it "
+            "like a SELECT; execute the statement itself, and use "
+            "returning(Class) for objects",
+            construct="from_statement()",
+        )
+    place = named_place(context, session)
+    if isinstance(statement, Insert):
+        return _insert(context, session, place)
+    if isinstance(statement, TextClause) and place is None:
+        # As textual SQL, SELECT 1 would need a default database.
+        known = constant(statement)
+        if known is not None:
+            statement = context.statement = known
+    many = isinstance(context.parameters, list)
+    if isinstance(statement, Update) and many and context.is_orm_statement:
+        given: Any = context.parameters
+        rows = updated_rows(session, statement, given, place)
+        return _by_shard(context, session, rows)
+    if many and place is None and isinstance(statement, (Update, Delete)):
+        return _write_each_set(context, session)
+    limits = limits_of(statement)
+    if limits is not None and context.is_relationship_load:
+        # Some loaders inherit all options of the parent statement,
+        # including scatter().
+        limits = Scatter()
+    if place is not None:
+        if isinstance(statement, (Update, Delete)):
+            return _write(context, session, (place,), scattered=False)
+        context.statement = of_groups(statement)
+        _send(context, session, (place,), limits=limits)
+        return None
+    places, decision = _decided(context, session, limits)
+    if isinstance(statement, (Update, Delete)):
+        _check_write(limits)
+        return _write(context, session, places, scattered=decision.scattered)
+    merge = None
+    if len(places) > 1:
+        planned = plan(
+            statement,
+            context.parameters,
+            decision.spread,
+            keeps_order=context.is_relationship_load,
+            max_offset=0 if limits is None else limits.max_offset,
+        )
+        statement = planned.statement
+        merge = planned.merge
+    context.statement = of_groups(statement)
+    _send(
+        context,
+        session,
+        places,
+        merge=merge,
+        limits=limits,
+        scattered=decision.scattered,
+    )
+    return None
+
+
+def _write(
+    context: ORMExecuteState,
+    session: ShardSession,
+    places: Sequence[Place],
+    *,
+    scattered: bool,
+) -> Result[Any] | None:
+    """Send an UPDATE or DELETE."""
+    if not _is_ours(context) and check_matching(session, context.statement):
+        if isinstance(context.parameters, list):
+            return _merged(_one_by_one(context, session, places))
+        return _invalidating(
+            context, session, places, context.parameters, scattered=scattered
+        )
+    if len(places) == 1:
+        _send(context, session, places, scattered=scattered)
+        return None
+    return _write_each_shard(context, session, places, scattered=scattered)
+
+
+def _invalidating(
+    context: ORMExecuteState,
+    session: ShardSession,
+    places: Sequence[Place],
+    parameters: Any,
+    *,
+    scattered: bool,
+) -> Result[Any]:
+    """Send an UPDATE or DELETE of rows that may be cached.
+
+    :param parameters: the only parameter set of the statement.
+    """
+    found = invalidate_matching(session, context.statement, parameters, places)
+    result = _write_each_shard(context, session, places, scattered=scattered)
+    check_count(context.statement, result, found)
+    return result
+
+
+def _one_by_one(
+    context: ORMExecuteState, session: ShardSession, places: Sequence[Place]
+) -> list[Result[Any]]:
+    """Send an UPDATE or DELETE once for each of its parameter sets.
+
+    The rows that one execution writes may match the next one.
+    """
+    results = []
+    given: Any = context.parameters
+    for row in given:
+        context.parameters = [row]
+        results.append(
+            _invalidating(context, session, places, row, scattered=False)
+        )
+    return results
+
+
+def _is_ours(context: ORMExecuteState) -> bool:
+    """Return whether the package itself sends a statement."""
+    return not OUR_OWN.keys().isdisjoint(context.execution_options)
+
+
+def _check_guards(
+    context: ORMExecuteState, statement: Insert | Update | Delete
+) -> None:
+    """Call the guards of the tables that a caller's statement writes.
+
+    :raises ShardError: the error of a guard.
+    """
+    if _is_ours(context):
+        return
+    # An UPDATE of MySQL may set columns of the tables that it joins.
+    tables = [getattr(c, "table", None) for c in columns_set(statement)]
+    for table in dict.fromkeys((statement.table, *tables)):
+        guard = spec_of(table).guard
+        if guard is not None:
+            guard(statement)
+
+
+def _check_write(limits: Scatter | None) -> None:
+    """Refuse the options of ``scatter()`` that are for reads only."""
+    if limits is None:
+        return
+    for name, given in (
+        ("timeout", limits.timeout),
+        ("max_rows", limits.max_rows),
+        ("max_offset", limits.max_offset),
+        ("on_error", limits.on_error != "raise"),
+    ):
+        if given:
+            raise UnsupportedStatementError(
+                f"scatter({name}=) is for SELECT: an UPDATE or DELETE could "
+                "end with only some shards written; leave it out",
+                construct=f"scatter({name}=)",
+            )
+
+
+def _decided(
+    context: ORMExecuteState, session: ShardSession, limits: Scatter | None
+) -> tuple[Sequence[Place], Decision]:
+    """Return the shards of a statement, and the routing decision."""
+    places = session.places
+    decision: Decision = route(
+        context.statement,
+        context.parameters,
+        places,
+        scatter=limits is not None,
+    )
+    context.parameters = decision.parameters
+    if decision.scattered and not session.cluster.scatters:
+        raise ScatterDisabledError(
+            "scatter() is disabled for this cluster, and the shards of the "
+            "statement cannot be determined: name ids in WHERE, or set "
+            "cluster.scatters = True"
+        )
+    shards = decision.shards
+    if not shards:
+        return (_anywhere(session, decision),), decision
+    most = None if limits is None else limits.max_shards
+    if most is not None and len(shards) > most:
+        raise ScatterLimitError(
+            limit="max_shards", allowed=most, found=len(shards)
+        )
+    keyspace = decision.keyspace
+    return [places.place(keyspace, i) for i in shards], decision
+
+
+def _anywhere(session: ShardSession, decision: Decision) -> Place:
+    """Return a shard for rows that every shard has, or that cannot exist.
+
+    For rows that cannot exist the result is empty, but has columns, or a
+    count of zero.
+    """
+    keyspace = decision.keyspace
+    if decision.anywhere:
+        return any_place(session, keyspace)
+    first = session.log.first_place(keyspace.name)
+    return first or session.places.place(keyspace, 0)
+
+
+def _send(
+    context: ORMExecuteState,
+    session: ShardSession,
+    places: Sequence[Place],
+    *,
+    merge: Merge | None = None,
+    limits: Scatter | None = None,
+    scattered: bool = False,
+) -> None:
+    """Set the plan of an execution, which SQLAlchemy then continues."""
+    if len(places) == 1 and limits is None:
+        made = session.plan_for(places[0])
+    else:
+        made = connect(session, places, merge, limits, scattered=scattered)
+    if made.watch is not None:
+        made.loads = _loads(context)
+    context.bind_arguments["place"] = made.places[0]
+    context.update_execution_options(
+        **{OPTION: made, "schema_translate_map": TRANSLATE}
+    )
+
+
+def _loads(context: ORMExecuteState) -> str | None:
+    """Return the class or relationship of an implicit load by the ORM."""
+    if not context.is_select:
+        return None
+    if context.is_column_load:
+        mapper = context.bind_mapper
+        return None if mapper is None else mapper.class_.__name__
+    path = context.loader_strategy_path
+    if context.lazy_loaded_from is None or path is None:
+        return None
+    return str(path[-1])
+
+
+def _write_each_shard(
+    context: ORMExecuteState,
+    session: ShardSession,
+    places: Sequence[Place],
+    *,
+    scattered: bool,
+) -> Result[Any]:
+    """Run an UPDATE or DELETE once per shard, on all servers in parallel."""
+    _log(context, session, places)
+    options: dict[str, Any] = {}
+    if not places[0].backend.waits:
+        each = [
+            _invoke(context, session, place, scattered=scattered)
+            for place in places
+        ]
+        return _merged(each)
+    if context.is_orm_statement and private.autoflushes(
+        context.update_delete_options
+    ):
+        # Two executions that overlap cannot both flush.
+        private.autoflush(session)
+        options["autoflush"] = False
+    jobs = [
+        partial(_invoke, context, session, place, options, scattered=scattered)
+        for place in places
+    ]
+    connections = connect(session, places, None, None).connections
+    with session.usage.overlapping():
+        return _merged(
+            overlap(jobs, connections, session.places.engines.lanes)
+        )
+
+
+def _write_each_set(
+    context: ORMExecuteState, session: ShardSession
+) -> Result[Any]:
+    """Run an UPDATE or DELETE with many parameter sets, shard by shard."""
+    grouped: dict[Place, list[Any]] = {}
+    given: Any = context.parameters
+    for row in given:
+        decision = route(context.statement, row, session.places)
+        for shard_id in decision.shards:
+            place = session.places.place(decision.keyspace, shard_id)
+            grouped.setdefault(place, []).append(decision.parameters)
+    if not grouped:
+        grouped[_anywhere(session, decision)] = given
+    is_cached = check_matching(session, context.statement)
+    _log(context, session, grouped)
+    results = []
+    for place, rows in grouped.items():
+        context.parameters = rows
+        if is_cached:
+            results += _one_by_one(context, session, (place,))
+        else:
+            results.append(_invoke(context, session, place))
+    return _merged(results)
+
+
+def _log(
+    context: ORMExecuteState, session: ShardSession, places: Iterable[Place]
+) -> None:
+    """Record the writes to all shards before the first one is sent."""
+    statement: Any = context.statement
+    with session.log.all_or_none():
+        for place in places:
+            table = statement.table
+            session.log.wrote(place, f"rows of {table.name}", table)
+
+
+def _invoke(
+    context: ORMExecuteState,
+    session: ShardSession,
+    place: Place,
+    options: Mapping[str, Any] | None = None,
+    *,
+    scattered: bool = False,
+) -> Result[Any]:
+    return context.invoke_statement(
+        bind_arguments={**context.bind_arguments, "place": place},
+        execution_options={
+            OPTION: session.plan_for(place, scattered=scattered),
+            "schema_translate_map": TRANSLATE,
+            **(options or {}),
+        },
+    )
+
+
+def _merged(parts: Sequence[Result[Any]]) -> Result[Any]:
+    first, *rest = parts
+    return first.merge(*rest) if rest else first
+
+
+def _insert(
+    context: ORMExecuteState, session: ShardSession, place: Place | None
+) -> Result[Any]:
+    statement: Any = context.statement
+    kind = spec_of(statement.table).kind
+    if kind == "global":
+        if place is None:
+            keyspace = keyspace_of((statement.table,), session.places)
+            place = session.places.place(keyspace, 0)
+        return _by_shard(context, session, {place: context.parameters})
+    if kind == "mod" and place is None:
+        raise NoShardKeyError(
+            f"the shard of a row of {statement.table.name!r} cannot be "
+            'determined; pass bind_arguments={"shard_id": n}',
+            tables=(statement.table.name,),
+        )
+    check(statement)
+    statement, parameters = encode_insert(statement, context.parameters)
+    context.statement, context.parameters = statement, parameters
+    if place is None:
+        rows = group_rows(session, statement, parameters)
+    else:
+        check_rows(session, statement, parameters, place.shard_id)
+        rows = {place: rows_of(statement, parameters)}
+    return _by_shard(context, session, rows)
+
+
+def _by_shard(
+    context: ORMExecuteState, session: ShardSession, rows: dict[Place, Any]
+) -> Result[Any]:
+    """Run an INSERT or bulk UPDATE with the rows of each shard."""
+    if not _is_ours(context):
+        invalidate_rows(session, context.statement, rows)
+    _log(context, session, rows)
+    given: Any = context.parameters
+    results = []
+    for place, part in rows.items():
+        if isinstance(part, list):
+            context.parameters = part if isinstance(given, list) else part[0]
+        with bulk_on(session, place):
+            results.append(_invoke(context, session, place))
+    return _merged(results)

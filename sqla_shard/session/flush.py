@@ -1,0 +1,512 @@
+"""The shards of the objects of a flush, and the checks before it.
+
+All checks are made before the first statement is sent, so a refused flush
+has written nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import inspect
+from sqlalchemy.orm import InstanceState
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import RelationshipDirection
+from sqlalchemy.orm.attributes import History
+
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ColocationError
+from sqla_shard.exc import PlacementError
+from sqla_shard.exc import ReferenceWriteError
+from sqla_shard.ids import check_type
+from sqla_shard.ids import SHARD_SHIFT
+from sqla_shard.ids import unpack
+from sqla_shard.routing import routes
+from sqla_shard.routing import spec_of
+from sqla_shard.routing import TableSpec
+from sqla_shard.session.placement import parent_shard
+from sqla_shard.session.placement import root_shard
+from sqla_shard.session.row_cache import refuse_cached_autocommit
+from sqla_shard.util import sqlalchemy_private as private
+
+if TYPE_CHECKING:
+    from sqla_shard.session.session import ShardSession
+
+__all__ = [
+    "REQUESTED",
+    "Collections",
+    "Links",
+    "changed",
+    "links_of",
+    "mapping_class",
+    "place_objects",
+    "place_of",
+]
+
+
+_UNCHANGED = History((), (), ())
+
+
+class Collections:
+    """Finder of the parents of new objects by the parents' collections.
+
+    A child in ``parent.children`` gets the parent's id in the flush; before
+    it has no reference to the parent if the relationship has no backref.
+    """
+
+    def __init__(self, session: ShardSession) -> None:
+        self._session = session
+        self._parents: dict[tuple[Any, str], Any] | None = None
+
+    def _found(self) -> dict[tuple[Any, str], Any]:
+        if self._parents is None:
+            self._parents = dict(self._find())
+        return self._parents
+
+    def __iter__(self) -> Iterator[tuple[InstanceState[Any], str, Any]]:
+        for (child, attribute), parent in self._found().items():
+            yield child, attribute, parent
+
+    def parent(self, child: InstanceState[Any], attribute: str) -> Any:
+        """Return the object whose id the flush puts into an attribute."""
+        return self._found().get((child, attribute))
+
+    def _find(self) -> Iterator[tuple[tuple[Any, str], Any]]:
+        for parent in (*self._session.new, *self._session.dirty):
+            state = inspect(parent)
+            for key, filled in links_of(state.mapper).down:
+                for child in changed(state, key).added:
+                    yield (inspect(child), filled), parent
+
+
+def changed(state: InstanceState[Any], key: str) -> History:
+    """Return the history of a collection, without loading it."""
+    if key in state.dict or key in private.pending_mutations(state):
+        return state.attrs[key].history
+    return _UNCHANGED
+
+
+@dataclass(frozen=True)
+class Links:
+    """The attributes of a class that tie its objects to a shard.
+
+    :ivar references: attributes that refer to the row's own shard, and the
+        type id of the objects; None for any type.
+    :ivar up: many-to-one relationships, with the attribute of the class in
+        which the flush stores the id.
+    :ivar down: one-to-many relationships, with the attribute of the other
+        class.
+    :ivar linked: many-to-many relationships, which have a link table.
+    """
+
+    references: tuple[tuple[str, int | None], ...]
+    up: tuple[tuple[str, str], ...]
+    down: tuple[tuple[str, str], ...]
+    linked: tuple[str, ...]
+
+
+_known: weakref.WeakKeyDictionary[Mapper[Any], Links] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def links_of(mapper: Mapper[Any]) -> Links:
+    """Return the links of a class, which are computed once."""
+    found = _known.get(mapper)
+    if found is None:
+        found = _known[mapper] = Links(
+            references=tuple(_references(mapper)),
+            up=tuple(
+                _filled(mapper, RelationshipDirection.MANYTOONE, here=True)
+            ),
+            down=tuple(
+                _filled(mapper, RelationshipDirection.ONETOMANY, here=False)
+            ),
+            linked=tuple(
+                relation.key
+                for relation in mapper.relationships
+                if relation.secondary is not None and not relation.viewonly
+            ),
+        )
+    return found
+
+
+def mapping_class(relation: Any) -> str:
+    """Return the code of a mapping class to use instead of a relationship."""
+    source = relation.parent.class_.__name__
+    target = relation.mapper.class_.__name__
+    words = "".join(word.capitalize() for word in relation.key.split("_"))
+    columns = ""
+    if source == target:
+        # Both columns would be named after the class.
+        name = source.lower()
+        columns = (
+            f', source_column="{name}_id", target_column="other_{name}_id"'
+        )
+    return (
+        f"class {source}Has{words}(MappingMixin, Base, source={source}, "
+        f"target={target}{columns}): ..."
+    )
+
+
+def _references(mapper: Mapper[Any]) -> Iterator[tuple[str, int | None]]:
+    for prop in mapper.column_attrs:
+        column: Any = prop.columns[0]
+        if routes(column) and not column.primary_key:
+            yield prop.key, column.type.type_id
+
+
+def _filled(
+    mapper: Mapper[Any], direction: RelationshipDirection, *, here: bool
+) -> Iterator[tuple[str, str]]:
+    for relation in mapper.relationships:
+        if relation.direction is direction and not relation.viewonly:
+            child = mapper if here else relation.mapper
+            for _, column in relation.synchronize_pairs:
+                if routes(column):
+                    prop = child.get_property_by_column(column)
+                    yield relation.key, prop.key
+
+
+#: Key in the ``__dict__`` of a new object: the requested shard.
+REQUESTED = "_sqla_shard_requested"
+
+
+def place_of(
+    session: ShardSession,
+    mapper: Any,
+    instance: Any,
+    collections: Collections | None = None,
+) -> Place:
+    """Return the location of an object, or of its INSERT.
+
+    :param collections: collections of the objects of the flush.
+    :raises PlacementError: if the shard cannot be determined.
+    :raises ReferenceWriteError: for a row of a reference table.
+    """
+    state = inspect(instance)
+    spec = spec_of(state.mapper.local_table)
+    places = session.places
+    keyspace = places.keyspace(spec.keyspace, spec.kind)
+    if spec.kind == "global":
+        return places.place(keyspace, 0)
+    if spec.reference is not None:
+        raise ReferenceWriteError(reference=spec.reference)
+    if spec.id_index is None:
+        raise PlacementError(
+            f"{state.mapper.class_.__name__} has no id that determines its "
+            f"shard of {keyspace.name!r}; write rows of a lookup class by "
+            "claim(), add(), release() and rename()"
+        )
+    if state.key is not None:
+        shard_id = state.key[1][spec.id_index] >> SHARD_SHIFT
+        return places.place(keyspace, shard_id)
+    place = session.placed.get(state)
+    if place is None:
+        collections = collections or Collections(session)
+        shard_id = _own_shard(session, state, spec, collections)
+        if shard_id is None:
+            _check_root(state, spec)
+            shard_id = root_shard(session, keyspace, state.mapper.class_)
+        place = session.placed[state] = places.place(keyspace, shard_id)
+    return place
+
+
+def place_objects(session: ShardSession) -> None:
+    """Place the new objects of a flush, and record its writes.
+
+    :raises PlacementError: if a shard cannot be determined.
+    :raises CrossShardWriteError: if the flush writes a second shard.
+    """
+    # The placement of a refused flush may be wrong for the next flush.
+    session.placed.clear()
+    with session.log.all_or_none():
+        _place_objects(session)
+
+
+def _place_objects(session: ShardSession) -> None:
+    collections = Collections(session)
+    unmodified = []
+    for instance in (*session.dirty, *session.deleted):
+        state = inspect(instance)
+        if instance in session.deleted or session.is_modified(
+            instance, include_collections=False
+        ):
+            place = place_of(session, state.mapper, instance)
+            _check_stays(session, state, place)
+            _log(session, state, place)
+        else:
+            unmodified.append(state)
+    roots = []
+    for instance in session.new:
+        state = inspect(instance)
+        spec = spec_of(state.mapper.local_table)
+        if (
+            spec.id_index is not None
+            and _own_shard(session, state, spec, collections) is None
+        ):
+            # Place them last, on the shard of the other objects.
+            roots.append(state)
+        else:
+            _place(session, state, collections)
+    for state in unmodified:
+        _log_collections(session, state)
+    for state in roots:
+        _place(session, state, collections)
+    for child, attribute, parent in collections:
+        # A child that is not in the session is not written.
+        if child.session is not None:
+            place = place_of(session, None, child.obj())
+            _check_link(session, child, attribute, parent, place)
+    for instance in (*session.dirty, *session.new):
+        _check_linked(session, inspect(instance))
+
+
+def _log_collections(session: ShardSession, state: InstanceState[Any]) -> None:
+    """Record the writes that changes of an object's collections cause.
+
+    SQLAlchemy skips children that are not in the session.
+    """
+    # Rows of a reference table are not written when they are linked.
+    if spec_of(state.mapper.local_table).reference is not None:
+        return
+    for relation in state.mapper.relationships:
+        if not relation.uselist or relation.viewonly:
+            continue
+        history = changed(state, relation.key)
+        if any(
+            inspect(child).session is not None
+            for child in (*history.added, *history.deleted)
+        ):
+            place = place_of(session, state.mapper, state.obj())
+            refuse_cached_autocommit(session, place, state.mapper.local_table)
+            session.log.wrote(place, f"{relation.key} of {_described(state)}")
+
+
+def _place(
+    session: ShardSession, state: InstanceState[Any], collections: Collections
+) -> None:
+    place = place_of(session, state.mapper, state.obj(), collections)
+    _check_references(session, state, place)
+    _log(session, state, place)
+
+
+def _log(
+    session: ShardSession, state: InstanceState[Any], place: Place
+) -> None:
+    table = state.mapper.local_table
+    refuse_cached_autocommit(session, place, table)
+    session.log.wrote(place, _described(state), table)
+
+
+def _own_shard(
+    session: ShardSession,
+    state: InstanceState[Any],
+    spec: TableSpec,
+    collections: Collections,
+) -> int | None:
+    """Return the shard of an object's id or parent; None if it has none."""
+    given = state.dict.get(_id_attribute(state.mapper, spec))
+    requested: int | None = state.dict.get(REQUESTED)
+    parent = _parent_shard(session, state, spec, collections)
+    if given is not None:
+        shard_id = check_type(given, spec.type_id, _name(state)).shard_id
+        if parent is not None and parent != shard_id:
+            raise _parent_elsewhere_error(state, spec, shard_id, parent)
+        return shard_id
+    if parent is not None and requested is not None and parent != requested:
+        raise _parent_elsewhere_error(state, spec, requested, parent)
+    return requested if parent is None else parent
+
+
+def _parent_elsewhere_error(
+    state: InstanceState[Any], spec: TableSpec, shard_id: int, parent: int
+) -> ColocationError:
+    return ColocationError(
+        f"the parent is on shard {parent}, but shard {shard_id} was "
+        "requested for the object; it is stored with its parent, so leave "
+        "out shard_id",
+        class_name=_name(state),
+        field=_parent_attribute(state.mapper, spec),
+        value=_stored(state, spec),
+    )
+
+
+def _parent_shard(
+    session: ShardSession,
+    state: InstanceState[Any],
+    spec: TableSpec,
+    collections: Collections,
+) -> int | None:
+    """Return the shard of the parent; None if unknown."""
+    value = None if spec.colocation is None else _stored(state, spec)
+    if value is not None:
+        return parent_shard(spec, _name(state), value)
+    holder = _parent_attribute(state.mapper, spec)
+    for relation, attribute in links_of(state.mapper).up:
+        parent = state.dict.get(relation)
+        if parent is not None and attribute == holder:
+            return place_of(session, None, parent, collections).shard_id
+    parent = collections.parent(state, holder)
+    if parent is None:
+        return None
+    return place_of(session, None, parent, collections).shard_id
+
+
+def _stored(state: InstanceState[Any], spec: TableSpec) -> Any:
+    """Return the parent's id from the object; None if it has none."""
+    if spec.colocation is None:
+        return state.dict.get(_id_attribute(state.mapper, spec))
+    return spec.colocation.read(state.obj())
+
+
+def _parent_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
+    """Return the attribute with the parent's id.
+
+    Without ``colocate_with`` it is the attribute of the id itself; for a
+    mapping row, the id of its source.
+    """
+    if spec.colocation is not None:
+        return spec.colocation.field
+    return _id_attribute(mapper, spec)
+
+
+def _check_root(state: InstanceState[Any], spec: TableSpec) -> None:
+    """Refuse a child without a parent.
+
+    :raises ColocationError: if the id of the parent is unknown.
+    :raises PlacementError: if a mapping row has no source.
+    """
+    if spec.colocation is not None:
+        parent_shard(spec, _name(state), _stored(state, spec))
+    column = state.mapper.primary_key[spec.id_index or 0]
+    if column.foreign_keys:
+        raise PlacementError(
+            f"{_name(state)}.{_parent_attribute(state.mapper, spec)} is None, "
+            "so the shard of the new row cannot be determined; it is the "
+            "shard of the object that the row belongs to"
+        )
+
+
+def _check_stays(
+    session: ShardSession, state: InstanceState[Any], place: Place
+) -> None:
+    """Refuse a new parent on another shard: an object never moves."""
+    spec = spec_of(state.mapper.local_table)
+    if spec.colocation is not None:
+        value = spec.colocation.read(state.obj())
+        if value is not None:
+            shard_id = parent_shard(spec, _name(state), value)
+            if shard_id != place.shard_id:
+                raise _elsewhere_error(
+                    state, spec.colocation.field, value, shard_id, place
+                )
+    _check_references(session, state, place)
+
+
+def _check_references(
+    session: ShardSession, state: InstanceState[Any], place: Place
+) -> None:
+    """Refuse references in columns that must refer to the own shard."""
+    links = links_of(state.mapper)
+    for key, type_id in links.references:
+        value = state.dict.get(key)
+        if value is None:
+            continue
+        parts = unpack(value)
+        if type_id not in (None, parts.type_id):
+            raise ColocationError(
+                f"{value} is an id of type {parts.type_id}; this column "
+                f"refers to objects of type {type_id}",
+                class_name=_name(state),
+                field=key,
+                value=value,
+            )
+        if parts.shard_id != place.shard_id:
+            raise _elsewhere_error(state, key, value, parts.shard_id, place)
+    for key, attribute in links.up:
+        parent = state.dict.get(key)
+        if parent is not None:
+            _check_link(session, state, attribute, parent, place)
+
+
+def _check_link(
+    session: ShardSession,
+    state: InstanceState[Any],
+    attribute: str,
+    parent: Any,
+    place: Place,
+) -> None:
+    """Refuse an object on another shard in a relationship."""
+    shard_id = place_of(session, None, parent).shard_id
+    if shard_id != place.shard_id:
+        raise _elsewhere_error(state, attribute, parent, shard_id, place)
+
+
+def _check_linked(session: ShardSession, state: InstanceState[Any]) -> None:
+    """Refuse to link objects of two shards.
+
+    :raises ColocationError: if the objects are on different shards.
+    """
+    for key in links_of(state.mapper).linked:
+        for other in changed(state, key).added:
+            if other is None or not _is_on_a_shard(inspect(other)):
+                continue
+            here = place_of(session, None, state.obj()).shard_id
+            there = place_of(session, None, other).shard_id
+            if here != there:
+                relation: Any = state.mapper.relationships[key]
+                raise ColocationError(
+                    f"{other} is on shard {there}, {state.obj()} on shard "
+                    f"{here}, and the rows of {relation.secondary.name} link "
+                    "objects of one shard. For objects of several write\n"
+                    + mapping_class(relation),
+                    class_name=_name(state),
+                    field=key,
+                    value=other,
+                )
+
+
+def _is_on_a_shard(state: InstanceState[Any]) -> bool:
+    # An object that is not in the session is not linked.
+    spec = spec_of(state.mapper.local_table)
+    return state.session is not None and spec.reference is None
+
+
+def _elsewhere_error(
+    state: InstanceState[Any],
+    field: str,
+    value: Any,
+    shard_id: int,
+    place: Place,
+) -> ColocationError:
+    return ColocationError(
+        f"{value} is on shard {shard_id}, the object is on shard "
+        f"{place.shard_id} and cannot move, and this field can refer to its "
+        "own shard only. Insert a copy on the shard of the new parent and "
+        "delete this object, or use an ObjectRef column for objects on other "
+        "shards",
+        class_name=_name(state),
+        field=field,
+        value=value,
+    )
+
+
+def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
+    assert spec.id_index is not None  # noqa: S101  # sharded tables have one
+    column = mapper.primary_key[spec.id_index]
+    return mapper.get_property_by_column(column).key
+
+
+def _name(state: InstanceState[Any]) -> str:
+    return state.mapper.class_.__name__
+
+
+def _described(state: InstanceState[Any]) -> str:
+    if state.key is None:
+        return f"a new {_name(state)}"
+    return f"{_name(state)} {', '.join(map(str, state.key[1]))}"

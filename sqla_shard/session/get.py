@@ -1,0 +1,309 @@
+"""Reading objects by their ids.
+
+The ``select()`` of each class is built once: building it for every ``get``
+would cost more than all the rest of the sharding code.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import bindparam
+from sqlalchemy import inspect
+from sqlalchemy import select
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm.attributes import instance_state
+
+from sqla_shard.engine import Places
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ConcurrentUseError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.ids import check_type
+from sqla_shard.ids import SHARD_SHIFT
+from sqla_shard.routing import spec_of
+from sqla_shard.session.row_cache import cache_in_transaction
+from sqla_shard.session.row_cache import CacheMismatch
+from sqla_shard.types.shard_bound import IdSlot
+
+if TYPE_CHECKING:
+    from sqla_shard.session.session import ShardSession
+
+__all__ = ["INCLUDE_INACTIVE", "Getter", "getter_of", "is_plain"]
+
+_ID = "sqla_shard_id"
+_IDS = "sqla_shard_ids"
+#: Execution option: reads include inactive objects.
+INCLUDE_INACTIVE = "include_inactive"
+
+_SHOW_ALL = {INCLUDE_INACTIVE: True}
+
+
+class Getter:
+    """Reader of objects of one class by id.
+
+    :ivar by_id: whether the primary key of the class is one object id.
+    """
+
+    def __init__(self, mapper: Mapper[Any]) -> None:
+        self._table = mapper.local_table
+        self._spec = spec = spec_of(self._table)
+        self._class = entity = mapper.class_
+        self._name = entity.__name__
+        key = mapper.primary_key
+        self.by_id = (
+            spec.kind == "objects" and spec.id_index == 0 and len(key) == 1
+        )
+        if not self.by_id:
+            return
+        self._identity = mapper.identity_key_from_primary_key((0,))[0]
+        attribute = getattr(entity, mapper.get_property_by_column(key[0]).key)
+        self._one = select(entity).where(attribute == bindparam(_ID))
+        self._many = select(entity).where(
+            attribute.in_(bindparam(_IDS, expanding=True))
+        )
+
+    def place(self, places: Places, primary_key: Sequence[Any]) -> Place:
+        """Return the location of the object with a primary key.
+
+        :raises InvalidIdError: if the key contains no id of the class.
+        :raises UnknownShardError: if the shard is not open.
+        """
+        spec = self._spec
+        keyspace = places.keyspace(spec.keyspace, spec.kind)
+        if spec.id_index is None:
+            return places.place(keyspace, 0)
+        object_id = primary_key[spec.id_index]
+        shard_id = check_type(object_id, spec.type_id, self._name).shard_id
+        return places.place(keyspace, shard_id)
+
+    def includes_hidden(
+        self, session: ShardSession, kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Return whether a read includes inactive objects."""
+        options = kwargs.get("execution_options") or {}
+        return session.shows_hidden or bool(options.get(INCLUDE_INACTIVE))
+
+    def get(self, session: ShardSession, object_id: int, hidden: bool) -> Any:
+        """Return the object of an id; None if it is missing or hidden."""
+        place = self.place(session.places, (object_id,))
+        found = session.identity_map.get((self._identity, (object_id,), None))
+        if found is None or instance_state(found).expired:
+            found = self._read(session, object_id, place, found)
+            if found is not None:
+                self._check(session, found, (object_id,))
+        return self._shown(found, hidden)
+
+    def _read(
+        self,
+        session: ShardSession,
+        object_id: int,
+        place: Place,
+        expired: Any,
+    ) -> Any:
+        """Read an object, from the cache if possible.
+
+        :param expired: the object of the session, if it has the object.
+        """
+        cached = cache_in_transaction(session, self._table, flush=False)
+        # Changes are not flushed: an object to be deleted is still in the
+        # cache, and a new one is not.
+        if cached is not None and (
+            expired is None or expired not in session.deleted
+        ):
+            with suppress(CacheMismatch):
+                places = {object_id: place}
+                read = cached.read(session, self._table, places)
+                # The id is absent if its cached row cannot be loaded.
+                found = read.get(object_id)
+                if found is not None or (
+                    object_id in read and not session.new
+                ):
+                    return found
+        # Python recognizes inactive objects faster than the server, which
+        # would have to parse the blob.
+        return (
+            session.scalars(
+                self._one,
+                {_ID: object_id},
+                bind_arguments={"place": place},
+                execution_options=_SHOW_ALL,
+            )
+            .unique()
+            .one_or_none()
+        )
+
+    def _check(
+        self, session: ShardSession, found: Any, ids: Container[int]
+    ) -> int:
+        """Return the id of an object that was read.
+
+        :param ids: the requested ids.
+        :raises ConcurrentUseError: if the id was not requested.
+        """
+        key: Any = instance_state(found).key
+        object_id: int = key[1][0]
+        if object_id not in ids:
+            # The next results on these connections are wrong too.
+            session.invalidate()
+            raise ConcurrentUseError(
+                f"a read of {self._name} by id returned the row of "
+                f"{object_id}, which was not requested: several threads or "
+                "tasks use this session at the same time; open one for each"
+            )
+        return object_id
+
+    def _shown(self, found: Any, hidden: bool) -> Any:
+        shown = self._spec.is_shown
+        if not isinstance(found, self._class):
+            return None
+        if hidden or shown is None or shown(found):
+            return found
+        return None
+
+    def get_with(
+        self,
+        session: ShardSession,
+        ident: Any,
+        hidden: bool,
+        kwargs: dict[str, Any],
+        get: Callable[..., Any],
+    ) -> Any:
+        """Return the object of an id through ``Session.get`` itself.
+
+        :param get: ``Session.get``, bound to the session.
+        :raises UnsupportedStatementError: for an identity token.
+        """
+        if kwargs.get("identity_token") is not None:
+            raise UnsupportedStatementError(
+                f"identity_token={kwargs['identity_token']!r} is not "
+                "supported: an object id contains its shard, so identity keys "
+                "have no token; leave it out",
+                construct="identity_token",
+            )
+        object_id = self._only(ident)
+        place = self.place(session.places, (object_id,))
+        kwargs["bind_arguments"] = {
+            **(kwargs.get("bind_arguments") or {}),
+            "place": place,
+        }
+        kwargs["execution_options"] = {
+            **(kwargs.get("execution_options") or {}),
+            **_SHOW_ALL,
+        }
+        found = get(self._class, object_id, **kwargs)
+        if found is None:
+            return None
+        self._check(session, found, (object_id,))
+        return self._shown(found, hidden)
+
+    def _only(self, ident: Any) -> Any:
+        if isinstance(ident, Mapping) and len(ident) == 1:
+            return next(iter(ident.values()))
+        if isinstance(ident, (tuple, list)) and len(ident) == 1:
+            return ident[0]
+        return ident
+
+    def get_many(
+        self,
+        session: ShardSession,
+        ids: Sequence[int],
+        options: Sequence[Any],
+        execution_options: Mapping[str, Any],
+    ) -> list[Any]:
+        """Return the objects by id, in order, with None for missing ones."""
+        type_id = self._spec.type_id
+        # Checks and groups the ids; routing and rendering use the groups.
+        slot = IdSlot(ids, type_id, whole=False)
+        if slot.other_type_id is not None:
+            check_type(slot.other_type_id, type_id, self._name)
+        hidden = self.includes_hidden(
+            session, {"execution_options": execution_options}
+        )
+        found: dict[int, Any] = {}
+        wanted = list(dict.fromkeys(ids))
+        if not execution_options.get("populate_existing"):
+            loaded = session.identity_map
+            for object_id in wanted:
+                held = loaded.get((self._identity, (object_id,), None))
+                if held is not None and not instance_state(held).expired:
+                    found[object_id] = held
+            wanted = [i for i in wanted if i not in found]
+            if wanted and not options:
+                found.update(self._cached_many(session, wanted))
+                wanted = [i for i in wanted if i not in found]
+        if wanted:
+            if len(wanted) < len(ids):
+                slot = IdSlot(wanted, type_id, whole=False)
+            statement = self._many
+            if options:
+                statement = statement.options(*options)
+            requested = set(wanted)
+            for row in session.scalars(
+                statement,
+                {_IDS: slot()},
+                execution_options={**execution_options, **_SHOW_ALL},
+            ).unique():
+                found[self._check(session, row, requested)] = row
+        return [
+            None if i not in found else self._shown(found[i], hidden)
+            for i in ids
+        ]
+
+    def _cached_many(
+        self, session: ShardSession, ids: Sequence[int]
+    ) -> Mapping[int, Any]:
+        """Return the objects that are cached, after filling the cache."""
+        cached = cache_in_transaction(session, self._table)
+        if cached is None:
+            return {}
+        places = session.places
+        keyspace = places.keyspace(self._spec.keyspace, self._spec.kind)
+        by_shard = {
+            shard_id: places.place(keyspace, shard_id)
+            for shard_id in {i >> SHARD_SHIFT for i in ids}
+        }
+        try:
+            return cached.read(
+                session,
+                self._table,
+                {i: by_shard[i >> SHARD_SHIFT] for i in ids},
+            )
+        except CacheMismatch:
+            return {}
+
+
+#: Arguments of ``Session.get`` without effect if empty; an empty
+#: ``with_for_update`` is a lock.
+_COLLECTIONS = ("options", "execution_options", "bind_arguments")
+
+
+def is_plain(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether no argument of ``get()`` has an effect.
+
+    ``get_one()`` and ``scoped_session`` pass all arguments, with their
+    defaults, and must use the cache too.
+    """
+    return not any(
+        value
+        if name in _COLLECTIONS
+        else value is not None and value is not False
+        for name, value in kwargs.items()
+    )
+
+
+_getters: weakref.WeakKeyDictionary[Any, Getter] = weakref.WeakKeyDictionary()
+
+
+def getter_of(entity: Any) -> Getter:
+    """Return the getter of a mapped class, or of its mapper."""
+    getter = _getters.get(entity)
+    if getter is None:
+        getter = _getters[entity] = Getter(inspect(entity).mapper)
+    return getter

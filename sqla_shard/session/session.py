@@ -1,0 +1,697 @@
+"""The session: SQLAlchemy's ``ShardedSession``, routed by object ids.
+
+:class:`ShardSession` is a
+:class:`~sqlalchemy.ext.horizontal_shard.ShardedSession` whose choosers read
+the shard from object ids.  It differs from that class in costs and in what it
+refuses:
+
+* opening a session costs the same for any number of shards;
+* a session has one connection and one transaction per server, for any number
+  of the server's shards;
+* an identity key is the class and the id, without a shard token;
+* one ``execute`` is one ORM execution: a listener adds the shards to it;
+* a statement whose shards cannot be determined is refused, and so is a write
+  to a second shard in one transaction.
+
+Compared to a single database there are no statements over two keyspaces, no
+atomic transactions over two shards, and no results of several shards that
+cannot be merged correctly.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeAlias
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy import inspect
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.horizontal_shard import ShardedSession
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.orm import Session
+from sqlalchemy.orm import SessionTransaction
+
+from sqla_shard.engine import Places
+from sqla_shard.engine import Plan
+from sqla_shard.engine import Watch
+from sqla_shard.engine.hooks import TRANSACTION_LOG
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ForkedSessionError
+from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc.base import summary
+from sqla_shard.routing import keyspace_of
+from sqla_shard.routing import route
+from sqla_shard.routing import spec_of
+from sqla_shard.session.commit import Commits
+from sqla_shard.session.connections import bind_to
+from sqla_shard.session.connections import ShardView
+from sqla_shard.session.connections import Usage
+from sqla_shard.session.events import listen
+from sqla_shard.session.execute import check_keyspace
+from sqla_shard.session.flush import place_of
+from sqla_shard.session.get import getter_of
+from sqla_shard.session.get import is_plain
+from sqla_shard.session.invalidation import check_write
+from sqla_shard.session.invalidation import reads_latest
+from sqla_shard.session.paging import Page
+from sqla_shard.session.row_cache import ANSWERS
+from sqla_shard.session.scatter_pages import scatter_page
+from sqla_shard.session.transaction import check_cross_shard
+from sqla_shard.session.transaction import CrossShard
+from sqla_shard.session.transaction import give_up
+from sqla_shard.session.transaction import LastWrite
+from sqla_shard.session.transaction import leave_to_parent
+from sqla_shard.session.transaction import roll_back_together
+from sqla_shard.session.transaction import TransactionLog
+from sqla_shard.util import sqlalchemy_private as private
+
+if TYPE_CHECKING:
+    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard.cluster.event_loops import Loops
+
+__all__ = [
+    "CrossShard",
+    "SessionContext",
+    "ShardSession",
+    "separate_session",
+]
+
+if TYPE_CHECKING:
+    #: The cluster of a session; in asynchronous code, the one of its event
+    #: loop.
+    AnyCluster: TypeAlias = Cluster | Loops
+
+
+T = TypeVar("T")
+
+
+class ShardSession(ShardedSession):
+    """A session over the virtual shards of a cluster.
+
+    :param cluster: the cluster; ``cluster.session()`` passes it.
+    :param shard_id: the shard of new root objects; None lets the placement
+        policy choose.
+    :param cross_shard: lets one transaction write several shards, committed
+        one after another: ``"ordered"`` (lookups first) or ``"unordered"``;
+        or run operations on other shards: ``"logged"``.
+    :param cache: whether reads may use the row cache.
+    :param kwargs: other options of :class:`sqlalchemy.orm.Session`.
+    """
+
+    shows_hidden = False  #: whether reads return inactive objects
+    last: LastWrite | None = None  #: called right before each COMMIT
+    #: Whether a transaction with writes has been committed.
+    has_committed = False
+    #: Operations of the last transaction that have not been applied.
+    pending: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        bind: None = None,
+        *,
+        cluster: AnyCluster,
+        shard_id: int | None = None,
+        cross_shard: CrossShard = None,
+        cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        Session.__init__(self, bind, **kwargs)
+        self.uses_cache = cache  #: whether reads may use the row cache
+        self.cluster = cluster
+        self.root_shard_id = shard_id
+        self._cross_shard: CrossShard = check_cross_shard(cross_shard)
+        self.usage = Usage()
+        self._process = os.getpid()
+        self._reset_transaction()
+        #: The shard that SQLAlchemy's bulk INSERT or UPDATE is writing.
+        self.bulk: Place | None = None
+
+    _commits: Commits | None = None
+
+    def _reset_transaction(self) -> None:
+        if self._commits is not None:
+            self._commits.forget()
+        self.close_cache_connection()
+        self._places: Places | None = None
+        self._views: dict[Place, tuple[Connection, ShardView]] = {}
+        self._log: TransactionLog | None = None
+        #: Connections with a transaction, in the order of BEGIN.
+        self._connections: list[Connection] = []
+        self._commits = None
+        #: Shard locations of objects that are not flushed yet.
+        self.placed: dict[Any, Place] = {}
+        self._transaction_cross_shard: CrossShard = None
+
+    @property
+    def places(self) -> Places:
+        """The locations of shards, unchanged until the transaction ends."""
+        if self._places is None:
+            self._places = self.cluster.places
+        return self._places
+
+    @property
+    def log(self) -> TransactionLog:
+        """The writes of the transaction."""
+        if self._log is None:
+            crosses = self._transaction_cross_shard or self._cross_shard
+            self._log = TransactionLog(
+                self.places, cross_shard=crosses, last=self.last
+            )
+        return self._log
+
+    @property
+    def watch(self) -> Watch | None:
+        """The observers of the session's statements."""
+        watch = self.cluster.watch
+        return None if watch is None else replace(watch, session=self)
+
+    def begin(
+        self, nested: bool = False, *, cross_shard: CrossShard = None
+    ) -> SessionTransaction:
+        """Begin a transaction; see :meth:`sqlalchemy.orm.Session.begin`.
+
+        :param cross_shard: lets this transaction write several shards.
+        """
+        transaction = super().begin(nested)
+        self._transaction_cross_shard = check_cross_shard(cross_shard)
+        return transaction
+
+    def follow(
+        self, transaction: SessionTransaction, connection: Connection
+    ) -> None:
+        """Follow a transaction that has begun on one server."""
+        self._connections.append(connection)
+        connection.info[TRANSACTION_LOG] = self.log
+        if not transaction.nested:
+            self._commits = self._commits or Commits(self)
+            self._commits.take(transaction, connection)
+
+    def _close(self) -> None:
+        failed: BaseException | None = None
+        try:
+            if self._process != os.getpid():
+                leave_to_parent(self._connections)
+            elif len(self._connections) > 1:
+                roll_back_together(
+                    self._connections, self.places.engines.lanes
+                )
+        except BaseException as error:
+            failed = error
+        try:
+            Session.close(self)
+        except BaseException:
+            # Session.close() stops at the first server that fails; on the
+            # others locks would remain, and connections would not return to
+            # their pools.
+            give_up(self._connections)
+            self._reset_transaction()
+            raise
+        if failed is not None:
+            raise failed
+
+    def check_process(self) -> None:
+        """Refuse to continue a transaction of the parent process.
+
+        :raises ForkedSessionError: in a child process.
+        """
+        process = os.getpid()
+        if process != self._process:
+            if self._views or self.in_transaction():
+                raise ForkedSessionError(
+                    f"process {process} uses a session with a transaction "
+                    f"that process {self._process} began; open a session in "
+                    "each process"
+                )
+            self._process = process
+
+    # ShardedSession's method tries the tokens of identity_chooser().
+    _identity_lookup = Session._identity_lookup  # type: ignore[assignment]  # same call, other defaults
+
+    def shard_chooser(  # type: ignore[override]  # an attribute there
+        self, mapper: Any, instance: Any, clause: Any = None, **kw: Any
+    ) -> int:
+        """Return the shard of an object; choose the shard of a new one."""
+        return place_of(self, mapper, instance).shard_id
+
+    def identity_chooser(  # type: ignore[override]  # an attribute there
+        self, mapper: Mapper[Any], primary_key: Sequence[Any], **kw: Any
+    ) -> list[int]:
+        """Return the shard of a primary key."""
+        return [getter_of(mapper).place(self.places, primary_key).shard_id]
+
+    def execute_chooser(self, context: ORMExecuteState) -> list[int]:
+        """Return the shards of a statement; see :mod:`.routing`."""
+        found = route(context.statement, context.parameters, self.places)
+        return list(found.shards)
+
+    def get_bind(  # type: ignore[override]  # takes a place as well
+        self,
+        mapper: Any = None,
+        *,
+        place: Place | None = None,
+        shard_id: int | None = None,
+        instance: Any = None,
+        clause: Any = None,
+        **kw: Any,
+    ) -> Any:
+        """Return the engine of the server of a shard.
+
+        :raises NoShardKeyError: if the shard cannot be determined.
+        """
+        if place is None:
+            place = self.bulk
+        if place is None:
+            place = self.place_for(mapper, shard_id, instance, clause)
+            if self._flushing:
+                # SQLAlchemy writes the rows of a many-to-many relationship
+                # on the connection of this engine, without options.
+                root = self.root_connection(place)
+                bind_to(root, self._connection_plan(place))
+        return place.engine
+
+    def place_for(
+        self,
+        mapper: Any = None,
+        shard_id: int | None = None,
+        instance: Any = None,
+        clause: Any = None,
+        keyspace: str | None = None,
+    ) -> Place:
+        """Return the location of an object, or of a shard of a class.
+
+        :param keyspace: name of the keyspace, instead of a class.
+        :raises KeyspaceMismatchError: if the class is in another keyspace.
+        :raises NoShardKeyError: if the shard cannot be determined.
+        """
+        places = self.places
+        if instance is not None:
+            return place_of(self, mapper or inspect(instance).mapper, instance)
+        table = None
+        if mapper is not None:
+            table = inspect(mapper).local_table
+        elif clause is not None:
+            table = getattr(clause, "table", None)
+        if keyspace is not None:
+            space = places.keyspace(keyspace, "")
+            if table is not None:
+                check_keyspace((table,), space, places.topology)
+        elif table is not None:
+            spec = spec_of(table)
+            space = places.keyspace(spec.keyspace, spec.kind)
+        elif shard_id is None:
+            space = keyspace_of((), places)
+        else:
+            space = places.keyspace(None, "objects")
+        if space.kind == "global":
+            return places.place(space, 0)
+        if shard_id is None:
+            name = space.name if table is None else str(table.name)
+            raise NoShardKeyError(
+                f"the shard of {name} cannot be determined; pass "
+                'bind_arguments={"shard_id": n}',
+                tables=(name,),
+            )
+        return places.place(space, shard_id)
+
+    @property
+    def connection_callable(self) -> Any:  # type: ignore[override]  # a method there
+        """The function that returns the connection of an object.
+
+        The unit of work calls it.
+        """
+        # SQLAlchemy's bulk operations refuse sessions with this attribute.
+        return None if self.bulk is not None else self._connection_of
+
+    def _connection_of(
+        self, mapper: Any = None, instance: Any = None, **kw: Any
+    ) -> Connection:
+        return self.view(place_of(self, mapper, instance))
+
+    def view(self, place: Place) -> ShardView:
+        """Return the session's connection to a server, seen from a shard."""
+        root = self.root_connection(place)
+        known = self._views.get(place)
+        # Return the same view each time: the unit of work batches rows by
+        # connection.
+        if known is None or known[0] is not root:
+            view = ShardView(root, place, self._connection_plan(place))
+            known = self._views[place] = root, view
+        return known[1]
+
+    def open_view(self, place: Place) -> ShardView:
+        """Return :meth:`view`; also works while COMMIT is being sent.
+
+        :raises LookupError: if the transaction has not begun on the shard's
+            server.
+        """
+        for root in self._connections:
+            if root.engine is place.engine:
+                return ShardView(root, place, self._connection_plan(place))
+        raise LookupError(
+            f"the transaction has not begun on {place.server}, where shard "
+            f"{place.shard_id} of {place.keyspace} is"
+        )
+
+    def plan_for(self, place: Place, *, scattered: bool = False) -> Plan:
+        """Return the plan of a statement that the session has checked."""
+        return Plan(
+            (place,),
+            (),
+            self.log.wrote,
+            scattered=scattered,
+            watch=self.watch,
+        )
+
+    def _connection_plan(self, place: Place) -> Plan:
+        """Return the plan of statements that are executed on a connection."""
+        return Plan((place,), (), self._wrote, watch=self.watch)
+
+    def _wrote(self, place: Place, what: str, table: Any = None) -> None:
+        by_session = self._flushing or self.bulk is not None
+        check_write(self, place, table, by_session=by_session)
+        self.log.wrote(place, what, table)
+
+    def root_connection(self, place: Place) -> Connection:
+        """Return the session's connection to the server of a shard."""
+        return Session.connection(self, bind_arguments={"bind": place.engine})
+
+    def is_connected(self, place: Place) -> bool:
+        """Return whether the session is connected to a shard's server."""
+        return any(c.engine is place.engine for c in self._connections)
+
+    def reads_latest(self, place: Place | None = None) -> bool:
+        """Return whether the next read sees the last COMMIT of any session."""
+        engine = None if place is None else place.engine
+        here = [c for c in self._connections if engine in (None, c.engine)]
+        return all(map(reads_latest, here))
+
+    def connection(
+        self,
+        bind_arguments: Any = None,
+        execution_options: Any = None,
+    ) -> Connection:
+        """Return the connection to one shard; see ``Session.connection``.
+
+        :param bind_arguments: ``{"shard_id": n}``, with ``{"keyspace":
+            name}`` or ``{"mapper": Class}`` if there are several keyspaces;
+            None for the only global one.
+        :raises NoShardKeyError: if the shard cannot be determined.
+        """
+        self.check_process()
+        given = dict(bind_arguments or {})
+        place = given.pop("place", None) or self.place_for(**given)
+        if execution_options:
+            Session.connection(
+                self,
+                bind_arguments={"bind": place.engine},
+                execution_options=execution_options,
+            )
+        return self.view(place)
+
+    # Cached rows: the connection to the engine that returns them is not part
+    # of the transaction, since listeners to after_begin and execution
+    # options are meant for servers.
+
+    _cache_connection: Connection | None = None
+
+    def _connection_for_bind(
+        self, engine: Any, execution_options: Any = None, **kw: Any
+    ) -> Connection:
+        if not getattr(engine, ANSWERS, False):
+            return super()._connection_for_bind(
+                engine, execution_options, **kw
+            )
+        # SQLAlchemy does the same before it connects to a server.
+        private.check_can_execute(self)
+        found = self._cache_connection
+        if found is None or found.engine is not engine:
+            self.close_cache_connection()
+            found = self._cache_connection = engine.connect()
+        return found
+
+    def close_cache_connection(self) -> None:
+        """Close the connection to the engine of cached rows."""
+        if self._cache_connection is not None:
+            self._cache_connection.close()
+            self._cache_connection = None
+
+    def _execute_internal(self, *args: Any, **kwargs: Any) -> Any:
+        with self.usage:
+            return super()._execute_internal(*args, **kwargs)
+
+    def flush(self, objects: Any = None) -> None:
+        """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
+        with self.usage:
+            super().flush(objects)
+
+    def commit(self) -> None:
+        """Commit; see :meth:`sqlalchemy.orm.Session.commit`."""
+        with self.usage:
+            super().commit()
+
+    def rollback(self) -> None:
+        """Roll back; see :meth:`sqlalchemy.orm.Session.rollback`."""
+        with self.usage:
+            super().rollback()
+
+    def close(self) -> None:
+        """Roll back and close; see :meth:`sqlalchemy.orm.Session.close`.
+
+        ROLLBACK is sent to all servers in parallel.  If it fails on one, the
+        connections to the others are closed.
+
+        :raises sqlalchemy.exc.SQLAlchemyError: the error of that server.
+        :raises ConcurrentUseError: if another thread or task is using the
+            session.
+        """
+        with self.usage:
+            try:
+                self._close()
+            finally:
+                self.usage.end()
+
+    def get(
+        self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any
+    ) -> T | None:
+        """Return the object of an id; see :meth:`sqlalchemy.orm.Session.get`.
+
+        :param ident: the id of an object class, or any primary key.
+        :returns: None if there is no row, or if it is inactive and
+            ``execution_options={"include_inactive": True}`` is not given.
+        :raises InvalidIdError: if ``ident`` is not an id.
+        :raises WrongTypeError: if ``ident`` is an id of another class.
+        :raises UnknownShardError: if the shard of the id is not open.
+        """
+        getter = getter_of(entity)
+        if not getter.by_id:
+            return super().get(entity, ident, **kwargs)
+        hidden = getter.includes_hidden(self, kwargs)
+        if type(ident) is int and (not kwargs or is_plain(kwargs)):
+            found: T | None = getter.get(self, ident, hidden)
+        else:
+            found = getter.get_with(self, ident, hidden, kwargs, super().get)
+        return found
+
+    def get_many(
+        self,
+        entity: type[T],
+        ids: Iterable[int],
+        *,
+        options: Sequence[Any] = (),
+        execution_options: Any = None,
+    ) -> list[T | None]:
+        """Return the objects of several ids, on any shards.
+
+        :param ids: ids of objects; an id may occur more than once.
+        :param options: loader options, as for ``select().options()``.
+        :returns: a list in the order of the ids, with None for each id that
+            has no row.
+        :raises InvalidIdError: if a value is not an id, or is an id of
+            another class.
+        """
+        getter = getter_of(entity)
+        if not getter.by_id:
+            raise UnsupportedStatementError(
+                f"get_many() takes object classes; {entity!r} is not one: "
+                "use select() with in_()",
+                construct="get_many()",
+            )
+        found: list[T | None] = getter.get_many(
+            self, list(ids), options, execution_options or {}
+        )
+        return found
+
+    def scatter_page(
+        self,
+        statement: Any,
+        limit: int,
+        after: str | None = None,
+        *,
+        parameters: Any = None,
+    ) -> Page[Any]:
+        """Return a page of the rows of a SELECT, in its order.
+
+        ::
+
+            newest = select(Pin).order_by(Pin.ts.desc())
+            page = session.scatter_page(newest, 50)
+            more = session.scatter_page(newest, 50, after=page.next)
+
+        Each shard reads at most one page.  Rows that are inserted or deleted
+        between two pages cause no other row to be repeated or skipped.  Rows
+        that are equal in ORDER BY are ordered by their primary keys.  If
+        the statement does not determine its shards, it reads all of them.
+
+        :param statement: a SELECT without LIMIT, DISTINCT or GROUP BY; its
+            ``scatter()`` limits apply to each page.
+        :param limit: maximum number of rows of the page, from 1.
+        :param after: a bookmark: the ``next`` or ``previous`` of a page.
+        :param parameters: parameters of the statement, if any.
+        :returns: a page of objects or values if the statement selects one
+            class or column, otherwise of rows.
+        :raises ScatterUnsupportedError: if a page cannot continue in the
+            order of the statement.
+        :raises InvalidBookmarkError: if ``after`` is not a bookmark of
+            this statement; it may belong to another order, WHERE clause,
+            value in it or cluster, or be forged.
+        """
+        return scatter_page(self, statement, limit, after, parameters)
+
+    def merge(self, instance: T, **kwargs: Any) -> T:
+        """Merge an object; see :meth:`sqlalchemy.orm.Session.merge`."""
+        # Show inactive rows: otherwise merge() would
+        # insert them a second time.
+        before, self.shows_hidden = self.shows_hidden, True
+        try:
+            return super().merge(instance, **kwargs)
+        finally:
+            self.shows_hidden = before
+
+    def expire(
+        self, instance: object, attribute_names: Iterable[str] | None = None
+    ) -> None:
+        """Expire attributes; see :meth:`sqlalchemy.orm.Session.expire`.
+
+        :raises BlobError: if the attribute is a field, and other fields of
+            the object have unflushed changes: all fields are read together.
+        """
+        super().expire(instance, _loaded_as(instance, attribute_names))
+
+    def refresh(
+        self,
+        instance: object,
+        attribute_names: Iterable[str] | None = None,
+        with_for_update: Any = None,
+    ) -> None:
+        """Read an object again; see :meth:`sqlalchemy.orm.Session.refresh`.
+
+        :raises BlobError: see :meth:`expire`; only if autoflush is off.
+        """
+        if attribute_names is not None:
+            private.autoflush(self)
+        super().refresh(
+            instance, _loaded_as(instance, attribute_names), with_for_update
+        )
+
+    def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a method that cannot route rows to shards.
+
+        :raises UnsupportedStatementError: always.
+        """
+        raise UnsupportedStatementError(
+            "the legacy bulk methods cannot write to several shards; use "
+            "session.execute(insert(Class), rows) or session.add_all()",
+            construct="bulk_*()",
+        )
+
+    bulk_save_objects = _refuse_bulk
+    bulk_insert_mappings = _refuse_bulk
+    bulk_update_mappings = _refuse_bulk
+
+
+def _loaded_as(
+    instance: object, names: Iterable[str] | None
+) -> Iterable[str] | None:
+    """Return the attributes from which the named attributes are loaded."""
+    state: Any = inspect(instance, raiseerr=False)
+    if names is None or state is None:
+        return names
+    loaded_as = spec_of(state.mapper.local_table).loaded_as
+    return names if loaded_as is None else loaded_as(state, list(names))
+
+
+listen(ShardSession)
+
+
+_log = logging.getLogger(__name__)
+
+
+class SessionContext:
+    """Context manager that begins a transaction and closes the session.
+
+    The transaction is committed at the end of the block, and rolled back
+    after an exception.
+
+    :param session: a new session.
+    """
+
+    def __init__(self, session: ShardSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> ShardSession:
+        self._session.begin()
+        return self._session
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            try:
+                self._session.commit()
+            except BaseException:
+                self._roll_back()
+                raise
+            self._session.close()
+        else:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        """Close the session; log an error instead of raising it."""
+        try:
+            self._session.close()
+        except SQLAlchemyError as error:
+            # Log no traceback: it contains the error of the block, with the
+            # parameters of its statement.
+            _log.warning(
+                "could not roll back a transaction; its connections were "
+                "closed: %s",
+                summary(error),
+                extra={"action": "roll back"},
+            )
+
+
+def separate_session(session: ShardSession) -> ShardSession:
+    """Return a new session with the topology of another.
+
+    The new session sees the last COMMIT, and begins no transaction in the
+    other session.  Use it only for servers that the other session is not
+    connected to: the connections of both could wait for each other.
+
+    :param session: the session whose topology is used.
+    """
+    other = ShardSession(cluster=session.cluster, cache=False)
+    other._places = session.places
+    return other

@@ -1,0 +1,332 @@
+"""A fleet of MariaDB servers that share the shards of a topology.
+
+::
+
+    with MariaDBFleet(servers=2, shards=16) as fleet:
+        fleet.create_databases()
+        document = fleet.topology_mapping(main=True)
+        ...
+        fleet.servers[0].kill()
+
+Four servers start in a second or two: their data directories are copies of
+one, and they start in parallel.  If ``SQLA_SHARD_TEST_SERVERS`` is set (see
+:class:`ExternalServer`), those servers are used and nothing is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+from urllib.parse import unquote
+from urllib.parse import urlsplit
+
+import pymysql
+
+from sqla_shard import exc
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.local_server import Startable
+from sqla_shard.testing.mariadb import MariaDBServer
+from sqla_shard.testing.mariadb import SQLServer
+from sqla_shard.testing.mariadb_setup import PREFIXES
+from sqla_shard.testing.mariadb_setup import random_password
+from sqla_shard.testing.proxy import Proxy
+from sqla_shard.testing.topology_documents import databases
+from sqla_shard.testing.topology_documents import divide
+from sqla_shard.testing.topology_documents import MOD_DATABASE
+from sqla_shard.testing.topology_documents import OBJECTS_DATABASE
+from sqla_shard.testing.topology_documents import sqlite_topology
+from sqla_shard.testing.topology_documents import topology_document
+
+__all__ = [
+    "ExternalServer",
+    "MariaDBFleet",
+    "external_servers",
+    "sqlite_topology",
+]
+
+
+class ExternalServer(SQLServer):
+    """A server that the tests use, but do not start or stop.
+
+    It can be MySQL 8, an older MariaDB or a server on another machine.  Tests
+    that need no process of their own run on it.  The environment variable
+    ``SQLA_SHARD_TEST_SERVERS`` has the URLs of such servers, separated by
+    commas: ``mysql://user:password@host:port``.  The account must have the
+    privileges to create and drop the databases of the tests (names that begin
+    with ``db``, ``main`` and ``lookup``); those are dropped.
+
+    It has the part of :class:`~.mariadb.MariaDBServer` that needs no process:
+    ``name``, ``host``, ``port``, ``user``, ``password``, ``url``,
+    :meth:`connect` and :meth:`root_execute`.
+
+    :param name: name of the server, for messages and in a topology.
+    :param url: URL of the server, as in ``SQLA_SHARD_TEST_SERVERS``.
+    :raises ValueError: if the URL lacks a part; the password is not shown.
+    """
+
+    local = False
+    """Whether the server is a local process that tests can kill."""
+
+    def __init__(self, name: str, url: str) -> None:
+        parts = urlsplit(url)
+        scheme = parts.scheme.partition("+")[0]
+        if scheme not in ("mysql", "mariadb") or not (
+            parts.hostname and parts.username
+        ):
+            raise ValueError(
+                "SQLA_SHARD_TEST_SERVERS: the URL of "
+                f"{name} must have the form mysql://user:password@host:port"
+            )
+        self.name = name
+        self.host = parts.hostname
+        self.port = parts.port or 3306
+        self.user = unquote(parts.username)
+        self.password = unquote(parts.password or "")
+        self.url = url.strip().replace(parts.scheme, "mysql", 1)
+
+    def __repr__(self) -> str:
+        where = f"{self.host}:{self.port}"
+        return f"<{type(self).__name__} {self.name} {where}>"
+
+    def start(self) -> ExternalServer:
+        """Check that the server responds.
+
+        :raises sqla_shard.exc.ServerProcessError: if it does not respond.
+        """
+        try:
+            self.root_execute("SELECT 1")
+        except pymysql.err.MySQLError as error:
+            raise exc.ServerProcessError(
+                f"{self!r} of SQLA_SHARD_TEST_SERVERS does not respond: "
+                f"{error}",
+                log="",
+            ) from error
+        return self
+
+    def stop(self) -> None:
+        """Do nothing: the tests do not own the server."""
+
+
+def external_servers(
+    environ: Mapping[str, str] = os.environ,
+) -> list[ExternalServer]:
+    """Return the servers of ``SQLA_SHARD_TEST_SERVERS``; empty if not set.
+
+    :raises ValueError: if one of the URLs lacks a part.
+    """
+    urls = environ.get("SQLA_SHARD_TEST_SERVERS", "").split(",")
+    return [
+        ExternalServer(f"server{number}", url.strip())
+        for number, url in enumerate(filter(str.strip, urls), 1)
+    ]
+
+
+_PASSWORD = "MYSQL_PASSWORD"  # noqa: S105 - a name, not a secret
+
+
+class MariaDBFleet(Startable):
+    """Servers ``server1``, ``server2``... and the databases on them.
+
+    :param servers: number of servers; ignored if ``SQLA_SHARD_TEST_SERVERS``
+        is set.
+    :param shards: virtual shards of the keyspace ``objects``.
+    :param database: pattern of their database names.
+    :param password: password of the application user, the same on all servers;
+        by default ``SQLA_SHARD_TEST_PASSWORD``, else random.
+    :param prefixes: allowed beginnings of database names.
+    :param fast: see :class:`~.mariadb.MariaDBServer`.
+    :param options: further arguments of every ``mariadbd``.
+    :param start_timeout: seconds to wait for each server.
+    :raises ValueError: if an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        servers: int = 4,
+        shards: int = 256,
+        *,
+        database: str = OBJECTS_DATABASE,
+        password: str | None = None,
+        prefixes: Sequence[str] = PREFIXES,
+        fast: bool = False,
+        options: Sequence[str] = (),
+        start_timeout: float = 60.0,
+    ) -> None:
+        external = external_servers()
+        divide(shards, len(external) or servers)
+        if not external and not database.startswith(tuple(prefixes)):
+            raise ValueError(
+                f"database {database!r} begins with none of the prefixes "
+                f"{', '.join(map(repr, prefixes))}"
+            )
+        self.shards = shards
+        self.database = database
+        self.fast = fast
+        self.local = not external
+        """Whether the servers are local processes that tests can kill."""
+        self.servers: Sequence[MariaDBServer | ExternalServer] = external
+        """The servers in order; external ones if :attr:`local` is false."""
+        if external:
+            return
+        shared = random_password() if password is None else password
+        self.servers = [
+            MariaDBServer(
+                f"server{number}",
+                password=shared,
+                prefixes=prefixes,
+                fast=fast,
+                options=options,
+                start_timeout=start_timeout,
+            )
+            for number in range(1, servers + 1)
+        ]
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} servers={len(self.servers)} "
+            f"shards={self.shards} local={self.local}>"
+        )
+
+    def start(self) -> MariaDBFleet:
+        """Start all servers in parallel and wait until they respond.
+
+        If one fails, all are stopped.
+
+        :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or
+            a server does not start; external ones, if one does not respond.
+        """
+        with self._stopped_on_error():
+            in_parallel(self.servers, lambda server: server.start())
+        return self
+
+    def stop(self) -> None:
+        """Stop all local servers and remove their data."""
+        in_parallel(self.servers, lambda server: server.stop())
+
+    def server(self, name: str) -> MariaDBServer | ExternalServer:
+        """Return the server with the given name.
+
+        :raises KeyError: if there is none.
+        """
+        return {server.name: server for server in self.servers}[name]
+
+    # -- Topology and databases ------------------------------------------
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Values for the placeholders of :meth:`topology_mapping`.
+
+        Only ``MYSQL_PASSWORD`` if the servers share one password, otherwise
+        ``MYSQL_PASSWORD_1`` for the first and so on.
+        """
+        return {
+            self._placeholder(number): server.password
+            for number, server in enumerate(self.servers, 1)
+        }
+
+    def topology_mapping(
+        self,
+        *,
+        epoch: int = 1,
+        shards: int | None = None,
+        database: str | None = None,
+        main: bool | str = False,
+        lookup: int = 0,
+        lookup_database: str = MOD_DATABASE,
+        weights: Sequence[float] | None = None,
+        placeholders: bool = False,
+        proxies: Sequence[Proxy] = (),
+    ) -> dict[str, Any]:
+        """Return a topology of these servers, as a document.
+
+        Keyspaces, all divided evenly: ``objects``, and on demand the global
+        ``main`` and ``lookup`` of kind mod.  The servers must be running.
+
+        :param shards: number of shards of ``objects``; by default that of the
+            fleet.
+        :param database: pattern of the database names of ``objects``; by
+            default that of the fleet.  With a pattern for each test module,
+            such as ``"db_move{shard:05d}"``, modules do not share data.
+        :param main: whether to add the keyspace ``main``; or the name of
+            its database.
+        :param lookup: shards of the keyspace ``lookup``; 0 for none.
+        :param lookup_database: pattern of its database names.
+        :param weights: share of new roots of each server.
+        :param placeholders: write ``${...}`` for passwords; :attr:`environ`
+            has the values.
+        :param proxies: a running proxy for each server, in order, whose
+            addresses replace those of the servers.
+        :raises ValueError: if there are proxies, but not one for each.
+        """
+        if proxies and len(proxies) != len(self.servers):
+            raise ValueError(
+                f"proxies: {len(proxies)} for {len(self.servers)} servers"
+            )
+        primaries = {}
+        ends: Sequence[Any] = proxies or self.servers
+        for number, server in enumerate(self.servers, 1):
+            password = quote(server.password, safe="")
+            if placeholders:
+                password = f"${{{self._placeholder(number)}}}"
+            user = quote(server.user, safe="")
+            end = ends[number - 1]
+            where = f"{end.host}:{end.port}"
+            primaries[server.name] = f"mysql://{user}:{password}@{where}"
+        return topology_document(
+            primaries,
+            self.shards if shards is None else shards,
+            epoch=epoch,
+            database=self.database if database is None else database,
+            main=main,
+            lookup=lookup,
+            lookup_database=lookup_database,
+            weights=weights,
+        )
+
+    def create_databases(
+        self, document: Mapping[str, Any] | None = None
+    ) -> None:
+        """Create the missing databases of virtual shards.
+
+        Character set utf8mb4, collation utf8mb4_bin.
+
+        :param document: document of :meth:`topology_mapping`; by default
+            with ``objects`` only.
+        """
+        self._run(
+            "CREATE DATABASE IF NOT EXISTS `{}` "
+            "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+            document,
+        )
+
+    def drop_databases(
+        self, document: Mapping[str, Any] | None = None
+    ) -> None:
+        """Drop the databases of virtual shards.
+
+        :param document: document of :meth:`topology_mapping`; by default
+            with ``objects`` only.
+        """
+        self._run("DROP DATABASE IF EXISTS `{}`", document)
+
+    def _placeholder(self, number: int) -> str:
+        shared = len({server.password for server in self.servers}) == 1
+        return _PASSWORD if shared else f"{_PASSWORD}_{number}"
+
+    def _run(self, sql: str, document: Mapping[str, Any] | None) -> None:
+        if document is None:
+            document = self.topology_mapping()
+        names: dict[str, list[str]] = {}
+        for server, database in databases(document):
+            names.setdefault(server, []).append(database)
+
+        def action(server: MariaDBServer | ExternalServer) -> None:
+            with server.connect(autocommit=True) as connection:
+                cursor = connection.cursor()
+                for name in names.get(server.name, ()):
+                    cursor.execute(sql.format(name))
+
+        in_parallel(self.servers, action)

@@ -1,0 +1,378 @@
+"""The setup of MariaDB servers: accounts, options and data directories.
+
+A data directory is created once for each process, and copied:
+``mariadb-install-db`` takes about a second, a copy 0.05 s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pwd
+import re
+import resource
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pymysql.cursors import Cursor
+
+from sqla_shard import exc
+from sqla_shard.testing.local_server import guard
+from sqla_shard.testing.local_server import tail
+from sqla_shard.testing.programs import find_mariadb
+from sqla_shard.testing.programs import MariaDBPrograms
+from sqla_shard.testing.programs import MISSING_MARIADB
+
+__all__ = [
+    "PREFIXES",
+    "Account",
+    "check_prefixes",
+    "copy_data",
+    "create_user",
+    "data_template",
+    "make_directory",
+    "mariadb_programs",
+    "random_password",
+    "server_options",
+    "storage_options",
+]
+
+
+PREFIXES = ("db", "main", "lookup")
+"""Default beginnings of database names."""
+
+_SYSTEM_DATABASES = (
+    "information_schema",
+    "mysql",
+    "performance_schema",
+    "sys",
+)
+
+
+def random_password() -> str:
+    """Return ``SQLA_SHARD_TEST_PASSWORD`` if set, else a random password."""
+    return os.environ.get("SQLA_SHARD_TEST_PASSWORD") or (
+        secrets.token_urlsafe(18)
+    )
+
+
+def check_prefixes(prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Return the prefixes, if they are valid.
+
+    :raises ValueError: if there is no prefix, or one has other characters, or
+        matches a system database.
+    """
+    if not prefixes:
+        raise ValueError("prefixes must have at least one item")
+    for prefix in prefixes:
+        if not re.fullmatch(r"[A-Za-z0-9_$-]+", prefix):
+            raise ValueError(
+                f"prefix {prefix!r} must be letters, digits, _, $ or -"
+            )
+        for name in _SYSTEM_DATABASES:
+            if name.startswith(prefix.lower()):
+                raise ValueError(
+                    f"prefix {prefix!r} matches the system database {name!r}"
+                )
+    return tuple(prefixes)
+
+
+def create_user(
+    cursor: Cursor, account: str, *, password: str, prefixes: Sequence[str]
+) -> None:
+    """Create a user with all privileges on databases with the given prefixes.
+
+    :param cursor: cursor of a connection of root.
+    :param account: user and host, quoted.
+    :param prefixes: beginnings of the names of its databases.
+    """
+    cursor.execute(f"CREATE USER {account} IDENTIFIED BY %s", (password,))
+    for prefix in prefixes:
+        # An unescaped underscore would match any character.
+        pattern = re.sub(r"([\\_%])", r"\\\1", prefix) + "%"
+        cursor.execute(f"GRANT ALL PRIVILEGES ON `{pattern}`.* TO {account}")
+
+
+# The modes of MySQL 8, which are stricter than those of MariaDB.
+_SQL_MODE = ",".join(
+    (
+        "ONLY_FULL_GROUP_BY",
+        "STRICT_TRANS_TABLES",
+        "NO_ZERO_IN_DATE",
+        "NO_ZERO_DATE",
+        "ERROR_FOR_DIVISION_BY_ZERO",
+        "NO_ENGINE_SUBSTITUTION",
+    )
+)
+
+
+def storage_options(fast: bool) -> list[str]:
+    """Return the options that determine the files of a server.
+
+    :param fast: use little memory, and small files.
+    """
+    if not fast:
+        return []
+    return [
+        "--innodb-buffer-pool-size=64M",
+        "--innodb-log-file-size=32M",
+        "--aria-pagecache-buffer-size=8M",
+        "--key-buffer-size=1M",
+    ]
+
+
+def _limits() -> tuple[int, int]:
+    """Return the numbers of files and tables that a server may open."""
+    # mariadbd requests two files for each table of its cache.  Above the hard
+    # limit it gets the soft limit only: 1,024.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = 65_535 if hard == resource.RLIM_INFINITY else min(hard, 65_535)
+    return files, max(400, min(16_384, (files - 1_000) // 2))
+
+
+def server_options(
+    directory: Path,
+    *,
+    port: int,
+    socket: Path,
+    server_id: int,
+    gtid_domain_id: int,
+    fast: bool,
+) -> list[str]:
+    """Return the arguments of a server.
+
+    :param directory: directory of this server; contains ``data`` and ``tmp``.
+    :param port: port on 127.0.0.1.
+    :param fast: whether a power failure may lose commits.
+    """
+    files, tables = _limits()
+    # DDL waits for the disk several times for each table.  "loose": releases
+    # without one of these options ignore it.
+    unsynced = ["--loose-innodb-flush-method=nosync", "--loose-debug-no-sync"]
+    return [
+        f"--datadir={directory / 'data'}",
+        # A starting server removes all `#sql*` files of its tmpdir, even
+        # those of other servers.
+        f"--tmpdir={directory / 'tmp'}",
+        f"--socket={socket}",
+        f"--pid-file={directory / 'tmp' / 'server.pid'}",
+        f"--port={port}",
+        "--bind-address=127.0.0.1",
+        "--skip-name-resolve",
+        f"--server-id={server_id}",
+        "--log-bin=binlog",
+        "--binlog-format=ROW",
+        "--log-slave-updates=1",
+        "--relay-log=relay",
+        f"--gtid-domain-id={gtid_domain_id}",
+        "--gtid-strict-mode=1",
+        f"--sql-mode={_SQL_MODE}",
+        "--character-set-server=utf8mb4",
+        "--default-time-zone=+00:00",
+        "--performance-schema=OFF",
+        "--max-connections=500",
+        # For thousands of virtual shards with a few tables each; with the
+        # defaults (2,000 and 400) tables would be reopened all the time.
+        f"--open-files-limit={files}",
+        f"--table-open-cache={tables}",
+        "--table-open-cache-instances=1",
+        f"--innodb-open-files={tables}",
+        "--table-definition-cache=16384",
+        # A small server starts and stops faster without these features.
+        "--innodb-buffer-pool-dump-at-shutdown=OFF",
+        "--innodb-buffer-pool-load-at-startup=OFF",
+        f"--innodb-flush-log-at-trx-commit={2 if fast else 1}",
+        f"--sync-binlog={0 if fast else 1}",
+        *(unsynced if fast else ()),
+        *storage_options(fast),
+    ]
+
+
+_made: dict[tuple[object, ...], Path] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The operating system account of a server.
+
+    :ivar name: name of the account; None if it has none.
+    :ivar change: whether this process runs as root and the server does not.
+    """
+
+    name: str | None
+    change: bool
+
+    @classmethod
+    def for_directory(cls, parent: Path) -> Account:
+        """Return ``mysql`` for root, if possible, else the current account.
+
+        :param parent: parent of the server's directory.
+        """
+        if os.geteuid() == 0:
+            # In a private directory, such as that of pytest, another account
+            # cannot read its own files.
+            reachable = all(
+                folder.stat().st_mode & 0o001
+                for folder in (parent, *parent.parents)
+            )
+            try:
+                pwd.getpwnam("mysql")
+            except KeyError:
+                reachable = False
+            if reachable:
+                return cls("mysql", change=True)
+        return cls(system_user(), change=False)
+
+    @property
+    def server_options(self) -> list[str]:
+        """``--user``, which mariadbd requires of root only."""
+        return [f"--user={self.name}"] if os.geteuid() == 0 else []
+
+    def own(self, path: Path) -> None:
+        """Change the owner of a file or directory, not of its contents."""
+        if self.change:
+            shutil.chown(path, self.name, self._group)
+
+    @property
+    def _group(self) -> int:
+        return pwd.getpwnam(str(self.name)).pw_gid
+
+    def run(
+        self, command: list[str], *, cwd: Path
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program under this account, and capture its output."""
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            # Not with --user: mariadb-install-db would change files of the
+            # installed MariaDB.
+            user=self.name if self.change else None,
+            group=self._group if self.change else None,
+            extra_groups=[] if self.change else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+
+def system_user() -> str | None:
+    """Return the name of the account of this process; None if it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None
+
+
+def mariadb_programs() -> MariaDBPrograms:
+    """Return the programs of MariaDB.
+
+    :raises sqla_shard.exc.ServerProcessError: if a program is not installed.
+    """
+    found = find_mariadb()
+    if found is None:
+        raise exc.ServerProcessError(MISSING_MARIADB, log="")
+    return found
+
+
+def make_directory(parent: Path, account: Account) -> Path:
+    """Create a directory of an account, without access for other users."""
+    # Short: the path of a socket in it is limited to 107 bytes.
+    made = Path(tempfile.mkdtemp(prefix="sqlashard-", dir=parent))
+    account.own(made)
+    return made
+
+
+def data_template(options: Sequence[str]) -> Path:
+    """Return a data directory to copy.
+
+    It is created for the first server, and removed when the process ends.
+
+    :param options: see :func:`storage_options`.
+    :raises sqla_shard.exc.ServerProcessError: if it cannot be created.
+    """
+    # A forked child creates its own directory: the parent may end before it.
+    key = (os.getpid(), mariadb_programs(), *options)
+    with _lock:  # the servers of a fleet start in parallel
+        if key not in _made or not _made[key].exists():
+            parent = Path(tempfile.gettempdir()).resolve()
+            account = Account.for_directory(parent)
+            base = make_directory(parent, account)
+            # Start the guard first: at exit it is closed last.
+            guard.add(0, base)
+            atexit.register(_remove, base, os.getpid())
+            _install_data(base / "data", account, options)
+            _made[key] = base / "data"
+        return _made[key]
+
+
+def _remove(base: Path, owner: int) -> None:
+    if owner == os.getpid():
+        shutil.rmtree(base, ignore_errors=True)
+        guard.remove(base)
+
+
+def _install_data(
+    directory: Path, account: Account, options: Sequence[str]
+) -> None:
+    """Create a data directory with system tables only.
+
+    Its only user is root, who connects over the socket without a password,
+    with the name of the account of this process.
+
+    :param directory: path of the new directory; must not exist.
+    :param options: see :func:`storage_options`.
+    :raises sqla_shard.exc.ServerProcessError: if it cannot be created.
+    """
+    binaries = mariadb_programs()
+    name = system_user()
+    if name is None:
+        raise exc.ServerProcessError(
+            f"user id {os.geteuid()} has no name, so MariaDB cannot identify "
+            "it. Add it to /etc/passwd",
+            log="",
+        )
+    done = account.run(
+        [
+            binaries.install,
+            *binaries.options,
+            "--force",  # without a name service
+            "--skip-test-db",  # without anonymous users
+            "--skip-name-resolve",
+            "--auth-root-authentication-method=socket",
+            f"--auth-root-socket-user={name}",
+            f"--datadir={directory}",
+            f"--tmpdir={directory.parent}",
+            "--skip-log-bin",
+            "--innodb-flush-method=nosync",
+            "--sync-frm=0",
+            *options,
+        ],
+        cwd=directory.parent,
+    )
+    if done.returncode:
+        raise exc.ServerProcessError(
+            f"mariadb-install-db ended with status {done.returncode}",
+            log=done.stdout or tail(directory / "error.log"),
+        )
+
+
+def copy_data(template: Path, directory: Path, account: Account) -> None:
+    """Copy a data directory that no server uses.
+
+    :param template: directory that :func:`data_template` has returned.
+    :param directory: must not exist.
+    """
+    shutil.copytree(template, directory)
+    for folder, _, names in os.walk(directory):
+        account.own(Path(folder))
+        for name in names:
+            account.own(Path(folder, name))

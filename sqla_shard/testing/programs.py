@@ -1,0 +1,193 @@
+"""The programs of the servers: their paths, and how to install them.
+
+Standard library only: the pytest plugin imports it on every run.
+
+Environment variables:
+
+``SQLA_SHARD_MARIADB``
+    Directory of an unpacked MariaDB to use instead of the one on the
+    path, such as ``/opt/mariadb-11.4``.
+``SQLA_SHARD_MEMCACHED``
+    Program to use instead of the ``memcached`` on the path, such as
+    ``/opt/memcached-1.6.21/memcached``.
+``SQLA_SHARD_REDIS``
+    Program to use instead of the ``redis-server`` on the path.
+``SQLA_SHARD_ZOOKEEPER``
+    Directory of an unpacked ZooKeeper, or of its jars, to use instead of
+    the one of the system, such as ``/opt/apache-zookeeper-3.8.4-bin``.
+``JAVA_HOME``
+    Directory of the Java to use instead of the one on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "MISSING_MARIADB",
+    "MISSING_MEMCACHED",
+    "MISSING_REDIS",
+    "MISSING_ZOOKEEPER",
+    "MariaDBPrograms",
+    "ZooKeeperPrograms",
+    "find_mariadb",
+    "find_memcached",
+    "find_redis",
+    "find_zookeeper",
+]
+
+
+MISSING_MARIADB = "MariaDB is not installed: apt-get install mariadb-server"
+"""Reason of a test that is skipped without MariaDB."""
+
+MISSING_MEMCACHED = "memcached is not installed: apt-get install memcached"
+"""Reason of a test that is skipped without memcached."""
+
+MISSING_REDIS = "Redis is not installed: apt-get install redis-server"
+"""Reason of a test that is skipped without Redis."""
+
+# Debian installs mariadbd in /usr/sbin, which ordinary users lack in PATH.
+_ALSO = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MariaDBPrograms:
+    """The programs of a MariaDB server."""
+
+    server: str
+    """Path of ``mariadbd``."""
+
+    install: str
+    """Path of ``mariadb-install-db``."""
+
+    base: str | None
+    """Directory of an unpacked MariaDB; None for the one of the system."""
+
+    @property
+    def options(self) -> list[str]:
+        """First arguments of both programs, which disable option files."""
+        base = [] if self.base is None else [f"--basedir={self.base}"]
+        return ["--no-defaults", *base]
+
+
+def find_mariadb(
+    environ: Mapping[str, str] = os.environ,
+) -> MariaDBPrograms | None:
+    """Return the programs of MariaDB.
+
+    :param environ: the environment to read.
+    :return: the programs; None if one of them is not installed.
+    """
+    base = environ.get("SQLA_SHARD_MARIADB")
+    if base:
+        folders = [os.path.join(base, f) for f in ("bin", "sbin", "scripts")]
+    else:
+        folders = [environ.get("PATH", os.defpath), *_ALSO]
+    path = os.pathsep.join(folders)
+    server = shutil.which("mariadbd", path=path)
+    install = shutil.which("mariadb-install-db", path=path)
+    if server is None or install is None:
+        return None
+    return MariaDBPrograms(server=server, install=install, base=base or None)
+
+
+def find_memcached(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of memcached, or None if it is not installed.
+
+    :param environ: the environment to read.
+    """
+    program = environ.get("SQLA_SHARD_MEMCACHED") or "memcached"
+    return _find(program, environ)
+
+
+def find_redis(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of Redis, or None if it is not installed.
+
+    :param environ: the environment to read.
+    """
+    program = environ.get("SQLA_SHARD_REDIS") or "redis-server"
+    return _find(program, environ)
+
+
+def _find(program: str, environ: Mapping[str, str]) -> str | None:
+    folders = [environ.get("PATH", os.defpath), *_ALSO, "/usr/bin"]
+    return shutil.which(program, path=os.pathsep.join(folders))
+
+
+MISSING_ZOOKEEPER = (
+    "ZooKeeper is not installed: apt-get install libzookeeper-java "
+    "default-jre-headless"
+)
+"""Reason of a test that is skipped without ZooKeeper or Java."""
+
+# The jars of the package libzookeeper-java; the packages zookeeper and
+# zookeeperd would add a user and a service.
+_SYSTEM = Path("/usr/share/java")
+_NEEDED = ("zookeeper", "zookeeper-jute", "slf4j-api")
+# Netty is used for TLS only, but some of its classes are always loaded.
+_USEFUL = (
+    "slf4j-simple",
+    "metrics-core",
+    "snappy-java",
+    "commons-cli",
+    "commons-io",
+    "netty-buffer",
+    "netty-codec",
+    "netty-common",
+    "netty-handler",
+    "netty-resolver",
+    "netty-transport",
+    "netty-transport-native-epoll",
+    "netty-transport-native-unix-common",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperPrograms:
+    """Paths of ``java`` and of the jars of ZooKeeper."""
+
+    java: str
+    """Path of ``java``."""
+
+    classpath: str
+    """Class path of ZooKeeper and its dependencies."""
+
+
+def find_zookeeper(
+    environ: Mapping[str, str] = os.environ,
+) -> ZooKeeperPrograms | None:
+    """Return the programs of ZooKeeper, or None if one is not installed.
+
+    :param environ: the environment to read.
+    """
+    home = environ.get("JAVA_HOME")
+    path = environ.get("PATH", os.defpath)
+    java = shutil.which("java", path=f"{home}/bin" if home else path)
+    base = environ.get("SQLA_SHARD_ZOOKEEPER")
+    found = _unpacked(Path(base)) if base else _installed(_SYSTEM)
+    if java is None or not found:
+        return None
+    return ZooKeeperPrograms(
+        java=java, classpath=os.pathsep.join(map(str, found))
+    )
+
+
+def _installed(folder: Path) -> list[Path]:
+    """Return the jars of ZooKeeper among those of all packages."""
+    if not all((folder / f"{name}.jar").is_file() for name in _NEEDED):
+        return []
+    jars = [folder / f"{name}.jar" for name in (*_NEEDED, *_USEFUL)]
+    return [jar for jar in jars if jar.is_file()]
+
+
+def _unpacked(base: Path) -> list[Path]:
+    """Return all jars of a directory and of its ``lib``."""
+    jars = sorted([*base.glob("*.jar"), *base.glob("lib/*.jar")])
+    names = [jar.name for jar in jars]
+    if not any(name.startswith("zookeeper-jute") for name in names):
+        return []
+    return jars

@@ -1,0 +1,343 @@
+"""Log of the statements that SQLAlchemy sends, by server and connection.
+
+::
+
+    with StatementLog(engine) as log:
+        session.get(User, user_id)
+    assert log.count_by_server() == {"127.0.0.1:3306": 1}
+
+It works with every database, including SQLite.  It records SQLAlchemy's
+events: neither pings and resets of a pool, nor statements that are passed
+directly to the driver.  :class:`.QueryLog` shows what a server received.
+
+Parameters are recorded in plain text; do not use it with secret data.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+from typing import Literal
+from typing import TYPE_CHECKING
+from typing import TypeAlias
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+if TYPE_CHECKING:
+    from sqla_shard.testing.mariadb import MariaDBServer
+
+__all__ = [
+    "Kind",
+    "LoggedCommand",
+    "LoggedEvent",
+    "QueryLog",
+    "StatementLog",
+]
+
+
+Kind: TypeAlias = Literal["checkout", "begin", "execute", "commit", "rollback"]
+"""Kind of an event; ``"execute"`` is a statement, ``"checkout"`` a connection
+taken from its pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent:
+    """An event on a connection.
+
+    :ivar kind: see :data:`Kind`.
+    :ivar server: host and port, or the file of a SQLite database; empty for
+        a connection that did nothing but leave its pool.
+    :ivar connection: number of the DBAPI connection within the log, from 1.
+    :ivar statement: SQL text as the driver got it; empty for other kinds.
+        For a statement that failed, as SQLAlchemy compiled it.
+    :ivar parameters: bind parameters as the driver got them.
+    """
+
+    kind: Kind
+    server: str
+    connection: int
+    statement: str = ""
+    parameters: Any = None
+
+
+class StatementLog:
+    """Records events while it is open; they can be read afterwards.
+
+    It can be opened again, and then appends.
+
+    :param engines: the engines to listen to, sync or async; by default all
+        engines of the process, including those that are created later.
+    """
+
+    def __init__(self, *engines: Engine | AsyncEngine) -> None:
+        self._targets: tuple[Any, ...] = tuple(
+            getattr(engine, "sync_engine", engine) for engine in engines
+        ) or (Engine,)
+        self._lock = threading.Lock()
+        self._listening = False
+        self._events: list[LoggedEvent] = []
+        self._running: dict[int, int] = {}
+        # Keep a reference to each connection: the id() of a connection that
+        # was garbage collected may be used again.
+        self._numbers: dict[int, tuple[int, object]] = {}
+        self._servers: dict[int, str] = {}
+
+    def __repr__(self) -> str:
+        state = "listening" if self._listening else "closed"
+        return f"<StatementLog {state} events={len(self._events)}>"
+
+    def __enter__(self) -> StatementLog:
+        if self._listening:
+            raise RuntimeError("this StatementLog is open already")
+        self._listening = True
+        for target, name, function in self._listeners():
+            event.listen(target, name, function)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for target, name, function in self._listeners():
+            event.remove(target, name, function)
+        self._listening = False
+
+    @property
+    def events(self) -> tuple[LoggedEvent, ...]:
+        """All events, in order."""
+        with self._lock:
+            return tuple(
+                replace(item, server=self._servers.get(item.connection, ""))
+                for item in self._events
+            )
+
+    @property
+    def executions(self) -> tuple[LoggedEvent, ...]:
+        """The events of statements, in order."""
+        return tuple(e for e in self.events if e.kind == "execute")
+
+    @property
+    def statements(self) -> list[str]:
+        """The text of the statements, in order."""
+        return [e.statement for e in self.executions]
+
+    @property
+    def connections(self) -> frozenset[int]:
+        """Numbers of the connections that statements used."""
+        return frozenset(e.connection for e in self.executions)
+
+    def count(self, kind: Kind = "execute") -> int:
+        """Return the number of events of a kind; by default statements."""
+        return sum(e.kind == kind for e in self.events)
+
+    def count_by_server(self, kind: Kind = "execute") -> dict[str, int]:
+        """Return the number of events of a kind by server.
+
+        :return: the numbers by server, without servers that have none.
+        """
+        return dict(Counter(e.server for e in self.events if e.kind == kind))
+
+    def clear(self) -> None:
+        """Remove all events; connections keep their numbers."""
+        with self._lock:
+            self._events.clear()
+            self._running.clear()
+
+    def _listeners(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        for target in self._targets:
+            yield target, "checkout", self._checkout
+            yield target, "engine_connect", self._on_connect
+            yield target, "before_cursor_execute", self._before_execute
+            yield target, "after_cursor_execute", self._after_execute
+            yield target, "begin", self._begin
+            yield target, "commit", self._commit
+            yield target, "rollback", self._rollback
+
+    def _number(self, dbapi_connection: object) -> int:
+        known = self._numbers.get(id(dbapi_connection))
+        if known is None:
+            known = len(self._numbers) + 1, dbapi_connection
+            self._numbers[id(dbapi_connection)] = known
+        return known[0]
+
+    def _record(self, connection: Connection, kind: Kind, **more: Any) -> int:
+        with self._lock:
+            number = self._connection_number(connection)
+            self._events.append(
+                LoggedEvent(kind=kind, server="", connection=number, **more)
+            )
+            return len(self._events) - 1
+
+    def _connection_number(self, connection: Connection) -> int:
+        number = self._number(connection.connection.dbapi_connection)
+        self._servers[number] = server_of(connection.engine.url)
+        return number
+
+    def _checkout(self, dbapi_connection: object, *_: object) -> None:
+        # The next event has the engine; this event has only the connection.
+        with self._lock:
+            number = self._number(dbapi_connection)
+            self._events.append(
+                LoggedEvent(kind="checkout", server="", connection=number)
+            )
+
+    def _on_connect(self, connection: Connection) -> None:
+        with self._lock:
+            self._connection_number(connection)
+
+    def _before_execute(
+        self,
+        connection: Connection,
+        cursor: object,
+        statement: str,
+        parameters: Any,
+        context: object,
+        executemany: bool,
+    ) -> None:
+        index = self._record(
+            connection, "execute", statement=statement, parameters=parameters
+        )
+        with self._lock:
+            self._running[id(context)] = index
+
+    def _after_execute(
+        self,
+        connection: Connection,
+        cursor: object,
+        statement: str,
+        parameters: Any,
+        context: object,
+        executemany: bool,
+    ) -> None:
+        # Later listeners may have changed the statement.
+        with self._lock:
+            index = self._running.pop(id(context), None)
+            if index is not None:
+                self._events[index] = replace(
+                    self._events[index],
+                    statement=statement,
+                    parameters=parameters,
+                )
+
+    def _begin(self, connection: Connection) -> None:
+        self._record(connection, "begin")
+
+    def _commit(self, connection: Connection) -> None:
+        self._record(connection, "commit")
+
+    def _rollback(self, connection: Connection) -> None:
+        self._record(connection, "rollback")
+
+
+def server_of(url: URL) -> str:
+    """Return the host and port of a URL, or its file; never a password."""
+    if url.host is None:
+        return url.database or ":memory:"
+    default = 3306 if url.drivername.startswith(("mysql", "maria")) else None
+    port = url.port or default
+    return url.host if port is None else f"{url.host}:{port}"
+
+
+_STATEMENTS = frozenset({"Query", "Execute"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCommand:
+    """A message from the application to the server.
+
+    :ivar connection_id: the server's number of the connection; the same as
+        ``CONNECTION_ID()`` and PyMySQL's ``thread_id()``.
+    :ivar command: the kind: ``Connect``, ``Query``, ``Execute``, ``Quit``...
+    :ivar text: the statement, or other contents of the message.
+    """
+
+    connection_id: int
+    command: str
+    text: str
+
+
+class QueryLog:
+    """Log of the connections and statements that one server receives.
+
+    It is created by :meth:`.MariaDBServer.query_log` and reads the general
+    log of the server, so it shows each connection and each statement as it
+    arrived.  Statements of root are left out.  MariaDB logs neither pings nor
+    resets.  Use one log per server at a time, and none in benchmarks: the
+    general log is slow.
+
+    :param server: a running server.
+    """
+
+    def __init__(self, server: MariaDBServer) -> None:
+        self._server = server
+        self._open = False
+        self._entries: tuple[LoggedCommand, ...] = ()
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return f"<QueryLog of {self._server.name} {state}>"
+
+    def __enter__(self) -> QueryLog:
+        self._execute("SET GLOBAL log_output = 'TABLE'")
+        self.clear()
+        self._execute("SET GLOBAL general_log = 1")
+        self._open = True
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._open = False
+        if not self._server.running:
+            return  # the test has killed the server; its log is lost
+        self._execute("SET GLOBAL general_log = 0")
+        self._entries = self._read()
+
+    @property
+    def entries(self) -> tuple[LoggedCommand, ...]:
+        """All messages so far, in the order of their arrival."""
+        return self._read() if self._open else self._entries
+
+    @property
+    def statements(self) -> list[str]:
+        """The text of all statements, in the order of their arrival."""
+        return [e.text for e in self.entries if e.command in _STATEMENTS]
+
+    @property
+    def connections(self) -> frozenset[int]:
+        """Numbers of the connections that sent statements."""
+        return frozenset(
+            e.connection_id for e in self.entries if e.command in _STATEMENTS
+        )
+
+    @property
+    def opened(self) -> int:
+        """Number of connections opened since the start of the log."""
+        return sum(e.command == "Connect" for e in self.entries)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._execute("TRUNCATE TABLE mysql.general_log")
+        self._entries = ()
+
+    def _execute(self, sql: str) -> None:
+        with self._server.root_connect() as connection:
+            cursor = connection.cursor()
+            # Do not replicate this: it is not part of the test.
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            cursor.execute(sql)
+
+    def _read(self) -> tuple[LoggedCommand, ...]:
+        rows = self._server.root_execute(
+            "SELECT thread_id, command_type, argument FROM mysql.general_log"
+            " WHERE user_host LIKE %s",
+            (f"%[{self._server.user}]%",),
+        )
+        return tuple(
+            LoggedCommand(connection_id=number, command=command, text=text)
+            for number, command, text in rows
+        )

@@ -1,0 +1,597 @@
+"""The follower of a topology source, and the interface of sources."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal
+from typing import Protocol
+
+from sqla_shard.exc import ShardError
+from sqla_shard.exc import StaleTopologyError
+from sqla_shard.exc import TopologyError
+from sqla_shard.exc import TopologyRefusedError
+from sqla_shard.topology import diff
+from sqla_shard.topology import refusals
+from sqla_shard.topology import Topology
+from sqla_shard.topology.admission import leaps
+from sqla_shard.topology.follow.snapshot import Snapshot
+from sqla_shard.util.forking import in_children
+from sqla_shard.util.jitter import jittered
+
+__all__ = [
+    "FollowedSource",
+    "Follower",
+    "SourceReport",
+    "State",
+    "check_newer",
+]
+
+
+class FollowedSource(Protocol):
+    """A source that can be followed.
+
+    All methods are called from one thread; ``notify`` of :meth:`start` may be
+    called from any.  The source is also read at intervals, since a
+    notification may be missed.
+
+    :ivar interval: seconds between two polls; None if the source notifies of
+        changes.
+    """
+
+    interval: float | None
+
+    @property
+    def name(self) -> str:
+        """Name of the source for logs and errors, without passwords."""
+        ...
+
+    def start(self, notify: Callable[[], None]) -> None:
+        """Start watching for changes.
+
+        :param notify: called when the topology may have changed; returns
+            immediately.
+        """
+        ...
+
+    def load(self) -> Topology:
+        """Return the current topology; this may take some seconds.
+
+        :raises TopologyUnavailableError: if the source cannot be read, or
+            has no topology.
+        :raises TopologyError: if its topology is not valid.
+        """
+        ...
+
+    def look(self) -> bool:
+        """Return whether the topology may have changed; must be cheap."""
+        ...
+
+    def stop(self) -> None:
+        """Stop watching; :meth:`start` can be called again."""
+        ...
+
+    def forked(self) -> None:
+        """Drop the connections of the parent, in a child process.
+
+        The method must not send anything over these connections.
+        """
+        ...
+
+
+_log = logging.getLogger(__name__)
+
+State = Literal["fixed", "current", "stale", "closed"]
+
+#: Minimum seconds between two reads.
+_GAP = 0.05
+#: Seconds until a failed read is repeated: first and longest.
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+#: Seconds after which a callback that has not returned is reported.
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceReport:
+    """The state of a topology source.
+
+    :ivar source: name of the source, without passwords.
+    :ivar state: see :class:`Follower`; ``"fixed"`` if no source is
+        followed.
+    :ivar epoch: epoch of the topology in use.
+    :ivar age: seconds since the source last confirmed the topology in use.
+    :ivar last_error: the last error; None once the source confirms again.
+    :ivar from_snapshot: whether the topology in use was read from the
+        snapshot, and nothing newer was found since.
+    """
+
+    source: str
+    state: State
+    epoch: int
+    age: float
+    last_error: str | None = None
+    from_snapshot: bool = False
+
+
+class Follower:
+    """Follows a source and provides its newest valid topology.
+
+    States::
+
+        begin() ──────────────▶ current ◀──────────┐
+           │                       │                │
+           │ source failed,        │ source failed, or has a
+           │ snapshot used         │ topology that is refused
+           │                       ▼                │
+           └──────────────────▶  stale  ────────────┘
+                                   │    source has the newest topology
+          close(), from any state: ▼
+                                closed
+
+    ``current``: the last read of the source confirmed the topology in use.
+    ``stale``: it did not; the topology remains in use indefinitely.  A
+    topology is accepted if it is valid, has a higher epoch or more resets,
+    and makes none of the changes in :func:`~sqla_shard.topology.refusals`.
+    Other topologies are logged and reported by :meth:`report`, and ignored.
+    A child process is ``stale`` until it has read the source; it uses the
+    topology of its parent, or that of the snapshot if it is newer.  The epoch
+    never decreases in a process, nor on a machine with a snapshot.
+
+    Callbacks are called once for each new topology, in the thread of the
+    follower, in the order of epochs; exceptions are logged.  While a callback
+    runs, the source is not read: after ten seconds the state is ``stale``,
+    with this as ``last_error``.
+
+    :meth:`start` starts the thread, and again in a child process.
+
+    :param source: the source; closed with this object.
+    :param snapshot: file with the last good topology on this machine.
+    :param reread: seconds after which the source is read again without a
+        notification; randomized by 20 percent, so that many processes do not
+        read it at the same time.
+    """
+
+    #: Whether the source may have newer topologies.
+    is_live = True
+
+    def __init__(
+        self,
+        source: FollowedSource,
+        *,
+        snapshot: Snapshot | None = None,
+        reread: float = 60.0,
+    ) -> None:
+        self._source = source
+        self._snapshot = snapshot
+        self._reread = reread
+        #: Raises an error for a topology that this process cannot use.
+        self.admit: Callable[[Topology], None] = lambda topology: None
+        self._callbacks: list[Callable[[Topology, Topology], None]] = []
+        self._topology: Topology | None = None
+        #: The newest topology that all callbacks have received.
+        self._announced: Topology | None = None
+        self._closed = False
+        self._state: State = "stale"
+        self._confirmed = monotonic()
+        self._last_error: str | None = None
+        self._logged_error: str | None = None
+        self._snapshot_error: str | None = None
+        self._from_snapshot = False
+        self._is_forked = False
+        self._prepare()
+        in_children(self)
+
+    def _prepare(self) -> None:
+        self._wake = threading.Event()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        #: Epoch and time of the running callback.
+        self._call: tuple[int, float] | None = None
+        self._logged_call: tuple[int, float] | None = None
+        #: Whether the source was read in this process, even without success.
+        self.has_read = False
+
+    def __repr__(self) -> str:
+        return f"<Follower of {self._source.name}: {self._state}>"
+
+    @property
+    def topology(self) -> Topology:
+        """The newest valid topology, after :meth:`begin`."""
+        if self._topology is None:
+            raise AssertionError("begin() was not called")
+        return self._topology
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that all callbacks have received."""
+        return self._announced.epoch if self._announced is not None else 0
+
+    def begin(self) -> Topology:
+        """Return the first topology, of the source or the snapshot.
+
+        :raises TopologyUnavailableError: if neither has a topology.
+        :raises TopologyError: if the topology of the source is not valid, and
+            there is no snapshot.
+        """
+        found: Topology | None = None
+        failed: Exception | None = None
+        try:
+            found = self._source.load()
+        except Exception as error:  # use the snapshot after any error
+            failed = error
+        saved = self._saved()
+        if saved is None and failed is not None:
+            raise failed
+        if saved is not None:
+            self._topology, self._from_snapshot = saved, True
+            self._announced = saved
+            if self._snapshot is not None:
+                self._confirmed = monotonic() - self._snapshot.age()
+        if found is not None:
+            self._consider(found)
+        elif failed is not None:
+            self._record_error(failed)
+        self.has_read = True
+        if self._from_snapshot:
+            _log.warning(
+                "%s: using the topology of epoch %d that was confirmed %.0f "
+                "seconds ago",
+                self._source.name,
+                self.epoch,
+                monotonic() - self._confirmed,
+                extra={"action": "begin with a snapshot"},
+            )
+        return self.topology
+
+    def add_callback(
+        self, callback: Callable[[Topology, Topology], None]
+    ) -> None:
+        """Call ``callback(old, new)`` for each new topology."""
+        self._callbacks.append(callback)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread was started in this process."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start following in a thread; does not wait."""
+        with self._changed:
+            if self._thread is not None or self._closed:
+                return
+            thread = threading.Thread(
+                target=self._run, name="sqla-shard-topology", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # Too many threads, or the interpreter is shutting down: the
+                # request must not fail.  The next request tries again.
+                self._record_error(error)
+            else:
+                self._thread = thread
+
+    def refresh(self) -> None:
+        """Read the source soon, without waiting for it."""
+        self._wake.set()
+
+    def wait(self, epoch: int, timeout: float) -> bool:
+        """Wait for a topology with another epoch.
+
+        :param epoch: the known epoch.
+        :param timeout: seconds.
+        :returns: whether there is a newer one.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.epoch != epoch or self._closed, timeout
+            )
+            return self.epoch != epoch
+
+    def wait_read(self, timeout: float) -> None:
+        """Wait until the source was read in this process, after a fork.
+
+        :param timeout: seconds.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.has_read or self._closed or self._thread is None,
+                timeout,
+            )
+
+    def report(self) -> SourceReport:
+        """Return the state of the source."""
+        state = self._state
+        last_error = self._last_error or self._snapshot_error
+        blocked = self._blocked()
+        if blocked is not None:
+            last_error = blocked
+            if state == "current":
+                state = "stale"
+        return SourceReport(
+            source=self._source.name,
+            state=state,
+            epoch=self.topology.epoch,
+            age=max(0.0, monotonic() - self._confirmed),
+            last_error=last_error,
+            from_snapshot=self._from_snapshot,
+        )
+
+    def _blocked(self) -> str | None:
+        """Return a message if a callback blocks the thread."""
+        call = self._call
+        if call is None or monotonic() - call[1] < _PATIENCE:
+            return None
+        epoch, since = call
+        text = (
+            f"a listener (topology_changed) was called for epoch {epoch} "
+            f"{monotonic() - since:.0f} seconds ago and has not returned; "
+            "until it does, the source is not read"
+        )
+        if call != self._logged_call:
+            self._logged_call = call
+            _log.warning("%s", text, extra={"action": "tell of topology"})
+        return text
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Stop following; the topology can still be used.
+
+        :param timeout: seconds to wait for the thread.
+        :returns: whether it has stopped.
+        """
+        thread = self.close_soon()
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def close_soon(self) -> threading.Thread | None:
+        """Stop following without waiting; return the thread."""
+        with self._changed:
+            first = not self._closed
+            self._closed, self._state = True, "closed"
+            thread = self._thread
+            self._changed.notify_all()
+        self._wake.set()
+        if first and thread is None:
+            # begin() may have opened it.
+            self._source.stop()
+        return thread
+
+    def _run(self) -> None:
+        if self._is_forked:
+            self._guarded(self._catch_up)
+        self._guarded(lambda: self._source.start(self.refresh))
+        pause, due = _FIRST_PAUSE, monotonic()
+        while not self._closed:
+            if (
+                self._wake.is_set()
+                or monotonic() >= due
+                or self._has_changed()
+            ):
+                self._wake.clear()
+                self._guarded(self._read)
+                with self._changed:
+                    self.has_read = True
+                    self._changed.notify_all()
+                if self._state == "current":
+                    pause, wait = _FIRST_PAUSE, self._reread
+                else:
+                    wait = min(pause, self._reread)
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+                due = monotonic() + jittered(wait, 0.2)
+                self._throttle()
+            self._sleep(max(due - monotonic(), 0.0))
+        self._guarded(self._source.stop)
+
+    def _sleep(self, seconds: float) -> None:
+        interval = self._source.interval
+        # Checked after the event was cleared, since close() sets it.
+        if not self._closed:
+            self._wake.wait(
+                seconds if interval is None else min(seconds, interval)
+            )
+
+    def _throttle(self) -> None:
+        """Pause, so that many requests cause a single read."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, _GAP)
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except BaseException as error:  # the thread may have ended
+            # If the thread ended, the process would use an old topology
+            # forever.
+            self._record_error(error)
+
+    def _has_changed(self) -> bool:
+        """Poll a source that does not notify of changes."""
+        if self._source.interval is None:
+            return False
+        try:
+            return self._source.look()
+        except BaseException as error:  # errors are handled as in _guarded()
+            self._record_error(error)
+            return False
+
+    def _read(self) -> None:
+        self._consider(self._source.load())
+
+    def _consider(self, found: Topology) -> None:
+        """Accept a topology of the source, or record the error."""
+        old = self._topology
+        if old is None:
+            self._accept(found)
+        elif found == old:
+            self._confirm()
+        else:
+            try:
+                check_newer(old, found, source=self._source.name)
+                self.admit(found)
+            except ShardError as error:
+                self._record_error(error)
+            else:
+                self._accept(found)
+
+    def _confirm(self) -> None:
+        if self._state == "stale" and self._logged_error is not None:
+            _log.info(
+                "%s: the topology of epoch %d is confirmed again",
+                self._source.name,
+                self.epoch,
+                extra={"action": "confirm topology", "epoch": self.epoch},
+            )
+        self._mark_current()
+        if self._snapshot is not None:
+            self._save(self.topology)
+
+    def _mark_current(self) -> None:
+        self._confirmed = monotonic()
+        self._logged_error = self._last_error = None
+        self._from_snapshot = False
+        if not self._closed:
+            self._state = "current"
+
+    def _accept(self, new: Topology) -> None:
+        self._mark_current()
+        self._use(new)
+        self._save(new)
+
+    def _use(self, new: Topology) -> None:
+        old, self._topology = self._topology, new
+        if old is not None:
+            self._notify(old, new)
+        with self._changed:
+            # After the callbacks: waiting transactions are repeated with this
+            # topology.
+            self._announced = new
+            self._changed.notify_all()
+
+    def _notify(self, old: Topology, new: Topology) -> None:
+        _log.info(
+            "%s: %s",
+            self._source.name,
+            # Write it on one line, for searches in the log.
+            "; ".join(str(diff(old, new)).splitlines()),
+            extra={
+                "action": "change topology",
+                "epoch": new.epoch,
+                "old_epoch": old.epoch,
+            },
+        )
+        for callback in list(self._callbacks):
+            self._call = new.epoch, monotonic()
+            try:
+                callback(old, new)
+            except BaseException:  # the other callbacks must run
+                _log.exception(
+                    "a callback has failed for the topology of epoch %d",
+                    new.epoch,
+                    extra={"action": "tell of topology", "epoch": new.epoch},
+                )
+            finally:
+                self._call = None
+
+    def _record_error(self, error: BaseException) -> None:
+        """Record an error; the topology remains in use."""
+        text = str(error) or type(error).__name__
+        self._last_error = text
+        if not self._closed:
+            self._state = "stale"
+        # Log each error once: a source may be unavailable for days.
+        if text != self._logged_error:
+            self._logged_error = text
+            _log.warning(
+                "the topology of epoch %s stays in use: %s",
+                self._topology.epoch if self._topology else "none",
+                " ".join(text.split()),
+                extra={"action": "keep topology"},
+            )
+
+    def _catch_up(self) -> None:
+        """Use the snapshot if it is newer than the topology of the parent."""
+        # A parent that serves no requests does not follow the source: its
+        # topology may be days old when it forks a new worker.
+        saved, old = self._saved(), self.topology
+        if (
+            self._snapshot is None
+            or saved is None
+            or saved.version <= old.version
+        ):
+            return
+        check_newer(old, saved, source=str(self._snapshot.path))
+        self._confirmed = monotonic() - self._snapshot.age()
+        self._from_snapshot = True
+        self._use(saved)
+
+    def _saved(self) -> Topology | None:
+        if self._snapshot is None:
+            return None
+        try:
+            return self._snapshot.load()
+        except TopologyError as error:
+            _log.warning(
+                "the snapshot is not used: %s",
+                error,
+                extra={"action": "read snapshot"},
+            )
+            return None
+
+    def _save(self, topology: Topology) -> None:
+        if self._snapshot is None:
+            return
+        try:
+            self._snapshot.save(topology)
+        except OSError as error:
+            text = (
+                f"the snapshot {self._snapshot.path} cannot be written: "
+                f"{error.strerror or error}"
+            )
+            if text != self._snapshot_error:
+                self._snapshot_error = text
+                _log.warning(
+                    "%s",
+                    text,
+                    extra={"action": "write snapshot"},
+                )
+        else:
+            self._snapshot_error = None
+
+    def after_fork(self) -> None:
+        """Discard the thread and the connections of the parent."""
+        self._prepare()
+        # The parent may have been calling callbacks; the remaining ones are
+        # not called in this process.
+        self._topology = self._announced
+        self._is_forked = True
+        if not self._closed:
+            # The source was not read in this process.
+            self._state, self._last_error = "stale", None
+        self._source.forked()
+
+
+def check_newer(old: Topology, new: Topology, *, source: str) -> None:
+    """Check that a topology may replace another one.
+
+    :param source: origin of the new topology, for errors.
+    :raises StaleTopologyError: if the epoch is not higher.
+    :raises TopologyRefusedError: if the new topology makes a change that is
+        refused, or its epoch is so high that none can follow.
+    """
+    if new.version <= old.version:
+        raise StaleTopologyError(
+            source=source,
+            epoch=new.epoch,
+            current=old.epoch,
+            resets=old.resets if old.resets > new.resets else 0,
+        )
+    problems = (*leaps(old, new), *refusals(old, new))
+    if problems:
+        raise TopologyRefusedError(
+            problems, source=source, epoch=new.epoch, current=old.epoch
+        )

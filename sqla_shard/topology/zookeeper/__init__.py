@@ -1,0 +1,27 @@
+"""Topologies in ZooKeeper: read, watched and published.
+
+Nothing else imports kazoo, and only ``source`` and ``store`` do it here.
+
+``source``        reads and watches a topology; ACLs
+``store``         nodes as they are read and written
+``publications``  the published topology, its history, and its rules
+``publisher``     publishes a topology by compare-and-set
+"""
+
+from __future__ import annotations
+
+from sqla_shard.topology.zookeeper.publications import HistoryEntry
+from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.topology.zookeeper.publications import ProtectedNode
+from sqla_shard.topology.zookeeper.publications import Publication
+from sqla_shard.topology.zookeeper.publications import RaisedGeneration
+from sqla_shard.topology.zookeeper.publisher import Publisher
+
+__all__ = [
+    "NOT_PUBLISHED",
+    "HistoryEntry",
+    "ProtectedNode",
+    "Publication",
+    "Publisher",
+    "RaisedGeneration",
+]

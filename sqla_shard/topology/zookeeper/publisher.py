@@ -1,0 +1,504 @@
+"""Publishing topologies in ZooKeeper by compare-and-set.
+
+A publisher moves no data.  It does not know whether the data is on the
+servers that a topology names, nor whether two host names are one machine.
+
+Below the path of the connection, ``/topology`` contains the topology in use
+and ``/history/0000000007`` that of epoch 7, for the most recent epochs.  Both
+are written in one transaction of ZooKeeper, on the condition that
+``/topology`` has not changed since it was read: of several concurrent
+publishers exactly one succeeds, and the history always contains the topology
+in use.  For the ACLs of nodes see :class:`~.store.ZooKeeperStore`.
+
+The content is a topology file in JSON.  Placeholders are unexpanded, and
+passwords in URLs are refused, since anyone who can read ZooKeeper would
+see them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sqla_shard.exc import Problem
+from sqla_shard.exc import StaleTopologyError
+from sqla_shard.exc import TopologyConflictError
+from sqla_shard.exc import TopologyError
+from sqla_shard.exc import TopologyRefusedError
+from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import diff
+from sqla_shard.topology import generations
+from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
+from sqla_shard.topology.admission import exchanges
+from sqla_shard.topology.admission import leaps
+from sqla_shard.topology.follow.follower import check_newer
+from sqla_shard.topology.follow.locations import is_zookeeper
+from sqla_shard.topology.follow.locations import zookeeper_options
+from sqla_shard.topology.generations import inherited
+from sqla_shard.topology.generations import lowered_generations
+from sqla_shard.topology.generations import with_raised_generations
+from sqla_shard.topology.generations import without_generations
+from sqla_shard.topology.zookeeper.publications import faults
+from sqla_shard.topology.zookeeper.publications import Found
+from sqla_shard.topology.zookeeper.publications import HISTORY
+from sqla_shard.topology.zookeeper.publications import node_of
+from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.topology.zookeeper.publications import ProtectedNode
+from sqla_shard.topology.zookeeper.publications import Publication
+from sqla_shard.topology.zookeeper.publications import PublishedTopologies
+from sqla_shard.topology.zookeeper.publications import raises
+from sqla_shard.topology.zookeeper.publications import TOPOLOGY
+
+__all__ = ["Publisher"]
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher(PublishedTopologies):
+    """Publishes topologies at a path in ZooKeeper.
+
+    A context manager that closes the session; for one thread at a time.
+    Connects on first use.
+
+    :param location: ``zookeeper://host:port,host:port/path``, or
+        ``zookeeper+tls://``.
+    :param keep: number of topologies in the history, including the one in
+        use.
+    :param timeout: seconds to wait for a response from ZooKeeper.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`.
+    :param acl: ACL of nodes that are created or protected, such as
+        ``["auth::cdrwa", "world:anyone:r"]``.  By default, that of the
+        published topology, or of its parent node; otherwise anyone can read,
+        and only these credentials can write.  Existing nodes are not changed.
+    :param placeholders: allowed names in ``${NAME}``; no values are needed.
+    :raises TopologyError: if the location or the ACL is not valid.
+    :raises ValueError: if ``keep`` is less than 1.
+    :raises MissingExtraError: if kazoo is not installed.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        keep: int = 50,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        acl: Sequence[str] = (),
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be 1 or more, not {keep!r}")
+        if not is_zookeeper(location):
+            raise TopologyError(
+                [
+                    Problem(
+                        "location",
+                        "is not a ZooKeeper URL; write zookeeper://host:port,"
+                        "host:port/path, or zookeeper+tls://...",
+                    )
+                ],
+                source=os.fspath(location),
+            )
+        hosts, found = zookeeper_options(location)
+        from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+
+        self._keep = keep
+        store = ZooKeeperStore(
+            hosts,
+            timeout=timeout,
+            options={**found, **(options or {})},
+            acl=acl,
+        )
+        super().__init__(store, placeholders)
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """URL of the published topology, without credentials."""
+        return self._store.name
+
+    def close(self) -> None:
+        """Close the session with ZooKeeper; the next use opens another."""
+        self._store.close()
+
+    def last_epoch(self) -> int:
+        """Return the highest epoch that was published, even if deleted.
+
+        :returns: :data:`NOT_PUBLISHED` if there is none.
+        :raises TopologyUnavailableError: if ZooKeeper does not respond.
+        """
+        return self._look().last
+
+    def has(self, topology: Topology) -> bool:
+        """Return whether a topology is already published.
+
+        Generations that publishing has raised are not compared.
+
+        :raises TopologyUnavailableError: if ZooKeeper does not respond.
+        :raises TopologyError: if the published document is not valid.
+        """
+        found = self._look()
+        topology = _continued(found.newest, topology)
+        return found.fault is None and self._has(found, topology)
+
+    def open_nodes(self) -> list[str]:
+        """Return the paths of nodes that anyone can change.
+
+        A user who can change the topology can get the passwords of the
+        databases, since processes send them to the servers that it names.
+
+        :returns: paths among those of the topology, the history and their
+            parent node.
+        :raises TopologyUnavailableError: if ZooKeeper does not respond.
+        """
+        return self._store.open_nodes(["", TOPOLOGY, *self._history_nodes()])
+
+    def _history_nodes(self) -> list[str]:
+        return [HISTORY, *map(node_of, self._epochs())]
+
+    def protect(self, *, dry_run: bool = False) -> list[ProtectedNode]:
+        """Protect the published nodes from other users.
+
+        The topology gets the ACL of the publisher.  Without one, if anyone
+        can change it, anyone can read and only these credentials have all
+        permissions.  The history gets the ACL of the topology, and so does
+        the parent node if anyone can change it.  The root of ZooKeeper is
+        not changed.
+
+        :param dry_run: write nothing.
+        :returns: the nodes that were changed, or would be.
+        :raises TopologyUnavailableError: if nothing was published, neither an
+            ACL nor credentials were given, these cannot change the ACL, or
+            ZooKeeper does not respond.
+        """
+        return self._store.protect(
+            TOPOLOGY, self._history_nodes(), folder="", dry_run=dry_run
+        )
+
+    def publish(
+        self,
+        topology: Topology,
+        *,
+        expected_epoch: int | None = None,
+        dry_run: bool = False,
+        renamed: bool = False,
+    ) -> Publication:
+        """Publish a topology.
+
+        If the topology is already published, nothing is written; this is not
+        an error, so a failed call can be repeated.  Call :meth:`open_nodes`
+        afterwards.
+
+        If the primary of a server with a generation changes and the
+        generation does not, it is raised above all generations that the
+        server has had in the history.  So is the generation of a server that
+        was removed and added again.  See ``generations`` of the result.
+
+        :param expected_epoch: epoch of the topology that this one was derived
+            from; :data:`NOT_PUBLISHED` for the first one.
+        :param dry_run: check everything, and write nothing.
+        :param renamed: changed primaries are the same machines with new
+            names: no generation is raised for them.
+        :raises StaleTopologyError: if the epoch is not higher.
+        :raises TopologyRefusedError: if the topology would lose shards, give
+            one a second primary, lower a generation, or publish a password.
+        :raises TopologyConflictError: if the published epoch is not the
+            expected one, or another process has just published; nothing is
+            written.
+        :raises TopologyUnavailableError: if ZooKeeper does not respond; the
+            message says if the outcome is unknown.
+        :raises TopologyError: if the topology has a placeholder that is not
+            allowed, or the published document is not valid.
+        """
+        found = self._look()
+        if found.fault is not None:
+            raise self._unreadable(found.fault)
+        topology = _continued(found.newest, topology)
+        if found.newest is not None and self._has(found, topology):
+            return self._publication(found, found.newest, None, topology)
+        return self._replace(
+            found, topology, topology, expected_epoch, dry_run, renamed
+        )
+
+    def rollback(
+        self,
+        *,
+        to: int,
+        expected_epoch: int | None = None,
+        dry_run: bool = False,
+        renamed: bool = False,
+    ) -> Publication:
+        """Publish a topology of the history again, with a new epoch.
+
+        It is checked as by :meth:`publish`, so it cannot close shards that
+        were opened since.  It also works if the published document is not
+        valid; then it follows the newest topology of the history.
+
+        Generations are not rolled back: servers have their current ones,
+        raised if the primary changes.
+
+        :param to: epoch of the topology to publish again.
+        :param expected_epoch: see :meth:`publish`.
+        :param dry_run: see :meth:`publish`.
+        :param renamed: see :meth:`publish`.
+        :raises TopologyError: if the topology of the history is not valid;
+            also see :meth:`publish`.
+        """
+        wanted = self.at(to)
+        found = self._look()
+        old = found.newest
+        given = _continued(old, replace(wanted, epoch=found.last + 1))
+        new = given if old is None else inherited(old, given)
+        return self._replace(
+            found, new, given, expected_epoch, dry_run, renamed
+        )
+
+    def reset(
+        self,
+        topology: Topology,
+        *,
+        expected_epoch: int | None = None,
+        dry_run: bool = False,
+        renamed: bool = False,
+    ) -> Publication:
+        """Publish a topology with any epoch, even a lower one.
+
+        Use this method if the published epoch is so high that none can follow.
+        ``resets`` is raised by one, which makes the topology newer for all
+        processes and snapshots.  Otherwise it is checked as by
+        :meth:`publish`.  Topologies with this epoch or a higher one are
+        deleted from the history.
+
+        :param topology: topology with the new epoch.
+        :param expected_epoch: see :meth:`publish`.
+        :param dry_run: see :meth:`publish`.
+        :param renamed: see :meth:`publish`.
+        :raises TopologyError: see :meth:`publish`.
+        """
+        found = self._look()
+        known = 0 if found.newest is None else found.newest.resets + 1
+        given = replace(topology, resets=max(topology.resets, known, 1))
+        found = replace(found, last=NOT_PUBLISHED)
+        return self._replace(
+            found, given, given, expected_epoch, dry_run, renamed
+        )
+
+    def _replace(
+        self,
+        found: Found,
+        new: Topology,
+        given: Topology,
+        expected_epoch: int | None,
+        dry_run: bool,
+        renamed: bool,
+    ) -> Publication:
+        """Publish ``new`` with raised generations.
+
+        :param given: topology to compare for the report of generations.
+        """
+        old = found.newest
+        new = with_raised_generations(old, new, self._used, renamed=renamed)
+        self._check_expected(old, expected_epoch)
+        data = self._checked(found, new)
+        if dry_run:
+            return self._publication(found, new, None, given)
+        # Do this first: if it fails, nothing was published.
+        self._store.prepare(HISTORY, like=TOPOLOGY)
+        if old is not None and old.resets < new.resets:
+            self._store.remove(map(node_of, self._invalidated_by(new)))
+        version = self._write(found, new, data)
+        self._trim()
+        _log.info(
+            "%s: published the topology of epoch %d",
+            self.name,
+            new.epoch,
+            extra={
+                "action": "publish topology",
+                "epoch": new.epoch,
+                "old_epoch": None if old is None else old.epoch,
+            },
+        )
+        return self._publication(found, new, version, given)
+
+    def _write(self, found: Found, new: Topology, data: bytes) -> int:
+        try:
+            version = self._store.write(
+                data,
+                node=TOPOLOGY,
+                version=found.version,
+                copy=node_of(new.epoch),
+            )
+        except TopologyUnavailableError as error:
+            return self._outcome(found, new, data, error)
+        if version is None:
+            raise self._conflict(found.newest)
+        return version
+
+    def _outcome(
+        self,
+        found: Found,
+        new: Topology,
+        data: bytes,
+        error: TopologyUnavailableError,
+    ) -> int:
+        """Find out if a write whose response was lost took effect."""
+        try:
+            self._store.sync()
+            copy = self._store.read(node_of(new.epoch))
+            node = self._store.read(TOPOLOGY)
+        except TopologyUnavailableError:
+            raise self._store.unavailable(
+                f"{error.reason}; it is unknown whether epoch {new.epoch} was "
+                "published. Publish it again unchanged: if it was published, "
+                "nothing happens"
+            ) from error
+        version = None if node is None else node.version
+        if copy is not None and copy.data == data and version is not None:
+            return version
+        if version != found.version:
+            raise self._conflict(found.newest) from error
+        raise self._store.unavailable(
+            f"{error.reason}; nothing was published"
+        ) from error
+
+    def _trim(self) -> None:
+        """Delete the oldest topologies of the history."""
+        try:
+            old = self._epochs()[self._keep :]
+            self._store.remove(map(node_of, old))
+        except TopologyUnavailableError as error:
+            # The topology is published; the next publication deletes them.
+            _log.warning(
+                "the history was not shortened: %s",
+                error,
+                extra={"action": "shorten history"},
+            )
+
+    def _has(self, found: Found, topology: Topology) -> bool:
+        newest = found.newest
+        if (
+            newest is None
+            or newest.epoch != topology.epoch
+            or without_generations(newest) != without_generations(topology)
+            # The newest topology may be in the history only.
+            or self.current() != newest
+        ):
+            return False
+        if newest == topology:
+            return True
+        earlier = [one for one in self._epochs() if one < newest.epoch]
+        try:
+            before = self.at(earlier[0]) if earlier else None
+        except TopologyError:
+            # It is unknown which generations were raised.
+            return False
+        used = partial(self._used, below=newest.epoch)
+        return with_raised_generations(before, topology, used) == newest
+
+    def _checked(self, found: Found, new: Topology) -> bytes:
+        """Return the document of a topology after all checks."""
+        data = to_json(new)
+        # Also checks that its placeholders are allowed.
+        self._parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
+        old = found.newest
+        problems = [*faults(new, data), *generations.leaps(old, new)]
+        if not problems and old is None:
+            problems += leaps(replace(new, epoch=0, resets=0), new)
+        if not problems and old is not None:
+            check_newer(old, new, source=self.name)
+            problems += exchanges(old, new)
+            problems += lowered_generations(old, new)
+        if problems:
+            raise TopologyRefusedError(
+                tuple(problems),
+                source=self.name,
+                epoch=new.epoch,
+                current=None if old is None else old.epoch,
+            )
+        if new.epoch <= found.last:
+            # The history has a newer one that is not valid.
+            raise StaleTopologyError(
+                source=self.name, epoch=new.epoch, current=found.last
+            )
+        return data
+
+    def _check_expected(
+        self, old: Topology | None, expected_epoch: int | None
+    ) -> None:
+        found = NOT_PUBLISHED if old is None else old.epoch
+        if expected_epoch is not None and expected_epoch != found:
+            raise TopologyConflictError(
+                source=self.name,
+                expected=None
+                if expected_epoch == NOT_PUBLISHED
+                else expected_epoch,
+                found=None if old is None else found,
+            )
+
+    def _conflict(self, old: Topology | None) -> TopologyConflictError:
+        found: int | None = None
+        # Read only for the message.
+        with suppress(TopologyError, TopologyUnavailableError):
+            if (current := self.current()) is not None:
+                found = current.epoch
+        return TopologyConflictError(
+            source=self.name,
+            expected=None if old is None else old.epoch,
+            found=found,
+        )
+
+    def _unreadable(self, fault: TopologyError) -> TopologyError:
+        epochs = self._epochs()
+        remedy = (
+            "roll back to the newest valid one of the history: "
+            f"sqla-shard topology rollback --to {epochs[0]}"
+            if epochs
+            else "remove the node, and publish again"
+        )
+        return TopologyError(
+            [
+                # Insert it first, since one-line messages show only the first
+                # problem.
+                Problem("published topology", f"is not valid; {remedy}"),
+                *fault.problems,
+            ],
+            source=fault.source,
+        )
+
+    def _publication(
+        self,
+        found: Found,
+        new: Topology,
+        version: int | None,
+        given: Topology,
+    ) -> Publication:
+        old = found.newest
+        return Publication(
+            old=old,
+            new=new,
+            diff=None if old is None else diff(old, new),
+            version=version,
+            is_published=version is not None,
+            generations=tuple(raises(given, new)),
+        )
+
+
+def _continued(old: Topology | None, new: Topology) -> Topology:
+    """Return ``new`` with the resets of ``old``, which files lack."""
+    if old is None or old.resets <= new.resets:
+        return new
+    return replace(new, resets=old.resets)

@@ -1,0 +1,405 @@
+"""Topologies in ZooKeeper, read and watched through kazoo.
+
+Below the path of a connection string, such as ``/prod`` of
+``zk1:2181,zk2:2181/prod``, the node ``topology`` contains the topology in use
+as JSON, and ``history`` has one node for each of the most recent epochs.
+
+kazoo calls a watch once, in its own thread, and loses it with the connection.
+Here a watch only triggers another read, which sets the watch again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import read_document
+from sqla_shard.topology import Topology
+from sqla_shard.util.forking import in_children
+
+try:
+    from kazoo.client import KazooClient
+    from kazoo.client import KazooState
+    from kazoo.exceptions import AuthFailedError
+    from kazoo.exceptions import KazooException
+    from kazoo.exceptions import NoAuthError
+    from kazoo.exceptions import NoNodeError
+    from kazoo.exceptions import WriterNotClosedException
+    from kazoo.handlers.threading import KazooTimeoutError
+    from kazoo.protocol.states import KeeperState
+except ImportError as error:
+    raise MissingExtraError(
+        package="kazoo", extra="zookeeper", reason=str(error)
+    ) from error
+
+__all__ = ["TOPOLOGY_NODE", "ZooKeeperConnection", "ZooKeeperSource"]
+
+#: The node with the topology in use, below the path of the connection.
+TOPOLOGY_NODE = "/topology"
+
+#: Session timeouts after which a client without a connection is replaced.
+#: Its session has expired, and a server that has lost its data would reject
+#: it forever, because the client has seen later transactions.
+_REPLACE_AFTER = 2.0
+
+#: Seconds to wait for the resolution of host names, for messages.
+_RESOLVING = 2.0
+
+#: Seconds to wait until a client without a connection has stopped.
+_CLOSING = 1.0
+
+#: Options with paths of files.
+_FILES = ("ca", "certfile", "keyfile")
+
+_log = logging.getLogger(__name__)
+
+# kazoo logs every attempt to connect; the follower logs relevant errors.
+_kazoo_log = logging.getLogger("sqla_shard.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
+
+
+class ZooKeeperConnection:
+    """A kazoo client that is opened on first use, and replaced if necessary.
+
+    :param hosts: ``host:port,host:port/path``.
+    :param timeout: seconds to wait for a response.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`,
+        such as ``auth_data``, ``use_ssl`` and ``ca``.
+    :param name: name of the source, for messages; by default the URL of the
+        hosts.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.hosts = hosts
+        self.name = name or f"zookeeper://{hosts}"
+        self._timeout = timeout
+        self._options = {
+            "timeout": 10.0,
+            "connection_retry": {
+                "max_tries": -1,
+                "delay": 0.1,
+                "max_delay": 5.0,
+            },
+            **(options or {}),
+        }
+        self._client: KazooClient | None = None
+        self._notify: Callable[[], None] | None = None
+        self._disconnected_at = 0.0
+        in_children(self)
+
+    @property
+    def default_acl(self) -> Any:
+        """The ACL of new nodes; None for the default of kazoo."""
+        return self._options.get("default_acl")
+
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call ``notify()`` when a connection is lost or opened."""
+        self._notify = notify
+
+    def client(self) -> KazooClient:
+        """Return a connected client.
+
+        :raises TopologyUnavailableError: if no server responds in time.
+        """
+        client = self._client
+        if client is not None and self._is_unusable(client):
+            self.close()
+            client = None
+        if client is None:
+            client = self._client = KazooClient(
+                hosts=self.hosts, logger=_kazoo_log, **self._options
+            )
+            client.add_listener(self._on_state_change)
+            self._disconnected_at = monotonic()
+            live = client.start_async()
+        else:
+            live = client._live
+        live.wait(self._timeout)
+        if not client.connected:
+            reason = "authentication failed"
+            if client.client_state != KeeperState.AUTH_FAILED:
+                reason = self._why_unreachable()
+            raise self.unavailable(reason)
+        return client
+
+    def _why_unreachable(self) -> str:
+        """Return the reason why the source cannot be read, for messages."""
+        for name in _FILES:
+            path = self._options.get(name)
+            # kazoo retries silently.
+            if path and not os.access(path, os.R_OK):
+                return f"{name}: {path!r} cannot be read"
+        unknown = _unresolved(self.hosts)
+        named = "; ".join(f"{host} {why}" for host, why in unknown.items())
+        if len(unknown) == len(_names(self.hosts)):
+            return f"{named}; check the host names"
+        reason = (
+            f"no server answered within {self._timeout:g} seconds; check "
+            "that ZooKeeper is running at this address"
+        )
+        return f"{reason}; {named}" if named else reason
+
+    def ask(self, call: Callable[[KazooClient], Any]) -> Any:
+        """Return the result of an asynchronous call of the client.
+
+        :param call: the call, such as ``lambda c: c.get_async("/a")``.
+        :raises TopologyUnavailableError: if there is no response in time.
+        :raises kazoo.exceptions.KazooException: if the response is an error,
+            such as ``NoNodeError``.
+        """
+        client = self.client()
+        try:
+            return call(client).get(timeout=self._timeout)
+        except KazooTimeoutError:
+            reason = f"no answer in {self._timeout:g} seconds"
+        except AuthFailedError:
+            reason = "authentication failed"
+        except KazooException as error:
+            if not _is_of_connection(error):
+                raise
+            reason = f"the connection was lost ({type(error).__name__})"
+        raise self.unavailable(reason)
+
+    def unavailable(self, reason: str) -> TopologyUnavailableError:
+        """Return the error for a reason."""
+        return TopologyUnavailableError(source=self.name, reason=reason)
+
+    def close(self) -> None:
+        """Close the session; wait for a limited time."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        client.remove_listener(self._on_state_change)
+        # kazoo waits ten seconds, and longer, for a response.
+        ending = threading.Thread(
+            target=_end,
+            args=(client,),
+            name="sqla-shard-zookeeper-end",
+            daemon=True,
+        )
+        ending.start()
+        ending.join(self._timeout if client.connected else _CLOSING)
+
+    def after_fork(self) -> None:
+        """Close the inherited sockets, not the session of the parent."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        # The client must not be garbage collected: its finalizer could close
+        # the session.
+        _abandoned.append(client)
+        connection = client._connection
+        for name in ("_socket", "_read_sock", "_write_sock"):
+            sock = getattr(connection, name, None)
+            if sock is not None:
+                # This sends nothing to the server.
+                sock.close()
+
+    def _on_state_change(self, state: Any) -> None:
+        """Called by kazoo, in its thread."""
+        if state != KazooState.CONNECTED and not self._disconnected_at:
+            self._disconnected_at = monotonic()
+        if self._notify is not None:
+            # Lost connections are reported; new ones need new watches.
+            self._notify()
+
+    def _is_unusable(self, client: KazooClient) -> bool:
+        if client.connected:
+            self._disconnected_at = 0.0
+            return False
+        if client.client_state == KeeperState.AUTH_FAILED:
+            return True
+        patience = _REPLACE_AFTER * float(self._options["timeout"])
+        return bool(
+            self._disconnected_at
+            and monotonic() - self._disconnected_at > patience
+        )
+
+
+def _end(client: KazooClient) -> None:
+    """Close a client; this may take long."""
+    try:
+        client.stop()
+    except WriterNotClosedException:
+        _log.warning(
+            "ZooKeeper does not respond; the session will expire",
+            extra={"action": "close zookeeper"},
+        )
+    else:
+        client.close()
+
+
+class ZooKeeperSource:
+    """The topology of a ZooKeeper.
+
+    :param hosts: ``host:port,host:port/path``.
+    :param timeout: seconds to wait for a response.
+    :param options: further arguments of :class:`kazoo.client.KazooClient`.
+    :param placeholders: see :meth:`Topology.from_mapping`.
+    :param environ: see :meth:`Topology.from_mapping`; None reads
+        ``os.environ`` at each load.
+    """
+
+    interval: float | None = None
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        timeout: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._connection = ZooKeeperConnection(
+            hosts, timeout=timeout, options=options
+        )
+        self._placeholders = placeholders
+        self._environ = environ
+        self._notify: Callable[[], None] = _ignore
+
+    def __repr__(self) -> str:
+        return f"ZooKeeperSource({self._connection.hosts!r})"
+
+    @property
+    def name(self) -> str:
+        """The connection string, without credentials."""
+        return self._connection.name
+
+    def start(self, notify: Callable[[], None]) -> None:
+        """Call ``notify()`` when the topology may have changed."""
+        self._notify = notify
+        self._connection.listen(notify)
+
+    def load(self) -> Topology:
+        """Read the topology, and watch it.
+
+        :raises TopologyUnavailableError: if no server responds, or nothing
+            is published.
+        :raises TopologyError: if the published document is not valid.
+        """
+        data = self._read()
+        while data is None:
+            if not self._await_node():
+                raise self._connection.unavailable(
+                    "nothing is published there; publish one with: "
+                    "sqla-shard topology push"
+                )
+            # The node was created between the two requests: no watch will
+            # fire.
+            data = self._read()
+        return read_document(
+            data,
+            "json",
+            source=self.name,
+            placeholders=self._placeholders,
+            environ=self._environ,
+        )
+
+    def _read(self) -> bytes | None:
+        """Read and watch the node; return None if it does not exist."""
+        try:
+            data: bytes
+            data, _ = self._connection.ask(
+                lambda client: client.get_async(
+                    TOPOLOGY_NODE, watch=self._on_node_change
+                )
+            )
+        except NoNodeError:
+            return None
+        except KazooException as error:
+            raise self._connection.unavailable(
+                "NoAuthError: permission denied to these credentials, or no "
+                "credentials given"
+                if isinstance(error, NoAuthError)
+                else f"it cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        return data
+
+    def _await_node(self) -> bool:
+        """Watch for the node; return whether it exists."""
+        try:
+            found = self._connection.ask(
+                lambda client: client.exists_async(
+                    TOPOLOGY_NODE, watch=self._on_node_change
+                )
+            )
+        except KazooException as error:
+            raise self._connection.unavailable(
+                f"it cannot be watched ({type(error).__name__}: {error})"
+            ) from error
+        return found is not None
+
+    def look(self) -> bool:
+        """Return False: ZooKeeper sends notifications."""
+        return False
+
+    def stop(self) -> None:
+        """Close the session."""
+        self._notify = _ignore
+        self._connection.close()
+
+    def forked(self) -> None:
+        """Do nothing: the connection has its own handler."""
+
+    def _on_node_change(self, event: object) -> None:
+        """Called by kazoo, in its thread."""
+        self._notify()
+
+
+def _names(hosts: str) -> list[str]:
+    """Return the host names and addresses of a connection string."""
+    address, _, _ = hosts.partition("/")
+    return [part.strip().partition(":")[0] for part in address.split(",")]
+
+
+def _unresolved(hosts: str) -> dict[str, str]:
+    """Return unresolved host names, and the messages of the resolver."""
+    found: dict[str, str] = {}
+
+    def ask(name: str) -> None:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError as error:
+            found[name] = f"does not resolve ({error.strerror or error})"
+
+    # In threads: if no name server responds, this may take long.
+    threads = [
+        threading.Thread(target=ask, args=(name,), daemon=True)
+        for name in _names(hosts)
+    ]
+    deadline = monotonic() + _RESOLVING
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - monotonic(), 0.0))
+    return dict(found)
+
+
+def _ignore() -> None:
+    """Do nothing."""
+
+
+def _is_of_connection(error: KazooException) -> bool:
+    names = {"ConnectionLoss", "SessionExpiredError", "ConnectionClosedError"}
+    return type(error).__name__ in names
+
+
+_abandoned: list[Any] = []

@@ -1,0 +1,229 @@
+"""Column types of lookup keys, positions in a list, and times."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+from typing import ClassVar
+
+from sqlalchemy import CHAR
+from sqlalchemy import DateTime
+from sqlalchemy import LargeBinary
+from sqlalchemy import Numeric
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.operators import OperatorType
+from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeEngine
+
+from sqla_shard.exc import BlobValueError
+from sqla_shard.exc import InvalidKeyError
+from sqla_shard.exc import InvalidSequenceError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.types.shard_bound import ShardBound
+
+__all__ = [
+    "MAX_SEQUENCE",
+    "LookupKey",
+    "Sequence38",
+    "UTCTimestamp",
+]
+
+
+class LookupKey(TypeDecorator[str]):
+    """Text in Python, its UTF-8 in the table: VARBINARY(255), or BLOB.
+
+    Two keys are equal if their bytes are equal.  In a text column "a" and
+    "a ", or "a" and "á", may be equal, depending on the collation.
+    """
+
+    impl = LargeBinary
+    cache_ok = True
+
+    #: Maximum length of a key in bytes.
+    MOST_BYTES: ClassVar[int] = 255
+
+    @property
+    def python_type(self) -> type[str]:
+        """``str``."""
+        return str
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return VARBINARY(255); BLOB on SQLite."""
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.VARBINARY(self.MOST_BYTES))
+        return dialect.type_descriptor(LargeBinary(self.MOST_BYTES))
+
+    # Do not use process_bind_param(): its result is passed to the driver's
+    # Binary(), which rejects shard-bound parameters.
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Encode a key."""
+        return self._bytes
+
+    def _bytes(self, value: Any) -> Any:
+        if value is None or isinstance(value, ShardBound):
+            return value
+        return self.encoded(value)
+
+    @classmethod
+    def encoded(cls, key: object) -> bytes:
+        """Return a key as UTF-8.
+
+        :raises InvalidKeyError: if the key is not a str, or too long.
+        """
+        if not isinstance(key, str):
+            raise InvalidKeyError(key=key, reason="it must be a str")
+        try:
+            found = key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKeyError(
+                key=key,
+                reason="it has a lone surrogate, which UTF-8 cannot encode; "
+                "decode the original bytes as UTF-8",
+            ) from error
+        if len(found) > cls.MOST_BYTES:
+            raise InvalidKeyError(
+                key=key,
+                reason=f"it has {len(found)} bytes in UTF-8; the maximum is "
+                f"{cls.MOST_BYTES}. Use a digest of it as the key",
+            )
+        return found
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Decode a key."""
+        return None if value is None else bytes(value).decode()
+
+    def literal_processor(self, dialect: Dialect) -> Any:
+        """Return the bytes for a statement that is printed."""
+
+        def process(value: Any) -> str:
+            return f"X'{self.encoded(value).hex()}'"
+
+        return process
+
+
+DIGITS = 38
+MAX_SEQUENCE: int = 10**DIGITS - 1
+
+_ARITHMETIC = frozenset(
+    {
+        operators.add,
+        operators.sub,
+        operators.mul,
+        operators.truediv,
+        operators.floordiv,
+        operators.mod,
+        operators.neg,
+    }
+)
+
+
+class Sequence38(TypeDecorator[int]):
+    """An integer from 0 to ``10**38 - 1``, exact on every server.
+
+    ``Decimal`` arithmetic rounds to 28 digits, and SQLite's NUMERIC to 15:
+    therefore it is an ``int`` in Python, DECIMAL(38) on MySQL and MariaDB, and
+    text with leading zeros on SQLite, which sorts like the numbers.
+    """
+
+    impl = Numeric
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(DIGITS, 0)
+
+    @property
+    def python_type(self) -> type[int]:
+        """``int``."""
+        return int
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return DECIMAL(38); CHAR(38) on SQLite, sorted by bytes."""
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(CHAR(DIGITS))
+        return dialect.type_descriptor(Numeric(DIGITS, 0))
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
+        """Check a position.
+
+        :raises InvalidSequenceError: if the position is not an int, or out of
+            range.
+        """
+        if value is None:
+            return None
+        if type(value) is not int or not 0 <= value <= MAX_SEQUENCE:
+            raise InvalidSequenceError(value=value)
+        return f"{value:0{DIGITS}d}" if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Return an int; drivers return a Decimal or a str."""
+        return None if value is None else int(value)
+
+    def process_literal_param(self, value: Any, dialect: Dialect) -> str:
+        """Return the position for a statement that is printed."""
+        # The underlying type adds the quotes that SQLite needs.
+        return str(self.process_bind_param(value, dialect))
+
+    class Comparator(TypeDecorator.Comparator[int]):
+        """Compares positions."""
+
+        def operate(
+            self, op: OperatorType, *other: Any, **kwargs: Any
+        ) -> ColumnElement[Any]:
+            """Reject arithmetic.
+
+            :raises UnsupportedStatementError: for an arithmetic operator.
+            """
+            if op in _ARITHMETIC:
+                name = getattr(op, "__name__", str(op))
+                raise UnsupportedStatementError(
+                    f"{name!r} of a sequence is not exact on every server; "
+                    "compute in Python, where it is an int",
+                    construct=name,
+                )
+            return super().operate(op, *other, **kwargs)
+
+        reverse_operate = operate
+
+    comparator_factory = Comparator
+
+
+class UTCTimestamp(TypeDecorator[datetime]):
+    """A time with microseconds; an aware datetime in UTC in Python.
+
+    TIMESTAMP on MySQL and MariaDB, whose connections use UTC; its range
+    ends in 2038 (2106 from MariaDB 11.5).  A naive datetime is rejected,
+    because its time zone is unknown.
+    """
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return TIMESTAMP(6), or text on SQLite."""
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.TIMESTAMP(fsp=6))
+        return dialect.type_descriptor(DateTime())
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Convert to UTC.
+
+        :raises BlobValueError: for a naive datetime.
+        """
+        if value is None:
+            return None
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            raise BlobValueError(
+                f"{value!r} is not a datetime with a time zone; use "
+                "datetime.now(timezone.utc)",
+                field="timestamp",
+                value=value,
+            )
+        return value.astimezone(timezone.utc).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Return an aware datetime; the server's time zone is UTC."""
+        return None if value is None else value.replace(tzinfo=timezone.utc)

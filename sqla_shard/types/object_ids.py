@@ -1,0 +1,306 @@
+"""Column types that hold object ids.
+
+:class:`ShardedId`
+    stores the 36-bit local id; the value in Python is the 64-bit id.  For
+    the primary key of an object table, and for foreign keys to a row of
+    the same shard.
+:class:`ObjectRef`
+    stores the full id: a reference to an object on any shard.
+
+A statement that compares a ``ShardedId`` column with a column that stores
+full ids is rejected when it is routed, because it would compare local ids
+with full ids; write ``full_id(Board.id) == Pin.board_id``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import Integer
+from sqlalchemy import type_coerce
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.operators import ColumnOperators
+from sqlalchemy.sql.operators import OperatorType
+from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeEngine
+
+from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.ids import MAX_LOCAL_ID
+from sqla_shard.ids import SHARD_SHIFT
+from sqla_shard.ids import TYPE_SHIFT
+from sqla_shard.ids import unpack
+from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import IdSlot
+from sqla_shard.types.shard_bound import Prefix
+from sqla_shard.types.shard_bound import ShardBound
+
+__all__ = [
+    "COMPARISONS",
+    "IdType",
+    "ObjectRef",
+    "ShardedId",
+    "full_id",
+    "inserting_on",
+]
+
+# A server without RETURNING returns the local id as lastrowid, which reaches
+# the result processor of the type only.
+_inserting: ContextVar[int | None] = ContextVar("sqla_shard", default=None)
+
+#: Operators that compare ids.
+COMPARISONS = frozenset(
+    {
+        operators.eq,
+        operators.ne,
+        operators.lt,
+        operators.le,
+        operators.gt,
+        operators.ge,
+        operators.in_op,
+        operators.not_in_op,
+        operators.is_,
+        operators.is_not,
+        operators.is_distinct_from,
+        operators.is_not_distinct_from,
+        operators.between_op,
+        operators.not_between_op,
+    }
+)
+#: ColumnOperators: a variable inside lambda_stmt(), which is iterable as well.
+_NOT_A_LIST = (str, bytes, ClauseElement, ColumnOperators)
+_ORDERINGS = frozenset(
+    {
+        operators.asc_op,
+        operators.desc_op,
+        operators.nulls_first_op,
+        operators.nulls_last_op,
+        operators.comma_op,
+        operators.distinct_op,
+    }
+)
+
+
+@contextmanager
+def inserting_on(shard_id: int) -> Iterator[None]:
+    """Compose the ids of rows inserted inside the block with this shard."""
+    token = _inserting.set(shard_id)
+    try:
+        yield
+    finally:
+        _inserting.reset(token)
+
+
+class IdType(TypeDecorator[int]):
+    """Base of the types whose values are full object ids in Python.
+
+    :ivar routes: whether the id determines the shard of the row itself.
+    :ivar whole: whether the column stores the full id.
+    :ivar type_id: type id of the objects; None for any type.
+    """
+
+    impl = BigInteger
+    cache_ok = True
+    type_id: int | None
+    routes: bool
+    whole: bool
+
+    @property
+    def python_type(self) -> type[int]:
+        """``int``."""
+        return int
+
+    def process_literal_param(self, value: Any, dialect: Dialect) -> str:
+        """Return the full id for a statement that is printed."""
+        return str(value)
+
+    class Comparator(TypeDecorator.Comparator[int]):
+        """Compares ids; an ``IN`` list becomes one bind parameter."""
+
+        def operate(
+            self, op: OperatorType, *other: Any, **kwargs: Any
+        ) -> ColumnElement[Any]:
+            """Reject operators that ids do not support, such as arithmetic.
+
+            :raises UnsupportedStatementError: for such an operator.
+            :raises InvalidIdError: for an ``IN`` list with other values.
+            """
+            if op not in COMPARISONS and op not in _ORDERINGS:
+                name = getattr(op, "__name__", str(op))
+                raise UnsupportedStatementError(
+                    f"object ids do not support {name!r}: the column stores "
+                    "only a part of the id. Compare ids, or compute in "
+                    "Python",
+                    construct=name,
+                )
+            kind: Any = self.type
+            if (
+                op in (operators.in_op, operators.not_in_op)
+                and isinstance(other[0], Iterable)
+                and not isinstance(other[0], _NOT_A_LIST)
+                and not hasattr(other[0], "__clause_element__")
+            ):
+                # Accept any iterable, as SQLAlchemy does.  Its compiled cache
+                # must not use the statement of a list for the statement of a
+                # slot.
+                values = list(other[0])
+                if kind.routes and not any(
+                    isinstance(v, ColumnElement) for v in values
+                ):
+                    other = (kind.slot_parameter(values), *other[1:])
+                else:
+                    other = (values, *other[1:])
+            return super().operate(op, *other, **kwargs)
+
+    comparator_factory = Comparator
+
+    def slot(self, values: Any) -> IdSlot:
+        """Return the slot of an ``IN`` list.
+
+        :raises InvalidIdError: if a value is not an id.
+        """
+        return IdSlot(values, self.type_id, whole=self.whole)
+
+    def slot_parameter(self, values: Any) -> BindParameter[Any]:
+        """Return the bind parameter of an ``IN`` list."""
+        # Pass a value, not a callable: the cached criteria of an eager load
+        # would get None from a callable.
+        return BindParameter(
+            None,
+            self.slot(values)(),
+            expanding=True,
+            unique=True,
+            type_=self,
+        )
+
+
+def _check(value: Any) -> Any:
+    """Check an id that is bound; None and shard-bound parameters pass."""
+    if value is None or isinstance(value, ShardBound):
+        return value
+    unpack(value)
+    # Drivers write a member of an IntEnum as its name.
+    return int(value)
+
+
+class ShardedId(IdType):
+    """The full id in Python, its local part in the table.
+
+    :param type_id: the type of the objects, 1 to 1023.
+
+    A bound value must be an id (:exc:`~sqla_shard.exc.InvalidIdError`); its
+    type and shard are checked when the statement is routed.
+    """
+
+    cache_ok = True
+    routes = True
+    whole = False
+
+    def __init__(self, type_id: int) -> None:
+        super().__init__()
+        self.type_id: int = type_id
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return BIGINT; INTEGER on SQLite, the only type with rowids."""
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(Integer())
+        return dialect.type_descriptor(BigInteger())
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Convert an id to a parameter that is resolved for each shard."""
+        type_id = self.type_id
+
+        def process(value: Any) -> Any:
+            value = _check(value)
+            if value is None or isinstance(value, ShardBound):
+                return value
+            return Address(value, type_id)
+
+        return process
+
+    def column_expression(self, column: Any) -> ColumnElement[int]:
+        """Let the server compose the full id."""
+        return full_id(column)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return full ids; compose the full id for a lastrowid."""
+        type_bits = self.type_id << TYPE_SHIFT
+
+        def process(value: int | None) -> int | None:
+            if value is None or value > MAX_LOCAL_ID:
+                return value
+            shard_id = _inserting.get()
+            if shard_id is None:
+                # select() composes ids on the server.  The local ids of
+                # textual SQL must not be mistaken for object ids.
+                raise InvalidIdError(
+                    f"{value} is a local id, not an object id: in textual "
+                    "SQL select pack(shard_id, type_id, 0) + local_id, or "
+                    "use select()",
+                    value=value,
+                )
+            return shard_id << SHARD_SHIFT | type_bits | value
+
+        return process
+
+
+class ObjectRef(IdType):
+    """A reference to an object: its full id is stored.
+
+    :param type_id: the type of the referenced objects; None for any type.
+    :param colocated: whether the row is on the shard of the referenced
+        object, so that the column is used for routing.
+    """
+
+    cache_ok = True
+    whole = True
+
+    def __init__(
+        self, type_id: int | None = None, *, colocated: bool = False
+    ) -> None:
+        super().__init__()
+        self.type_id = type_id
+        self.colocated = colocated
+
+    @property
+    def routes(self) -> bool:  # type: ignore[override]  # read-only here
+        """Whether the id determines the shard of the row itself."""
+        return self.colocated
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Check that the value is an id."""
+        return _check(value)
+
+
+def full_id(column: Any) -> ColumnElement[int]:
+    """Return the full id of a ``ShardedId`` column as an SQL expression.
+
+    Compare it with columns that store full ids::
+
+        select(Pin).join(Board, full_id(Board.id) == Pin.board_id)
+
+    :param column: a column or attribute of type :class:`ShardedId`.
+    :raises InvalidIdError: if the column is of another type.
+    """
+    kind = getattr(column, "type", None)
+    if not isinstance(kind, ShardedId):
+        raise InvalidIdError(
+            f"full_id() takes a ShardedId column, such as the id of an "
+            f"object class; {column} is of type {kind!r}",
+            value=column,
+        )
+    return type_coerce(column, BigInteger()) + BindParameter(
+        "sqla_shard_prefix",
+        Prefix(kind.type_id),
+        type_=BigInteger(),
+        unique=True,
+    )

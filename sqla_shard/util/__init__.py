@@ -1,0 +1,13 @@
+"""Tools that do not depend on shards.
+
+``masking``             masks secrets in strings
+``files``               replaces files atomically
+``forking``             calls in a child process, right after a fork
+``jitter``              random pauses
+``former``              former paths of modules
+``sqlalchemy_private``  private names of SQLAlchemy
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

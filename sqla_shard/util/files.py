@@ -1,0 +1,47 @@
+"""Files that are replaced as a whole.
+
+Readers find the old contents or the new ones, even after a crash of the
+process or the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["replace_file"]
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Write a temporary file, flush it to the disk and rename it.
+
+    :param path: path of the file, in an existing directory.
+    :param mode: permissions of the file, regardless of the umask.
+    :raises OSError: if the file cannot be written; the old one remains.
+    """
+    handle, name = tempfile.mkstemp(
+        prefix=f".{path.stem[:40]}-", suffix=".tmp", dir=path.parent
+    )
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    _flush_directory(path.parent)
+
+
+def _flush_directory(path: Path) -> None:
+    # Without fsync() a power failure may undo the rename, or lose the file.
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

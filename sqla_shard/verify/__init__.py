@@ -1,0 +1,46 @@
+"""Verification and repair of rows that contradict rows on other shards.
+
+Two shards do not commit atomically, so an interruption can leave a lookup key
+or a mapping row without its object.  A run scans whole tables for such rows
+while the application is running: it reads primaries in small transactions,
+at a limited rate if one is given.
+
+An application that changes related rows in several transactions must not take
+longer than ``grace`` from one transaction to the next.
+
+``findings``       kinds of findings, and the report
+``position``       the position file of an interrupted run
+``check``          interface of a check of one table
+``run``            one run: the scan, the second check, repairs
+``targets``        the objects to which rows refer
+``lookup_checks``  checks of lookup keys and of their objects
+``lookup_repair``  repair of lookup keys
+``lookups``        the functions for lookups
+``relations``      check and repair of mapping rows
+"""
+
+from __future__ import annotations
+
+from sqla_shard.verify.findings import Finding
+from sqla_shard.verify.findings import Tally
+from sqla_shard.verify.findings import UnreadShard
+from sqla_shard.verify.findings import VerifyReport
+from sqla_shard.verify.lookups import delete_abandoned
+from sqla_shard.verify.lookups import open_claims
+from sqla_shard.verify.lookups import OpenClaim
+from sqla_shard.verify.lookups import verify_lookups
+from sqla_shard.verify.relations import verify_relations
+from sqla_shard.verify.run import VerifyProgress
+
+__all__ = [
+    "Finding",
+    "OpenClaim",
+    "Tally",
+    "UnreadShard",
+    "VerifyProgress",
+    "VerifyReport",
+    "delete_abandoned",
+    "open_claims",
+    "verify_lookups",
+    "verify_relations",
+]

@@ -1,0 +1,111 @@
+"""Collects each module of suites once for each of its backends.
+
+The ids of its tests are such as
+``tests/suites/reading.py::mariadb::Get::test_one``, and may be given to
+pytest up to any ``::``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.models.backends import On
+from tests.servers.in_loop import InLoop
+from tests.suite_table import SUITES
+
+__all__ = ["OnBackend", "SuiteFile", "is_suite", "run_in_loop"]
+
+
+class SuiteFile(pytest.File):
+    """A module of suites."""
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        self.obj = importlib.import_module(f"tests.suites.{self.path.stem}")
+        # For the file, before its first backend would have them alone.
+        self.session._fixturemanager.parsefactories(self)
+        tier = self.config.getoption("--tier")
+        for on in backends_of(SUITES[self.path.stem], tier):
+            node = OnBackend.from_parent(
+                self,
+                path=self.path,
+                name=on.name,
+            )
+            node.on = on
+            if on.live:
+                node.add_marker("live")
+            yield node
+
+
+class OnBackend(pytest.Module):
+    """The suites of a module on one backend."""
+
+    on: On
+
+    def __init__(self, *, name: str, parent: Any, path: Path, **_: Any):
+        # As that of a class, not of a file: the id has the name, too.
+        pytest.Collector.__init__(self, name=name, parent=parent, path=path)
+
+    def _getobj(self) -> ModuleType:
+        return importlib.import_module(f"tests.suites.{self.path.stem}")
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        only = self.on.only.split()
+        for name, found in vars(self.obj).items():
+            if _is_suite(self.obj, found) and (not only or name in only):
+                start = f"{name}."
+                values = {
+                    key.removeprefix(start): value
+                    for key, value in self.on.values.items()
+                    if key.startswith(start)
+                }
+                node = pytest.Class.from_parent(self, name=name)
+                if values:
+                    # from_parent() ignores its obj= and takes the attribute
+                    # of the module, which has other values.
+                    node.obj = type(name, (found,), values)
+                yield node
+
+
+def _is_suite(module: ModuleType, found: Any) -> bool:
+    return (
+        isinstance(found, type)
+        and found.__module__ == module.__name__
+        and any(name.startswith("test_") for name in dir(found))
+    )
+
+
+def backends_of(ons: Sequence[On], tier: str) -> Sequence[On]:
+    """Return the backends of a suite in a tier.
+
+    Those of ``check`` need no server; ``test`` takes the one that matters.
+    """
+    if tier == "all":
+        return ons
+    plain = [on for on in ons if on.name == "sqlite"]
+    if tier == "check":
+        return plain
+    return [on for on in ons if on.live][:1] or plain
+
+
+def is_suite(path: Path) -> bool:
+    """Return whether a file is a module of ``SUITES``."""
+    return path.parent.name == "suites" and path.stem in SUITES
+
+
+def run_in_loop(item: pytest.Function) -> bool | None:
+    """Run a test whose cluster is one of an event loop."""
+    cluster = item.funcargs.get("cluster")
+    if not isinstance(cluster, InLoop):
+        return None
+    names = item._fixtureinfo.argnames
+    arguments = {name: item.funcargs[name] for name in names}
+    asyncio.run(cluster.run(item.obj, arguments))
+    return True

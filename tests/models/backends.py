@@ -1,0 +1,211 @@
+"""Clusters for suites, on the backends that ``tests/suite_table.py`` lists.
+
+A module of suites says what its cluster is like, once::
+
+    cluster = Clusters(Base.metadata, shards=8).on_backend()
+
+and is collected once for each of its backends.  A module of tests that has
+one backend takes :meth:`Clusters.on_sqlite` or :meth:`Clusters.on_mariadb`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from contextlib import nullcontext
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from typing import NamedTuple
+
+import pytest
+from sqlalchemy import MetaData
+
+from sqla_shard import Cluster
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import sqlite_topology
+from tests.servers.in_loop import InLoop
+
+__all__ = ["BOTH", "EVERYWHERE", "Clusters", "On"]
+
+_Prepare = Callable[
+    [Cluster, pytest.FixtureRequest, "On"], AbstractContextManager[None]
+]
+
+
+class On(NamedTuple):
+    """A backend of a suite.
+
+    :param name: ``sqlite`` or ``mariadb``, with ``-loop`` for sessions that
+        an asynchronous driver connects, or with another suffix for other
+        options.
+    :param only: names of classes, separated by spaces; all where empty.
+    :param options: for :class:`sqla_shard.Cluster`.
+    :param values: attributes of the classes that this backend sets, such as
+        ``{"Models.examples": 20}``.
+    """
+
+    name: str
+    only: str = ""
+    options: Mapping[str, Any] = {}
+    values: Mapping[str, Any] = {}
+
+    @property
+    def live(self) -> bool:
+        return self.name.startswith("mariadb")
+
+    @property
+    def in_loop(self) -> bool:
+        return "-loop" in self.name
+
+
+BOTH = (On("sqlite"), On("mariadb"))
+EVERYWHERE = (*BOTH, On("sqlite-loop"), On("mariadb-loop"))
+
+
+def _prepared(
+    cluster: Cluster, request: pytest.FixtureRequest, on: On
+) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Tables, and the topology for them.
+
+    :param main: names of global keyspaces.
+    :param lookup: shards of the keyspace ``lookup``; 0 for none.
+    :param options: for :class:`sqla_shard.Cluster`.
+    :param prepare: of a new cluster; what it enters ends before it.
+    """
+
+    metadata: MetaData
+    shards: int
+    main: tuple[str, ...] = ()
+    lookup: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prepare: _Prepare = _prepared
+
+    # -- fixtures
+
+    def on_sqlite(self, **options: Any) -> Any:
+        """Return a fixture for a test module: directories of SQLite files.
+
+        :param options: for :class:`sqla_shard.Cluster`.
+        """
+
+        @pytest.fixture(scope="module")
+        def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+            with self.open(request, On("sqlite", "", options)) as cluster:
+                yield cluster
+
+        return cluster
+
+    def on_mariadb(self, name: str, **options: Any) -> Any:
+        """Return a fixture for a test module: databases of the fleet.
+
+        :param name: part of the names of the databases, letters only.
+        :param options: for :class:`sqla_shard.Cluster`.
+        """
+
+        @pytest.fixture(scope="module")
+        def cluster(
+            request: pytest.FixtureRequest, mariadb_fleet: MariaDBFleet
+        ) -> Iterator[Cluster]:
+            on = On("mariadb", "", options)
+            with self.open(request, on, name) as cluster:
+                yield cluster
+
+        return cluster
+
+    def on_backend(self, **options: Any) -> Any:
+        """Return a fixture for a module of suites: the cluster of a backend.
+
+        :param options: for :class:`sqla_shard.Cluster`.
+        """
+
+        @pytest.fixture(scope="module")
+        def cluster(
+            request: pytest.FixtureRequest, backend: On
+        ) -> Iterator[Cluster]:
+            on = backend._replace(options={**options, **backend.options})
+            with self.open(request, on) as cluster:
+                yield cluster
+
+        return cluster
+
+    # -- clusters
+
+    @contextmanager
+    def open(
+        self, request: pytest.FixtureRequest, on: On, name: str = ""
+    ) -> Iterator[Cluster]:
+        """Yield a cluster on a backend, with empty tables.
+
+        :param name: part of the names of its databases; by default that of
+            the module.
+        """
+        stem = re.sub("[^a-z]", "", f"{request.path.stem}{on.name}")
+        made = self._on_mariadb if on.live else self._on_sqlite
+        options = {**self.options, **on.options}
+        with (
+            made(request, name or stem) as document,
+            Cluster.from_topology(document, **options) as cluster,
+        ):
+            cluster.create_all(self.metadata)
+            with self.prepare(cluster, request, on):
+                if not on.in_loop:
+                    yield cluster
+                else:
+                    in_loop = InLoop(cluster)
+                    yield in_loop
+                    # Or the module has tested nothing that it should.
+                    assert in_loop.connections
+
+    @contextmanager
+    def _on_sqlite(
+        self, request: pytest.FixtureRequest, name: str
+    ) -> Iterator[dict[str, Any]]:
+        factory = request.getfixturevalue("tmp_path_factory")
+        yield self._with_globals(
+            sqlite_topology(
+                factory.mktemp("cluster"),
+                2,
+                self.shards,
+                main=True,
+                lookup=self.lookup,
+            ),
+            "{}",
+        )
+
+    @contextmanager
+    def _on_mariadb(
+        self, request: pytest.FixtureRequest, name: str
+    ) -> Iterator[dict[str, Any]]:
+        fleet: MariaDBFleet = request.getfixturevalue("mariadb_fleet")
+        document = self._with_globals(
+            fleet.topology_mapping(
+                shards=self.shards,
+                database=f"db_{name}_{{shard:05d}}",
+                main=True,
+                lookup=self.lookup,
+                lookup_database=f"lookup_{name}_{{shard:05d}}",
+            ),
+            f"main_{name}_{{}}",
+        )
+        fleet.drop_databases(document)
+        yield document
+        fleet.drop_databases(document)
+
+    def _with_globals(
+        self, document: dict[str, Any], database: str
+    ) -> dict[str, Any]:
+        first = document["keyspaces"].pop("main")
+        for one in self.main:
+            new = {**first, "database": database.format(one)}
+            document["keyspaces"][one] = new
+        return document

@@ -1,0 +1,141 @@
+"""What gives the suites a cluster, and looks past it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+from time import monotonic
+from typing import Any
+from typing import ClassVar
+
+import pytest
+from sqlalchemy import text
+
+from sqla_shard import Cluster
+from sqla_shard import unpack
+from sqla_shard.testing import StatementLog
+from tests.models.backends import Clusters
+from tests.models.backends import On
+from tests.models.objects import Base
+from tests.models.objects import Thing
+
+SHARDS = 4
+
+
+class Suite:
+    """Fixtures of every suite, and what its cluster is like."""
+
+    metadata = Base.metadata
+    options: ClassVar[dict[str, Any]] = {}
+    #: Global keyspaces.
+    main: tuple[str, ...] = ("main",)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def cluster(cls, request, backend: On) -> Iterator[Cluster]:
+        clusters = Clusters(
+            cls.metadata, SHARDS, main=cls.main, options=cls.options
+        )
+        name = cls.__name__.lower()
+        with clusters.open(request, backend, name) as cluster:
+            yield cluster
+
+    @pytest.fixture
+    def session(self, cluster):
+        with cluster.session() as session:
+            yield session
+
+    @pytest.fixture
+    def log(self, cluster) -> Iterator[StatementLog]:
+        with StatementLog() as log:
+            yield log
+
+
+def on_mariadb(cluster: Cluster) -> bool:
+    return (
+        not cluster.topology.keyspaces["objects"]
+        .servers[0]
+        .primary.startswith("sqlite")
+    )
+
+
+def stored(cluster: Cluster, cls: type[Any], **fields: Any) -> int:
+    """Insert one object and return its id."""
+    with cluster.begin() as session:
+        new = cls(**fields)
+        session.add(new)
+        session.flush()
+        return new.id
+
+
+def raw_text(cluster: Cluster, cls: type[Any], object_id: int) -> str | None:
+    """Return what the database holds of a blob."""
+    found = _raw(
+        cluster,
+        f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id",
+        object_id,
+    )
+    return found.scalar()
+
+
+def raw(cluster: Cluster, cls: type[Any], object_id: int) -> Any:
+    found = raw_text(cluster, cls, object_id)
+    return None if found is None else json.loads(found)
+
+
+def set_raw(
+    cluster: Cluster, cls: type[Any], object_id: int, document: Any
+) -> None:
+    """Write a blob as another program would.
+
+    With its characters as they are: SQLite does not find a key by a path if
+    it is written with escapes.
+    """
+    if not isinstance(document, str):
+        document = json.dumps(document, ensure_ascii=False)
+    _raw(
+        cluster,
+        f"UPDATE {cls.__tablename__} SET data = :data WHERE local_id = :id",
+        object_id,
+        data=document,
+    )
+
+
+def remove_raw(cluster: Cluster, cls: type[Any], object_id: int) -> None:
+    _raw(
+        cluster,
+        f"DELETE FROM {cls.__tablename__} WHERE local_id = :id",
+        object_id,
+    )
+
+
+def _raw(cluster: Cluster, sql: str, object_id: int, **values: Any) -> Any:
+    parts = unpack(object_id)
+    with cluster.begin() as session:
+        found = session.execute(
+            text(sql),
+            {"id": parts.local_id, **values},
+            bind_arguments={"shard_id": parts.shard_id},
+        )
+        return found.freeze()() if found.returns_rows else None
+
+
+def tick(moment: datetime) -> None:
+    """Wait until the clock is past a moment, as precisely as SQLite has it."""
+    deadline = monotonic() + 5
+    while datetime.now(timezone.utc) < moment + timedelta(milliseconds=2):
+        assert monotonic() < deadline, f"the clock stays at {moment}"
+        threading.Event().wait(0.0005)
+
+
+def updates(log: StatementLog) -> list[str]:
+    return [s for s in log.statements if s.lstrip().startswith("UPDATE")]
+
+
+def thing(cluster: Cluster, **fields: Any) -> int:
+    """Insert a thing and return its id."""
+    return stored(cluster, Thing, **fields)

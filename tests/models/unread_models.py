@@ -1,0 +1,85 @@
+"""One class of each kind, for commands that read them."""
+
+from __future__ import annotations
+
+from sqlalchemy import String
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import LookupMixin
+from sqla_shard import MappingMixin
+from sqla_shard import ObjectMixin
+from sqla_shard import ReferenceMixin
+from sqla_shard import ShardSession
+from sqla_shard.models import normalization
+
+__all__ = [
+    "MODULUS",
+    "SHARDS",
+    "Base",
+    "Country",
+    "User",
+    "UserEmail",
+    "UserLikesUser",
+    "fill",
+]
+
+SHARDS = 8
+MODULUS = 4
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=1):
+    __tablename__ = "users"
+    email: Mapped[str] = blob_field()
+
+
+class UserEmail(
+    LookupMixin,
+    Base,
+    target=User,
+    normalize=normalization.email,
+    field="email",
+):
+    pass
+
+
+class UserLikesUser(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="liking_id",
+    target_column="liked_id",
+):
+    pass
+
+
+class Country(ReferenceMixin, Base):
+    code: Mapped[str] = mapped_column(String(2), primary_key=True)
+
+
+def fill(cluster: Cluster) -> list[int]:
+    """Insert a user with a key on every shard, who likes the next one."""
+
+    def add(session: ShardSession, shard_id: int) -> int:
+        user = User(email=f"{shard_id}@example.org")
+        session.root_shard_id = shard_id
+        session.add(user)
+        session.flush()
+        return int(user.id)
+
+    ids = []
+    for shard_id in range(SHARDS):
+        ids.append(cluster.run(add, shard_id, key=f"user {shard_id}"))
+        claim = cluster.run(UserEmail.claim, f"{shard_id}@example.org")
+        cluster.run(claim.confirm, ids[-1])
+    for one, other in zip(ids, [*ids[1:], ids[0]], strict=True):
+        cluster.run(UserLikesUser.append, one, other)
+    return ids

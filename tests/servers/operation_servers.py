@@ -1,0 +1,75 @@
+"""Two servers of its own for a module of operations, behind proxies.
+
+What is there is read, and repaired, past the proxies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import Proxy
+from tests.models.operation_models import Base
+from tests.models.operation_models import SHARDS
+
+__all__ = ["own_cluster", "own_fleet", "own_lines", "own_proxied"]
+
+
+def own_fleet() -> Any:
+    """Return a fixture: servers that no other module uses."""
+
+    @pytest.fixture(scope="module")
+    def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+        with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
+            yield fleet
+
+    return fleet
+
+
+def own_lines() -> Any:
+    """Return a fixture: a proxy before each server of ``fleet``."""
+
+    @pytest.fixture(scope="module")
+    def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+        with contextlib.ExitStack() as stack:
+            yield [
+                stack.enter_context(Proxy(server.host, server.port))
+                for server in fleet.servers
+            ]
+
+    return lines
+
+
+def own_cluster() -> Any:
+    """Return a fixture: a cluster on ``fleet``, with the tables."""
+
+    @pytest.fixture(scope="module")
+    def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+        document = fleet.topology_mapping(main=True, lookup=8)
+        with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+            cluster.create_all(Base.metadata)
+            yield cluster
+
+    return cluster
+
+
+def own_proxied() -> Any:
+    """Return a fixture: a cluster that goes through ``lines``."""
+
+    @pytest.fixture
+    def proxied(
+        fleet: MariaDBFleet, cluster: Cluster, lines: list[Proxy]
+    ) -> Iterator[Cluster]:
+        document = fleet.topology_mapping(main=True, lookup=8, proxies=lines)
+        with Cluster.from_topology(document, environ=fleet.environ) as proxied:
+            yield proxied
+            for line in lines:
+                line.restore()
+            assert sum(stats.busy for stats in proxied.stats()) == 0
+
+    return proxied

@@ -1,0 +1,172 @@
+"""Which suite runs on which backends.
+
+Each line names a module of ``tests/suites``.  The first backends are those
+of the smaller runs, see ``tests/tiers.py``.
+"""
+
+from __future__ import annotations
+
+from tests.models.backends import BOTH
+from tests.models.backends import EVERYWHERE
+from tests.models.backends import On
+from tests.suites.cache_mutations import MANY
+
+__all__ = ["SUITES"]
+
+_MANY_CONNECTIONS = {"engine_options": {"pool_size": 30}}
+_COMMITTED = {
+    "engine_options": {"pool_size": 30, "isolation_level": "READ COMMITTED"}
+}
+
+_MUTATED = {"Mutated.times": 10 * MANY}
+
+#: The backends of each module of suites.
+SUITES: dict[str, tuple[On, ...]] = {
+    # Sessions.
+    "differential": (
+        On("sqlite"),
+        On(
+            "mariadb",
+            values={"Differential.selects": 300, "Differential.changes": 60},
+        ),
+        On(
+            "sqlite-loop",
+            values={"Differential.selects": 200, "Differential.changes": 60},
+        ),
+    ),
+    "awaited": BOTH,
+    "flushing": EVERYWHERE,
+    "hostile_values": BOTH,
+    "inserting": EVERYWHERE,
+    "named_keyspaces": BOTH,
+    "placing": EVERYWHERE,
+    "proofs": BOTH,
+    "querying": EVERYWHERE,
+    "reading": EVERYWHERE,
+    "remedies": BOTH,
+    "resetting": BOTH,
+    "scatter_pages": BOTH,
+    "semantics": EVERYWHERE,
+    "shared_sessions": (On("mariadb"),),
+    "texts": BOTH,
+    "updating": EVERYWHERE,
+    "writing": EVERYWHERE,
+    # Merged rows.
+    "merged": (
+        On("sqlite"),
+        On("mariadb", values={"MergedDifferential.statements": 350}),
+    ),
+    "merged_computed": BOTH,
+    "merged_corners": BOTH,
+    "merged_numbers": BOTH,
+    "merged_pages": BOTH,
+    "merged_types": (
+        On("sqlite", only="MergedTypes"),
+        On("mariadb"),
+    ),
+    "merging": (
+        # Each shard is a file.
+        On(
+            "sqlite",
+            values={"Merging.named": 4, "Merging.everywhere": 32},
+        ),
+        On("mariadb", values={"Merging.named": 3, "Merging.everywhere": 4}),
+    ),
+    "web_forms": BOTH,
+    # Lists, lookups, references, relationships.
+    "awaited_lists": BOTH,
+    "deleting": (
+        On("sqlite"),
+        On("mariadb"),
+        On("sqlite-cached"),
+    ),
+    "lookup_awaited": BOTH,
+    "lookup_claiming": (
+        On("sqlite"),
+        On("mariadb", options=_MANY_CONNECTIONS),
+    ),
+    "lookup_reading": BOTH,
+    "lookup_registration": BOTH,
+    "many_to_many": BOTH,
+    "mapping_changes": EVERYWHERE,
+    "mapping_gap": (
+        On("sqlite", values={"Gap.wide": {"random": 3000, "above": 2000}}),
+        On("mariadb", values={"Gap.moves": 500}),
+    ),
+    "mapping_inverse": BOTH,
+    "mapping_machine": (
+        On("sqlite"),
+        On("mariadb", values={"Models.examples": 20}),
+    ),
+    "mapping_racing": (
+        On("sqlite", values={"Racing.rounds": 10}),
+        On("mariadb", options=_MANY_CONNECTIONS),
+        On(
+            "mariadb-committed",
+            options=_COMMITTED,
+            values={"Racing.locks_gaps": False},
+        ),
+    ),
+    "mapping_reading": EVERYWHERE,
+    "verify_lookups": (
+        On("sqlite", only="Together Damage Rekeying Resuming Runs"),
+        On("mariadb", only="Together Rekeying Uncommitted"),
+    ),
+    "verify_racing": BOTH,
+    "verify_relations": (
+        On("sqlite", only="Damage BesideWriters"),
+        On("mariadb"),
+    ),
+    # The cache.
+    "cache_functions": BOTH,
+    "cache_mutations": (
+        On("sqlite"),
+        On("sqlite-loop", values=_MUTATED),
+        On("mariadb-loop", values=_MUTATED),
+    ),
+    "cached_autocommit": BOTH,
+    "cached_bypass": EVERYWHERE,
+    "cached_lists": (
+        On("sqlite"),
+        On("mariadb", values={"Alike.rounds": 10}),
+        On("sqlite-loop"),
+        On("mariadb-loop"),
+    ),
+    "cached_objects": (
+        On("sqlite"),
+        On("mariadb"),
+        On("sqlite-loop", only="Equal State Many Absent"),
+        On("mariadb-loop", only="Equal State Many Absent"),
+    ),
+    "cached_poison": (
+        On("sqlite"),
+        On("mariadb", only="Damage Versions"),
+    ),
+    "cached_writes": EVERYWHERE,
+    # Operations on other shards.
+    "operations": BOTH,
+    "repairing": BOTH,
+    # Object classes.
+    "objects_aliases": BOTH,
+    "objects_attributes": BOTH,
+    "objects_bulk": BOTH,
+    "objects_changes": BOTH,
+    "objects_data_classes": BOTH,
+    "objects_expressions": BOTH,
+    "objects_filters": BOTH,
+    "objects_hiding": BOTH,
+    "objects_histories": BOTH,
+    "objects_lifecycle": BOTH,
+    "objects_merging": BOTH,
+    "objects_one_table": BOTH,
+    "objects_plain_models": BOTH,
+    "objects_racing": BOTH,
+    "objects_random_values": BOTH,
+    "objects_sizes": BOTH,
+    "objects_values": BOTH,
+    "objects_versions": (
+        On("sqlite"),
+        On("mariadb", only="VersionSuite"),
+    ),
+    "objects_writers": BOTH,
+}

@@ -1,0 +1,399 @@
+"""Merged answers against those of one database: never different.
+
+Where a LIMIT cuts rows that are equal in all of its ORDER BY, any of them is
+right.  The one database tells which those are, by ``dense_rank()``, and the
+answer is compared as far as it is determined.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from sqlalchemy import Enum
+from sqlalchemy import func
+from sqlalchemy import inspect
+from sqlalchemy import literal
+from sqlalchemy import select
+from sqlalchemy import String
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.elements import UnaryExpression
+
+from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard.engine import Scatter
+from sqla_shard.exc import ShardError
+from tests.models.clusters import PINS
+from tests.models.clusters import plain_engine
+from tests.models.merged_data import make_rows
+from tests.models.merged_data import Rows
+from tests.models.merged_data import store
+from tests.models.merged_free import FreeGrammar
+from tests.models.merged_grammar import Grammar
+from tests.models.merged_grammar import Made
+from tests.models.merged_models import charset_of
+from tests.models.merged_models import PLAIN
+from tests.models.merged_models import SHARDED
+
+#: How many times as many statements in a run of hours.
+_MANY = 100 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
+
+__all__ = ["MergedDifferential", "compared_rows", "same_rows"]
+
+#: Two of one server, and one each of two others.
+_SHARDS = (0, 1, 17, 31)
+
+
+def compared_rows() -> Any:
+    """Return a fixture: the cluster, the plain database, and their rows.
+
+    The test module has fixtures ``cluster`` and ``plain_engine``.
+    """
+
+    @pytest.fixture(scope="module")
+    def compared(request: Any, cluster: Cluster, plain_engine: Any) -> Any:
+        seed = request.config.getoption("hypothesis_seed")
+        rows = make_rows(random.Random(f"merged {seed}"), _SHARDS)
+        cluster.create_all(SHARDED.base.metadata)
+        with cluster.begin(cross_shard="unordered") as session:
+            store(rows, SHARDED, session)
+        PLAIN.base.metadata.create_all(plain_engine)
+        with Session(plain_engine) as plain:
+            store(rows, PLAIN, plain)
+            plain.commit()
+            yield Compared(cluster, plain, rows)
+            plain.rollback()
+
+    return compared
+
+
+class Compared:
+    """Both databases, and what is known of their rows."""
+
+    def __init__(self, cluster: Cluster, plain: Session, rows: Rows) -> None:
+        self.cluster = cluster
+        self.plain = plain
+        self.rows = rows
+        self.dialect = plain.get_bind().dialect.name
+        self._weights: dict[tuple[str, str], Any] = {}
+
+    def weight(self, value: str, collation: str) -> Any:
+        """Return what is the same for texts that are equal to a server."""
+        key = (value, collation)
+        if key not in self._weights:
+            # Padding would take a text for one that ends in NUL.
+            padded = "" if "nopad" in collation else " AS CHAR(4000)"
+            found = self.plain.scalar(
+                text(
+                    "SELECT SHA2(WEIGHT_STRING(CONVERT(:t USING "
+                    f"{charset_of(collation)}) COLLATE {collation}{padded}), "
+                    "256)"
+                ),
+                {"t": value},
+            )
+            self._weights[key] = ("equal to", found)
+        return self._weights[key]
+
+
+class MergedDifferential:
+    """Compares answers; ``compared`` comes from the test module."""
+
+    statements = 400
+    free = 400
+
+    def test_answers_are_equal(self, compared, rng, say):
+        counts: Counter[str] = Counter()
+        for _ in range(self.statements * _MANY):
+            seed = rng.randrange(1 << 48)
+            counts[compare(compared, Grammar, seed)] += 1
+        report(type(self).__name__, counts, say)
+        assert counts["equal"] > self.statements * 0.6
+
+    @pytest.mark.thorough
+    def test_free_answers_are_equal_or_refused(self, compared, rng, say):
+        counts: Counter[str] = Counter()
+        for _ in range(self.free * _MANY):
+            seed = rng.randrange(1 << 48)
+            counts[compare(compared, FreeGrammar, seed)] += 1
+        report(f"{type(self).__name__}, free", counts, say)
+        assert counts["equal"] > self.free * 0.15
+
+
+def report(name: str, counts: Counter[str], say: Any) -> None:
+    total = sum(counts.values()) - counts["no SQL"]
+    answered = counts["equal"] + counts["equal and empty"]
+    listed = ", ".join(f"{key} {count}" for key, count in counts.most_common())
+    refused = 100 * (total - answered) // total
+    say(f"{name}: {total} statements, {refused}% refused; {listed}")
+
+
+def compare(compared: Compared, grammar: Any, seed: int) -> str:
+    """Compare the answers to the statement of a seed.
+
+    :returns: how that went; a refusal by the name of its construct.
+    """
+    wanted = made_by(grammar, seed, PLAIN, compared)
+    try:
+        classes = _wanted(compared, wanted)
+    except DBAPIError:
+        compared.plain.rollback()
+        if grammar is Grammar:
+            raise
+        return "no SQL"  # what was made means nothing to anybody
+    made = made_by(grammar, seed, SHARDED, compared)
+    told = f"seed {seed}: {wanted.statement}"
+    try:
+        got = _got(compared, made, random.Random(seed))
+    except ShardError as error:
+        if grammar is Grammar:
+            raise AssertionError(f"{told}\nis refused: {error}") from error
+        return _refused(error)
+    try:
+        _check(got, classes, made, told)
+    except AssertionError:
+        if compared.dialect == "sqlite":
+            raise
+        classes = _wanted(compared, wanted, sorts_nul=False)
+        _check(got, classes, made, told)
+    return "equal" if classes else "equal and empty"
+
+
+def _refused(error: ShardError) -> str:
+    """Name what was refused, whatever its columns are."""
+    name = str(getattr(error, "construct", type(error).__name__))
+    if name.startswith("a combination"):
+        return "tables apart"
+    computed = "(" in name and not name.endswith("()")
+    return "computed aggregates" if computed else name
+
+
+def made_by(grammar: Any, seed: int, models: Any, compared: Compared) -> Made:
+    rng = random.Random(seed)
+    made = grammar(rng, models, compared.rows, compared.dialect).make()
+    assert isinstance(made, Made)
+    return made
+
+
+def _wanted(
+    compared: Compared, made: Made, *, sorts_nul: bool = True
+) -> list[list[Any]]:
+    """Return all rows in order, those together that are equal in it.
+
+    :param sorts_nul: whether NUL at the end of a text makes a difference.
+    """
+    if made.unique:
+        # A rank beside an object would keep what unique() drops.
+        return _distinct_objects(compared, made)
+    statement = made.statement.order_by(None)
+    keys = made.keys
+    if made.distinct:
+        # Beside a window function MariaDB takes different texts for equal.
+        inner = statement.subquery()
+        columns = list(inner.c)
+        statement = select(*columns)
+        keys = [directed(columns[at]) for at, directed in made.order]
+    if not sorts_nul:
+        keys = list(map(_without_nul, keys))
+    rank: Any = literal(1)
+    if keys:
+        rank = func.dense_rank().over(order_by=keys)
+    statement = statement.add_columns(rank)
+    options = [o for o in made.options if not isinstance(o, Scatter)]
+    compared.plain.expunge_all()
+    classes: dict[int, list[Any]] = {}
+    for *values, at in compared.plain.execute(statement.options(*options)):
+        row = _normal(compared, made, values)
+        classes.setdefault(at, []).append(row)
+    return [classes[at] for at in sorted(classes)]
+
+
+def _without_nul(key: Any) -> Any:
+    """Return a key of ORDER BY that says of texts what servers sort by.
+
+    Where a collation does not pad, they pad what they sort with NUL: "a" and
+    "a\\0" come in any order then, though they differ.
+    """
+    if isinstance(key, UnaryExpression) and key.modifier is not None:
+        return UnaryExpression(
+            _without_nul(key.element), modifier=key.modifier
+        )
+    if not isinstance(key.type, String) or isinstance(key.type, Enum):
+        return key
+    cut = func.regexp_replace(key, "\\x00+$", "", type_=key.type)
+    unpadded = func.collation(key).like("%nopad_bin")
+    return func.if_(unpadded, cut, key, type_=key.type)
+
+
+def _distinct_objects(compared: Compared, made: Made) -> list[list[Any]]:
+    options = [o for o in made.options if not isinstance(o, Scatter)]
+    compared.plain.expunge_all()
+    result = compared.plain.execute(made.statement.options(*options))
+    rows = [_normal(compared, made, row) for row in result.unique()]
+    # Either in no order, or in one that tells all of them apart.
+    return [[row] for row in rows] if made.keys else [rows]
+
+
+def _got(
+    compared: Compared, made: Made, rng: random.Random
+) -> list[tuple[Any, ...]]:
+    statement = made.statement
+    if made.limit is not None:
+        statement = statement.limit(made.limit)
+    if made.offset:
+        statement = statement.offset(made.offset)
+        made.options.append(scatter(max_offset=made.offset))
+    with compared.cluster.session() as session:
+        rows = _read(session, statement.options(*made.options), made, rng)
+        return [_normal(compared, made, row) for row in rows]
+
+
+def _read(
+    session: Any, statement: Any, made: Made, rng: random.Random
+) -> Sequence[Any]:
+    """Read all rows in one of the ways that there are."""
+    how = rng.randrange(8)
+    if made.unique:
+        found = session.execute(statement).unique()
+        if how == 0:
+            return [row for part in found.partitions(2) for row in part]
+        rows: Sequence[Any] = found.all()
+        return rows
+    if how == 0 and not made.objects:
+        streamed = session.execute(
+            statement, execution_options={"yield_per": 2}
+        )
+        return list(streamed)
+    result = session.execute(statement)
+    if how == 1:
+        return [row for part in result.partitions(2) for row in part]
+    if how == 2:
+        return [tuple(row.values()) for row in result.mappings()]
+    if how == 3:
+        return list(result.freeze()())
+    if how == 4:
+        return [*result.fetchmany(2), *result.fetchall()]
+    if how == 5:
+        names = list(result.keys())
+        assert not any("sqla_shard" in name for name in names)
+    if how == 6 and len(statement.selected_columns) == 1:
+        return [(value,) for value in result.scalars()]
+    return result.all()
+
+
+def _normal(
+    compared: Compared, made: Made, values: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Return a row as it is compared."""
+    normal = tuple(_plain(value, 3) for value in values)
+    if compared.dialect == "sqlite" or not made.collations:
+        return normal
+    return tuple(
+        compared.weight(value, made.collations[at])
+        if isinstance(value, str) and at in made.collations
+        else value
+        for at, value in enumerate(normal)
+    )
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return a value, or an object with what it has loaded."""
+    state = inspect(value, raiseerr=False)
+    if state is not None and hasattr(state, "mapper"):
+        name = state.mapper.class_.__name__.removeprefix("Plain")
+        if depth == 0:
+            return name, *map(_scalar, state.identity)
+        relations = [one.key for one in state.mapper.relationships]
+        loaded = [
+            (key, _members(getattr(value, key), depth - 1))
+            for key in relations
+            if key not in state.unloaded and (key != "shop" or depth == 3)
+        ]
+        shown = [
+            (key, _scalar(getattr(value, key)))
+            for key in _KEYS
+            if hasattr(value, key)
+        ]
+        return name, tuple(shown), tuple(sorted(loaded))
+    return _scalar(value)
+
+
+_KEYS = ("id", "ware_id", "shop_id", "name", "number", "general", "word")
+
+
+def _members(value: Any, depth: int) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain(one, depth) for one in value)
+    return _plain(value, depth)
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+    if isinstance(value, enum.Enum) and isinstance(value.value, int):
+        return value.value
+    return value
+
+
+def _check(
+    got: list[Any], classes: list[list[Any]], made: Made, told: str
+) -> None:
+    """Compare rows with those of one database, as far as they are told."""
+    skipped = made.offset
+    count = max(sum(map(len, classes)) - skipped, 0)
+    if made.limit is not None:
+        count = min(made.limit, count)
+    assert len(got) == count, f"{told}\nhas {len(got)} rows, not {count}"
+    left = list(got)
+    for rows in classes:
+        taken = max(len(rows) - skipped, 0)
+        skipped -= len(rows) - taken
+        part, left = left[:taken], left[taken:]
+        others = list(rows)
+        for row in part:
+            found = next(
+                (at for at, o in enumerate(others) if _same(row, o)), None
+            )
+            assert found is not None, (
+                f"{told}\nhas the row {row}, in place of one of {others}; "
+                f"all: {got}\nwanted: {classes}"
+            )
+            del others[found]  # not one that is merely equal, as 0 to 0.0
+        if not left:
+            return
+
+
+def same_rows(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Tell whether two answers are equal, in values and their types."""
+    return _same(tuple(map(tuple, one)), tuple(map(tuple, other)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if one == other and {type(one), type(other)} == {int, Decimal}:
+        return True  # SQLite has no decimals, and 0 is an integer there
+    if one == other == 0 and {type(one), type(other)} == {int, float}:
+        # coalesce(..., 0) of a blob field is of the field's type; of a column
+        # it is what SQLite makes of it.
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (float, Decimal)):
+        # Sums of floats, which are all that SQLite has, depend on the order.
+        return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-9)
+    return bool(one == other)
+
+
+cluster = PINS.on_backend()
+compared = compared_rows()
+plain_engine = plain_engine()

@@ -1,0 +1,232 @@
+"""The messages of refusals, read from the source.
+
+A message is found where it is written: as an argument of an error or of a
+function that makes one, or as a text that is assigned to such an argument.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ELSEWHERE", "Site", "sites"]
+
+PACKAGE = Path(__file__).parents[2] / "sqla_shard"
+
+#: Where statements, flushes and definitions of classes are refused.
+FOLDERS = (
+    "dialects",
+    "engine",
+    "exc",
+    "lookup",
+    "merging",
+    "models",
+    "routing",
+    "session",
+    "types",
+)
+
+#: What is called with a message, and the numbers of the arguments with it.
+_CALLS: dict[str, tuple[int, ...]] = {
+    "BlobError": (0,),
+    "BlobValueError": (0,),
+    "ClassDefinitionError": (0,),
+    "ColocationError": (0,),
+    "NoShardKeyError": (0,),
+    "PlacementError": (0,),
+    "Problem": (1,),
+    "ScatterDisabledError": (0,),
+    "ScatterUnsupportedError": (0,),
+    "UnsupportedStatementError": (0,),
+    "_refuse": (1,),
+    "_refusal": (0, 1),
+    "_refused": (0, 1),
+    "refuse": (0,),
+}
+
+#: Errors whose message is in their class, and what it begins with.
+_IN_CLASS = (
+    "CachedWriteError",
+    "CrossShardWriteError",
+    "DuplicateTypeError",
+    "KeptMappingError",
+    "KeyspaceMismatchError",
+    "ReferenceWriteError",
+    "ScatterLimitError",
+    "StaleDataError",
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A message as it is written.
+
+    :ivar module: where, such as ``routing/router.py``.
+    :ivar text: the message, with ``{}`` for each value in it.
+    """
+
+    module: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.text}"
+
+    def wrote(self, message: str) -> bool:
+        """Tell whether a message may have been written here."""
+        parts = map(re.escape, self.text.split("{}"))
+        return re.search(".*?".join(parts), message, re.DOTALL) is not None
+
+
+def sites() -> list[Site]:
+    """Return all of them, in the order of the source."""
+    found: dict[Site, None] = {}
+    for path in (
+        p for f in FOLDERS for p in sorted((PACKAGE / f).rglob("*.py"))
+    ):
+        module = str(path.relative_to(PACKAGE))
+        tree = ast.parse(path.read_text("utf-8"))
+        for text in _texts(module, tree):
+            # A blank, or a name with nothing around it, tells nothing.
+            if len(text.replace("{}", "").strip()) > 3:
+                found[Site(module, text)] = None
+    return list(found)
+
+
+def _texts(module: str, tree: ast.Module) -> Iterator[str]:
+    if module.startswith("exc/"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name in _IN_CLASS:
+                yield from _of_class(node)
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _of_function(node)
+
+
+def _of_class(node: ast.ClassDef) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Assign) and ast.unparse(part).startswith(
+            "_text ="
+        ):
+            for text in _shown(part.value):
+                yield re.sub(r"\{[^}]*\}", "{}", text)
+        if isinstance(part, ast.Return) and part.value is not None:
+            yield from _shown(part.value)
+
+
+def _of_function(
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[str]:
+    names = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Yield) and function.name == "_faults":
+            assert node.value is not None
+            yield from _shown(node.value)
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "id", None) or getattr(
+            node.func, "attr", None
+        )
+        for number in _CALLS.get(str(name), ()):
+            if number < len(node.args):
+                argument = node.args[number]
+                if isinstance(argument, ast.Name):
+                    names.add(argument.id)
+                else:
+                    yield from _shown(argument)
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For)):
+            targets = (
+                node.targets if isinstance(node, ast.Assign) else [node.target]
+            )
+            if any(isinstance(t, ast.Name) and t.id in names for t in targets):
+                value = node.iter if isinstance(node, ast.For) else node.value
+                yield from _shown(value)
+
+
+def _shown(node: ast.expr) -> Iterator[str]:
+    """Yield the texts that an expression may be."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{}"
+            for part in node.values
+        )
+    elif isinstance(node, ast.IfExp):
+        yield from _shown(node.body)
+        yield from _shown(node.orelse)
+    elif isinstance(node, ast.BinOp):
+        for left in _shown(node.left):
+            for right in [*_shown(node.right)] or ["{}"]:
+                yield left + right
+
+
+#: Messages that have no case with a remedy, and why; each is named by its
+#: module and what it begins with.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "collations are those of MariaDB: tests/suites/texts.py": (
+        "dialects/sorting.py: ORDER BY {} over several shards: MariaDB",
+        "dialects/sorting.py: {} has its own collation",
+        "engine/hooks.py: a string that is made of two collations",
+        "merging/merge.py: {}... and another text are equal",
+        "merging/values.py: ",
+        "session/scatter_pages.py: scatter_page() by {}: a string",
+    ),
+    "the values in the rows decide: tests/suites/merged_numbers.py": (
+        "merging/computing.py: a computation with aggregates",
+        "merging/having.py: HAVING over several shards compares",
+        "merging/merge.py: ORDER BY, GROUP BY, min() or max()",
+        "merging/merge.py: {} in coalesce() over several shards is one",
+        "merging/merge.py: the values of an ORDER BY cannot be compared",
+    ),
+    "not every server has such numbers": (
+        "models/field_types.py: {} is not a finite float",
+        "models/field_types.py: SQLite returns an integer",
+    ),
+    "what works is another topology, or another cluster": (
+        "routing/router.py: the statement names no table",
+        "session/placement.py: no server of keyspace",
+        "session/placement.py: server {} has no shard",
+    ),
+    "a cache is needed: tests/suites/cached_writes.py": (
+        "exc/definitions.py: rows of {} are cached",
+    ),
+    "the bookmark of a page decides: tests/suites/scatter_pages.py": (
+        "session/scatter_pages.py: scatter_page(): a bookmark",
+        "session/scatter_pages.py: ORDER BY {}, whose value",
+        "session/scatter_pages.py: order by func.left() of the strings",
+    ),
+    "another refusal comes first, but for a caller of the function": (
+        "merging/computing.py: a subquery or window function",
+        "merging/planning.py: DISTINCT or GROUP BY over several shards can",
+        "routing/reader.py: the same subquery object",
+        "routing/router.py: an INSERT inside another statement",
+        "merging/merge.py: a count or group over several shards has",
+        "engine/preparation.py: joinedload() of a collection",
+        "engine/preparation.py: this connection has no shard",
+        "engine/preparation.py: {} is not an object of type {} on shard",
+        "models/many_to_many.py: a row of {} would link objects",
+        "session/flush.py: {} is an id of type {}; this column",
+    ),
+    "what is in the table is wrong, and not the statement": (
+        "types/blob.py: the stored JSON is not an object",
+        "types/blob.py: the stored text is not valid JSON",
+    ),
+    "when an object is forgotten is up to the garbage collector": (
+        "types/blob.py: the change would not be written: the object of",
+    ),
+    "a table without primary key has no class": (
+        "session/scatter_pages.py: {}, a table without primary key",
+        "session/scatter_pages.py: add a primary key",
+    ),
+    "the reason is that of Python": (
+        "models/container_codecs.py: {} cannot be tracked: {}",
+    ),
+    "delete_object() has tests of its own: tests/suites/deleting.py": (
+        "models/deletion.py: ",
+    ),
+}

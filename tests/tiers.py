@@ -1,0 +1,282 @@
+"""What each test needs, and which runs it belongs to.
+
+There are three tiers, each with all of the ones before it but the suites
+that the next one runs on another backend:
+
+``check``
+    Python alone: unit tests, SQLite, nothing started.  ``make check``.
+``test``
+    Real servers and processes, each suite on the backend that matters, and
+    a few tests in a browser.  ``make test``.
+``all``
+    Everything.  ``make all``; also what pytest runs by default.
+
+A test says what it needs by a marker, most often by where it is:
+
+``live``
+    Servers: it asks for one of the fixtures that start them.
+``processes``
+    Programs that it starts, without servers.
+``browser``
+    Chromium: ``tests/browser``.
+``thorough``
+    Takes longer than its area can have in ``make test``: processes that are
+    killed, cutovers, fuzzers and random runs, a second backend, event loops,
+    most of the browser, and the helpers of tests themselves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["TIERS", "ignores", "mark", "select"]
+
+TIERS = ("check", "test", "all")
+
+#: Fixtures of ``sqla_shard.testing`` that start servers.
+_SERVERS = frozenset(
+    {
+        "mariadb_fleet",
+        "mariadb_installed",
+        "memcached_installed",
+        "redis_installed",
+        "zookeeper_installed",
+        "zookeeper_server",
+    }
+)
+
+#: Modules by what they need, where neither folder nor fixtures tell.
+_PROCESSES = frozenset(
+    [
+        "test_audit",
+        "test_bookmarks_limits",
+        "test_cli",
+        "test_cli_cache",
+        "test_cli_cache_option",
+        "test_cli_fuzzed",
+        "test_cli_ids",
+        "test_cli_repair",
+        "test_cli_shell",
+        "test_cli_topology",
+        "test_cli_unread",
+        "test_cli_verify",
+        "test_demo",
+        "test_docs",
+        "test_examples",
+        "test_flask_ext",
+        "test_hostile_fuzz",
+        "test_opentelemetry",
+        "test_packaging",
+        "test_pinboard_cache",
+        "test_pinboard_joining",
+        "test_pinboard_tables",
+        "test_provision",
+        "test_release",
+        "test_repairing",
+        "test_schema_emptied",
+        "test_schema_files",
+        "test_schema_newer",
+        "test_schema_odd",
+        "test_schema_runner",
+        "test_schema_settings",
+        "test_schema_showing",
+        "test_schema_sqlite",
+        "test_schema_workers",
+        "test_testing_plugin",
+        "test_testing_proxy",
+        "test_testing_proxy_commits",
+        "test_typing",
+        "test_upstream",
+        "test_writing_load",
+    ]
+)
+_THOROUGH = frozenset(
+    [
+        "test_acls_chaos_zookeeper",
+        "test_agent_zookeeper",
+        "test_async_faults_mariadb",
+        "test_bookmarks_limits",
+        "test_browser_cache",
+        "test_browser_importing",
+        "test_browser_looks",
+        "test_browser_moving",
+        "test_browser_people",
+        "test_browser_watching",
+        "test_cache_dogpile_memcached",
+        "test_cache_faults_memcached",
+        "test_cache_faults_redis",
+        "test_cache_outbox_faults",
+        "test_cache_protocol",
+        "test_cache_redis",
+        "test_cache_sessions_checked",
+        "test_cached_together_mariadb",
+        "test_cli_cache_option_memcached",
+        "test_cli_fuzzed",
+        "test_cli_unread",
+        "test_cli_unread_mariadb",
+        "test_commit_cuts_mariadb",
+        "test_cutovers_mariadb",
+        "test_demo",
+        "test_following_a_primary_mariadb",
+        "test_following_zookeeper",
+        "test_forked_sockets_mariadb",
+        "test_frozen_commands",
+        "test_frozen_mariadb",
+        "test_hostile_fuzz",
+        "test_hostile_fuzz_mariadb",
+        "test_keys_mariadb",
+        "test_logged_faults_mariadb",
+        "test_logged_fuzz_mariadb",
+        "test_microblog_mariadb",
+        "test_ordered_fuzz_mariadb",
+        "test_overlapping_mariadb",
+        "test_pinboard_tables",
+        "test_pinboard_tables_mariadb",
+        "test_provision",
+        "test_quickstart_mariadb",
+        "test_random_edits_zookeeper",
+        "test_references_faults_mariadb",
+        "test_release",
+        "test_repairing",
+        "test_schema_256_mariadb",
+        "test_schema_doubt_mariadb",
+        "test_schema_emptied",
+        "test_schema_emptied_chaos_mariadb",
+        "test_schema_emptied_mariadb",
+        "test_schema_failures_mariadb",
+        "test_schema_kill_mariadb",
+        "test_schema_lost_mariadb",
+        "test_schema_newer",
+        "test_schema_newer_chaos_mariadb",
+        "test_schema_odd",
+        "test_schema_odd_mariadb",
+        "test_schema_settings",
+        "test_schema_showing",
+        "test_testing_mariadb",
+        "test_testing_memcached",
+        "test_testing_pairs_mariadb",
+        "test_testing_proxy",
+        "test_testing_proxy_mariadb",
+        "test_testing_redis",
+        "test_testing_zookeeper",
+        "test_topology_hostile",
+        "test_typing",
+        "test_upstream",
+    ]
+)
+
+#: Other words in the names of an area's modules.
+_AREAS = {
+    "cache": ("cached", "memcached", "redis", "dogpile"),
+    "cli": ("command",),
+    "cluster": ("health", "async", "loops", "overlapping", "usage"),
+    "engine": (
+        "engines",
+        "connections",
+        "lanes",
+        "rendering",
+        "union",
+        "primary",
+        "frozen",
+    ),
+    "ext": ("flask", "opentelemetry", "horizontal"),
+    "lookup": ("lookups", "sign"),
+    "merging": ("merge", "merged", "scatter", "ordering"),
+    "models": (
+        "codecs",
+        "definition",
+        "hierarchies",
+        "many",
+        "mapping",
+        "mappings",
+        "objects",
+        "records",
+        "reference",
+        "references",
+        "tracking",
+    ),
+    "outbox": ("operation", "operations", "repairing", "logged"),
+    "routing": ("traps", "keyspaces", "statements", "remedies"),
+    "schema": ("autogenerate", "drift", "provision"),
+    "session": (
+        "commits",
+        "deleting",
+        "paging",
+        "placing",
+        "proofs",
+        "querying",
+        "reading",
+        "writing",
+    ),
+    "topology": ("following", "follower", "publishing", "zookeeper"),
+    "verify": (),
+    "testing": ("lint", "linting"),
+}
+
+
+def mark(item: pytest.Item) -> None:
+    """Add the markers of what a test needs."""
+    stem = item.path.stem
+    folder = item.path.parent.name
+    if _SERVERS.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker("live")
+    if folder == "browser":
+        item.add_marker("browser")
+    if stem in _PROCESSES:
+        item.add_marker("processes")
+    if stem in _THOROUGH:
+        item.add_marker("thorough")
+
+
+def ignores(path: Path, config: pytest.Config) -> bool:
+    """Return whether no test of a file or folder is selected.
+
+    They are not imported then: that takes longer than many of the tests.
+    """
+    tier, area = config.getoption("--tier"), config.getoption("--area")
+    if path.is_dir():
+        return tier == "check" and path.name in ("browser", "live")
+    if not path.name.startswith("test_") and path.parent.name != "suites":
+        return False
+    if area and not _matches_area(path, area):
+        return True
+    if tier == "check" and path.stem in _PROCESSES:
+        return True
+    return tier != "all" and path.stem in _THOROUGH
+
+
+def _is_selected(item: pytest.Item, tier: str) -> bool:
+    needs = {marker.name for marker in item.iter_markers()}
+    if tier == "check":
+        return not needs & {"live", "processes", "browser", "thorough"}
+    if tier == "test":
+        return "thorough" not in needs
+    return True
+
+
+def _matches_area(path: Path, area: str) -> bool:
+    """Return whether a module tests a package of sqla_shard.
+
+    :param area: name of the package, such as ``cache``.
+    :raises pytest.UsageError: if it is not the name of one.
+    """
+    if area not in _AREAS:
+        raise pytest.UsageError(
+            f"--area: {area!r} is none of {', '.join(sorted(_AREAS))}"
+        )
+    words = set(path.stem.split("_"))
+    return not words.isdisjoint({area, *_AREAS[area]})
+
+
+def select(config: pytest.Config, items: list[Any]) -> None:
+    """Leave out the tests that the tier does not have."""
+    tier = config.getoption("--tier")
+    kept = [item for item in items if _is_selected(item, tier)]
+    if len(kept) < len(items):
+        chosen = set(kept)
+        left_out = [item for item in items if item not in chosen]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
