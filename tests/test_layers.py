@@ -40,6 +40,7 @@ LAYERS = {
     "lookup": "",
     "schema": "alembic rich sqlalchemy",
     "verify": "sqlalchemy",
+    "fleet": "kazoo rich sqlalchemy",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything but what is loaded by those who use it.
@@ -50,9 +51,9 @@ LAYERS = {
 
 # What a room must not import, although it is above.
 APART = {
-    "ext": {"schema", "verify"},
-    "testing": {"schema", "verify", "ext"},
-    "__init__": {"cache", "schema", "verify", "ext", "testing"},
+    "ext": {"schema", "verify", "fleet"},
+    "testing": {"schema", "verify", "fleet", "ext"},
+    "__init__": {"cache", "schema", "verify", "fleet", "ext", "testing"},
     "cli": {"ext", "testing"},
 }
 
@@ -77,6 +78,7 @@ OPTIONAL = (
     "sqla_shard.cache",
     "sqla_shard.cli",
     "sqla_shard.ext",
+    "sqla_shard.fleet",
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.verify",

@@ -163,6 +163,16 @@ SAMPLES = [
     exc.VerifyPositionError(path="p.json", reason="m"),
     exc.InvalidBookmarkError("m", bookmark="x"),
     exc.BookmarkKeyError("m", index=1),
+    exc.FleetSetupError("m"),
+    exc.FleetServerError(server="a (h:1)", number=1290, reason="read-only"),
+    exc.FleetLockedError(
+        fleet="t.json", operation="failover of a", holder="h 1", running=True
+    ),
+    exc.FleetLockLostError(fleet="t.json", operation="f", reason="expired"),
+    exc.OperationRefusedError([exc.Problem("a", "b")], operation="f"),
+    exc.OperationFailedError(operation="f", step="s", reason="r", undone=True),
+    exc.NoOperationError(fleet="t.json"),
+    exc.UndoRefusedError(operation="f", epoch=3),
     exc.ParameterValueError("\ud800", "a lone surrogate"),
     exc.PlacementError("m"),
     exc.ColocationError("m", class_name="A", field="f", value=None),
@@ -228,6 +238,7 @@ def test_every_error_has_a_sample() -> None:
         exc.ReferenceTableError,
         exc.StaleListError,
         exc.SchemaError,
+        exc.FleetError,
     }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases
 

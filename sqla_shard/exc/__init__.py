@@ -84,6 +84,15 @@ statement raises it::
     │   ├── MigrationFailedError          some shards could not be changed
     │   ├── ProvisionError                databases that cannot be created
     │   └── InDoubtError                  an unknown effect
+    ├── FleetError
+    │   ├── FleetSetupError               no account, or a program is missing
+    │   ├── FleetServerError              a server refuses, or is silent
+    │   ├── FleetLockedError              another operation is not finished
+    │   ├── FleetLockLostError            another process has taken over
+    │   ├── OperationRefusedError         checks have found problems
+    │   ├── OperationFailedError          a step has failed
+    │   ├── NoOperationError              nothing to resume or to undo
+    │   └── UndoRefusedError              its topology is published
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost
     ├── PartialCommitError                some servers committed, some not
@@ -108,14 +117,17 @@ and one warning::
 from __future__ import annotations
 
 from sqla_shard.exc import definitions
+from sqla_shard.exc import fleet
 from sqla_shard.exc import operations
 from sqla_shard.exc import statements
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.definitions import *  # noqa: F403 - all are public
+from sqla_shard.exc.fleet import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 
 __all__ = ["ShardError"]
 __all__ += definitions.__all__
+__all__ += fleet.__all__
 __all__ += operations.__all__
 __all__ += statements.__all__

@@ -1,0 +1,165 @@
+"""Errors of fleet operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqla_shard.exc.base import bullets
+from sqla_shard.exc.base import field
+from sqla_shard.exc.base import MessageError
+from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.definitions import Problem
+
+__all__ = [
+    "FleetError",
+    "FleetLockLostError",
+    "FleetLockedError",
+    "FleetServerError",
+    "FleetSetupError",
+    "NoOperationError",
+    "OperationFailedError",
+    "OperationRefusedError",
+    "UndoRefusedError",
+]
+
+
+class FleetError(ShardError):
+    """Base of the errors of fleet operations."""
+
+
+class FleetSetupError(MessageError, FleetError):
+    """Raised when an account or a program for an operation is missing."""
+
+
+class FleetServerError(FleetError):
+    """Raised when a server refuses a statement of the operator, or is silent.
+
+    :ivar server: name and address of the server.
+    :ivar number: error number of the server or the driver; 0 if unknown.
+    :ivar reason: message of the driver.
+    """
+
+    server: str
+    number: int
+    reason: str
+    _text = "{server}: {reason} (error {number})"
+
+
+class OperationRefusedError(FleetError):
+    """Raised when the checks of an operation find problems.
+
+    Nothing was changed.
+
+    :ivar operation: the operation.
+    :ivar problems: every problem, with its remedy.
+    """
+
+    operation: str
+    problems: tuple[Problem, ...] = field(kw_only=False)
+
+    def _describe(self) -> str:
+        return (
+            f"{self.operation} is refused; nothing was changed"
+            f"{bullets(self.problems)}"
+        )
+
+
+class FleetLockedError(FleetError):
+    """Raised when another operation is running, or was not finished.
+
+    :ivar fleet: location of the topology.
+    :ivar operation: the other operation.
+    :ivar holder: host and process of its last owner.
+    :ivar running: whether that process holds the lock now.
+    """
+
+    fleet: str
+    operation: str
+    holder: str
+    running: bool
+
+    def _describe(self) -> str:
+        if self.running:
+            return (
+                f"{self.fleet}: {self.operation} is running ({self.holder}); "
+                "wait for its end: sqla-shard fleet status"
+            )
+        return (
+            f"{self.fleet}: {self.operation} was started by {self.holder} and "
+            "is not finished; finish it with: sqla-shard fleet resume, or "
+            "before its topology is published: sqla-shard fleet undo"
+        )
+
+
+class FleetLockLostError(FleetError):
+    """Raised when another process has taken over the operation.
+
+    This process does no further step.
+
+    :ivar fleet: location of the topology.
+    :ivar operation: the operation.
+    :ivar reason: how the loss was noticed.
+    """
+
+    fleet: str
+    operation: str
+    reason: str
+    _text = (
+        "{fleet}: the lock of {operation} was lost ({reason}); this process "
+        "does no further step. See: sqla-shard fleet status"
+    )
+
+
+class OperationFailedError(FleetError):
+    """Raised when a step of an operation fails.
+
+    :ivar operation: the operation.
+    :ivar step: name of the step.
+    :ivar reason: message of the error, which is the cause of this one.
+    :ivar undone: whether all is as before.
+    """
+
+    operation: str
+    step: str
+    reason: str
+    undone: bool
+
+    def _describe(self) -> str:
+        state = (
+            "everything is as before"
+            if self.undone
+            else "it is not finished: sqla-shard fleet status shows what is "
+            "left, and sqla-shard fleet resume finishes it"
+        )
+        return (
+            f"{self.operation} failed at step {self.step}: {self.reason}; "
+            f"{state}"
+        )
+
+
+class NoOperationError(FleetError):
+    """Raised when there is no operation to resume or to undo.
+
+    :ivar fleet: location of the topology.
+    """
+
+    fleet: str
+    _text = "{fleet}: no operation is pending; there is nothing to do"
+
+
+class UndoRefusedError(FleetError):
+    """Raised when an operation has passed its commit point.
+
+    :ivar operation: the operation.
+    :ivar epoch: epoch of the topology that it has published.
+    """
+
+    operation: str
+    epoch: int
+
+    def _describe(self, **_: Any) -> str:
+        return (
+            f"{self.operation} has published the topology of epoch "
+            f"{self.epoch} and cannot be undone; finish it with: sqla-shard "
+            "fleet resume"
+        )

@@ -1,0 +1,28 @@
+"""Operating a fleet: fail over, move, rebuild, verify, back up.
+
+A fleet is a topology that can be changed, with the servers in it.  Every
+operation is planned, checked, applied step by step with a journal, and
+verified; see :mod:`sqla_shard.fleet.runner`.
+"""
+
+from __future__ import annotations
+
+from sqla_shard.fleet.accounts import Account
+from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.operation import Result
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.runner import apply
+from sqla_shard.fleet.runner import resume
+from sqla_shard.fleet.runner import undo
+
+__all__ = [
+    "Account",
+    "Accounts",
+    "Fleet",
+    "Plan",
+    "Result",
+    "apply",
+    "resume",
+    "undo",
+]

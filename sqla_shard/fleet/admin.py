@@ -1,0 +1,229 @@
+"""A connection of the operator to one server.
+
+It never reconnects: a step whose connection was lost fails, and nothing that
+the session had set (a lock, a timeout) is silently gone in a later statement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from sqla_shard.dialects import backend_for
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc.base import original
+
+__all__ = ["Admin"]
+
+#: User-level lock that the operation in progress holds on each of its
+#: servers.  A process that takes the operation over kills the holder, so
+#: that one which was asleep cannot send another statement.
+_LOCK = "sqla_shard.fleet"
+_NO_SUCH_THREAD = 1094
+
+
+class Admin:
+    """A session of the operator on one server, in autocommit mode.
+
+    A context manager that closes it.  For one thread at a time.
+
+    :param url: URL with the account of the operator.
+    :param name: name of the server for messages, such as
+        ``"sharddb001 standby"``.
+    :param timeout: seconds to wait for the connection, and for each response;
+        a server that does not respond in time raises an error, and says
+        nothing about its state.
+    :raises FleetServerError: if the server cannot be connected to.
+    """
+
+    def __init__(self, url: URL, *, name: str, timeout: float = 10.0) -> None:
+        self.host = str(url.host)
+        self.port = url.port or 3306
+        self.name = name
+        self._url = url
+        backend = backend_for(url.drivername, driver="pymysql")
+        engine_url, _ = backend.locate(url, "")
+        self._engine = backend.open(
+            engine_url,
+            {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"},
+            timeout=timeout,
+        )
+        self._connection: Connection
+        with self._translated():
+            self._connection = self._engine.connect()
+
+    def __repr__(self) -> str:
+        return f"<Admin {self}>"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the server ends the session."""
+        with suppress(DBAPIError):
+            self._connection.close()
+        self._engine.dispose()
+
+    def another(self, *, timeout: float = 10.0) -> Admin:
+        """Open another session on this server."""
+        return Admin(self._url, name=self.name, timeout=timeout)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the server."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB, not MySQL."""
+        return bool(getattr(self._connection.dialect, "is_mariadb", False))
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Version of the server, such as ``(10, 11, 19)``."""
+        found = self._connection.dialect.server_version_info or ()
+        return tuple(part for part in found if isinstance(part, int))[:3]
+
+    # -- statements -------------------------------------------------------
+
+    def run(self, sql: str, *parameters: object) -> None:
+        """Run a statement.
+
+        :param sql: with ``%s`` for each parameter.
+        :raises FleetServerError: if the server refuses it, or does not
+            respond in time.
+        """
+        with self._translated():
+            self._connection.exec_driver_sql(sql, parameters or None).close()
+
+    def run_many(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run a statement once for each tuple of parameters."""
+        if rows:
+            with self._translated():
+                self._connection.exec_driver_sql(sql, rows).close()
+
+    def rows(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Return all rows of a statement; see :meth:`run`."""
+        with self._translated():
+            found = self._connection.exec_driver_sql(sql, parameters or None)
+            return [tuple(row) for row in found.fetchall()]
+
+    def mappings(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
+        """Return all rows as dictionaries by column; see :meth:`run`."""
+        with self._translated():
+            found = self._connection.exec_driver_sql(sql, parameters or None)
+            return [dict(row) for row in found.mappings().all()]
+
+    def value(self, sql: str, *parameters: object) -> Any:
+        """Return the only value of a statement; see :meth:`run`."""
+        ((found,),) = self.rows(sql, *parameters)
+        return found
+
+    def variables(self, *patterns: str) -> dict[str, str]:
+        """Return global variables by name, in lower case.
+
+        :param patterns: names, or patterns of LIKE; a variable that the
+            server does not have is left out.
+        """
+        found = {}
+        for pattern in patterns:
+            for name, value in self.rows(
+                "SHOW GLOBAL VARIABLES LIKE %s", pattern
+            ):
+                found[name.lower()] = value
+        return found
+
+    def counters(self, *patterns: str) -> dict[str, str]:
+        """Return status variables by name, in lower case."""
+        found = {}
+        for pattern in patterns:
+            for name, value in self.rows(
+                "SHOW GLOBAL STATUS LIKE %s", pattern
+            ):
+                found[name.lower()] = value
+        return found
+
+    @contextmanager
+    def unlogged(self) -> Iterator[None]:
+        """Keep the statements of a block out of the binary log."""
+        self.run("SET SESSION sql_log_bin = 0")
+        try:
+            yield
+        finally:
+            self.run("SET SESSION sql_log_bin = 1")
+
+    # -- sessions of others -----------------------------------------------
+
+    def claim(self) -> None:
+        """Take the lock of operations on this server from any other process.
+
+        The session that has it is killed.  Call this only while holding the
+        lock of the fleet: then that session belongs to a process which has
+        lost it.
+
+        :raises FleetServerError: if the lock cannot be acquired in 10 s.
+        """
+        for seconds in (0, 5, 5):
+            if self.value("SELECT GET_LOCK(%s, %s)", _LOCK, seconds) == 1:
+                return
+            holder = self.value("SELECT IS_USED_LOCK(%s)", _LOCK)
+            if holder is not None:
+                self.kill(holder)
+        raise FleetServerError(
+            server=str(self),
+            number=0,
+            reason=f"the lock {_LOCK!r} is not released by its session",
+        )
+
+    def kill(self, session_id: int) -> None:
+        """End a session, if it still exists."""
+        try:
+            self.run(f"KILL {int(session_id)}")
+        except FleetServerError as error:
+            if error.number != _NO_SUCH_THREAD:
+                raise
+
+    def sessions(self, *users: str) -> set[int]:
+        """Return the ids of the sessions of some users."""
+        listed = self.rows(
+            "SELECT id, user FROM information_schema.processlist"
+        )
+        return {number for number, user in listed if user in users}
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            found = original(error)
+            number = found.args[0] if found.args else 0
+            raise FleetServerError(
+                server=str(self),
+                number=number if isinstance(number, int) else 0,
+                reason=_message(found),
+            ) from error
+
+
+def _message(error: BaseException) -> str:
+    text = str(error.args[-1] if error.args else error)
+    return re.sub(r"\s+", " ", text).strip() or type(error).__name__

@@ -1,0 +1,236 @@
+"""The journal of a fleet whose topology is a file.
+
+Next to ``topology.json`` is the directory ``topology.json.fleet`` with
+``lock``, ``operation.json`` and ``history/``.  The lock is that of the
+operating system (``flock``): it ends with the process that holds it, and a
+process that sleeps still has it.  It excludes processes on one machine only,
+and on file systems with such locks.
+
+A topology is written into a temporary file, which replaces the old one, so
+that readers see one or the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from sqla_shard.exc import FleetLockedError
+from sqla_shard.exc import FleetLockLostError
+from sqla_shard.exc import NoOperationError
+from sqla_shard.exc import TopologyConflictError
+from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.fleet.journal import JournalHold
+from sqla_shard.fleet.journal import Pending
+from sqla_shard.fleet.journal import Record
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import FileSource
+from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
+from sqla_shard.topology.generations import with_raised_generations
+from sqla_shard.util.files import replace_file
+
+__all__ = ["FileJournal"]
+
+
+class FileJournal:
+    """The journal next to a topology file.
+
+    :param path: path of the topology, a JSON file.
+    :param placeholders: allowed names in ``${NAME}``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+    ) -> None:
+        self.path = Path(path)
+        self._source = FileSource(
+            self.path,
+            placeholders=placeholders,
+            environ=dict.fromkeys(placeholders, ""),
+        )
+        self._folder = self.path.with_name(f"{self.path.name}.fleet")
+        self._operation = self._folder / "operation.json"
+
+    @property
+    def name(self) -> str:
+        """Path of the topology."""
+        return str(self.path)
+
+    def pending(self) -> Pending | None:
+        """Return the pending operation."""
+        record = self._read(self._operation)
+        if record is None:
+            return None
+        lock = self._locked()
+        if lock is not None:
+            lock.close()
+        return Pending(record=record, running=lock is None)
+
+    def history(self, most: int = 20) -> list[Record]:
+        """Return finished and undone operations, the latest first."""
+        paths = sorted((self._folder / "history").glob("*.json"), reverse=True)
+        found = [self._read(path) for path in paths[:most]]
+        return [record for record in found if record is not None]
+
+    def begin(self, record: Record) -> JournalHold:
+        """Take the lock for a new operation and write its record."""
+        lock = self._locked()
+        try:
+            pending = self._read(self._operation)
+            if lock is None or pending is not None:
+                raise self._is_locked(pending, running=lock is None)
+            hold = _FileHold(self, record, lock)
+            hold.write(record)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        return hold
+
+    def take_over(self) -> JournalHold:
+        """Take the lock of the pending operation, with the next token."""
+        lock = self._locked()
+        try:
+            pending = self._read(self._operation)
+            if lock is None:
+                raise self._is_locked(pending, running=True)
+            if pending is None:
+                raise NoOperationError(fleet=self.name)
+            hold = _FileHold(self, pending, lock)
+            hold.write(replace(pending, token=pending.token + 1))
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        return hold
+
+    def save(self, record: Record) -> None:
+        """Write a record; called with the lock."""
+        data = json.dumps(record.as_dict(), indent=1).encode()
+        if record.state == "pending":
+            replace_file(self._operation, data, 0o600)
+            return
+        folder = self._folder / "history"
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / f"{record.id}.json", data, 0o600)
+        with suppress(FileNotFoundError):
+            self._operation.unlink()
+
+    def publish(self, topology: Topology, *, expected_epoch: int) -> Topology:
+        """Replace the topology; called with the lock."""
+        old = self._source.load()
+        new = with_raised_generations(old, topology, dict)
+        if old == new:
+            return old
+        if old.epoch != expected_epoch:
+            raise TopologyConflictError(
+                source=self.name, expected=expected_epoch, found=old.epoch
+            )
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        replace_file(self.path, to_json(new), mode)
+        return new
+
+    def _locked(self) -> IO[str] | None:
+        """Return the locked file; None if another process has the lock."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            file = (self._folder / "lock").open("a")
+        except OSError as error:
+            raise self._unavailable(error) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return file
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            return Record.from_dict(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise TopologyUnavailableError(
+                source=str(path),
+                reason=f"the journal is damaged ({error}); look at it, and "
+                "remove it if no operation is pending",
+            ) from error
+
+    def _is_locked(
+        self, record: Record | None, *, running: bool
+    ) -> FleetLockedError:
+        return FleetLockedError(
+            fleet=self.name,
+            operation="an operation"
+            if record is None
+            else str(record.plan.get("title")),
+            holder="another process" if record is None else record.holder,
+            running=running,
+        )
+
+    def _unavailable(self, error: OSError) -> TopologyUnavailableError:
+        return TopologyUnavailableError(
+            source=self.name,
+            reason=f"the journal {self._folder} cannot be used: "
+            f"{error.strerror or error}",
+        )
+
+
+class _FileHold:
+    """The lock of the operation, which ends with this process."""
+
+    def __init__(
+        self, journal: FileJournal, record: Record, lock: IO[str]
+    ) -> None:
+        self.record = record
+        self._journal = journal
+        self._lock = lock
+
+    def check(self) -> None:
+        """Check that the lock file is still the one that is locked."""
+        lost = None
+        if self._lock.closed:
+            lost = "it was released"
+        else:
+            try:
+                now = os.stat(self._lock.name)
+            except FileNotFoundError:
+                lost = "its file was removed"
+            else:
+                mine = os.fstat(self._lock.fileno())
+                if (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino):
+                    lost = "its file was replaced"
+        if lost is not None:
+            raise FleetLockLostError(
+                fleet=self._journal.name,
+                operation=str(self.record.plan.get("title")),
+                reason=lost,
+            )
+
+    def write(self, record: Record) -> None:
+        """Replace the record."""
+        self.check()
+        self._journal.save(record)
+        self.record = record
+
+    def publish(self, topology: Topology, *, expected_epoch: int) -> Topology:
+        """Replace the topology file."""
+        self.check()
+        return self._journal.publish(topology, expected_epoch=expected_epoch)
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._lock.close()

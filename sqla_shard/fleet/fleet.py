@@ -1,0 +1,202 @@
+"""A fleet: a topology that can be changed, and the servers in it.
+
+::
+
+    fleet = Fleet("zookeeper://zk1,zk2,zk3/prod",
+                  accounts=Accounts.from_environ(os.environ))
+    operation = Failover.plan(fleet, server="sharddb001")
+
+A topology in a file must be JSON: operations rewrite it, which would lose the
+comments of TOML.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import UnknownServerError
+from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.file_journal import FileJournal
+from sqla_shard.fleet.journal import Journal
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Server
+from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.topology.follow import load_location
+from sqla_shard.topology.urls import address_of
+
+__all__ = ["Fleet", "Pair", "all_pairs", "pair_named"]
+
+
+class Pair:
+    """A primary, its standby, and the shards of all keyspaces on them.
+
+    :ivar name: name of the server in the topology.
+    :ivar primary: URL of the primary, as in the topology.
+    :ivar standby: URL of the standby; None if it has none.
+    :ivar members: the keyspaces with the entry of the server in each; an
+        entry belongs to the pair if it has the same primary.
+    """
+
+    def __init__(
+        self, name: str, members: Iterable[tuple[Keyspace, Server]]
+    ) -> None:
+        self.members = tuple(members)
+        first = self.members[0][1]
+        self.name = name
+        self.primary = first.primary
+        self.standby = first.standby
+
+    def databases(self) -> list[str]:
+        """Return the names of all databases that it has."""
+        return [
+            keyspace.database_for(shard_id)
+            for keyspace, server in self.members
+            for part in server.shards
+            for shard_id in part
+        ]
+
+    def changed(self, topology: Topology, **changes: Any) -> Topology:
+        """Return the next topology, with changed attributes of the pair.
+
+        :param topology: a topology that has this pair.
+        :param changes: attributes of :class:`~sqla_shard.topology.Server`.
+        """
+        entries = {(one.name, server.name) for one, server in self.members}
+        keyspaces = {
+            key: replace(
+                keyspace,
+                servers=tuple(
+                    replace(server, **changes)
+                    if (key, server.name) in entries
+                    else server
+                    for server in keyspace.servers
+                ),
+            )
+            for key, keyspace in topology.keyspaces.items()
+        }
+        return replace(topology, epoch=topology.epoch + 1, keyspaces=keyspaces)
+
+
+class Fleet:
+    """The topology at a location, its journal, and its servers.
+
+    :param location: path of a JSON file, or the URL of a ZooKeeper.
+    :param accounts: accounts of the operator.
+    :param placeholders: allowed names in ``${NAME}`` in the topology.
+    :param timeout: seconds to wait for a server.
+    :raises FleetSetupError: if the location is a TOML file.
+    """
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        *,
+        accounts: Accounts,
+        placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        timeout: float = 10.0,
+    ) -> None:
+        self.location = os.fspath(location)
+        self.accounts = accounts
+        self.placeholders = placeholders
+        self.timeout = timeout
+        self._environ = dict.fromkeys(placeholders, "")
+        if not is_zookeeper(location) and not self.location.endswith(".json"):
+            raise FleetSetupError(
+                f"{self.location} is not a JSON file: fleet operations "
+                "rewrite the topology, which would lose the comments of "
+                "TOML. Convert it once with: sqla-shard -t "
+                f"{self.location} topology show --json > topology.json"
+            )
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of operations, where the topology is."""
+        return FileJournal(self.location, placeholders=self.placeholders)
+
+    def topology(self) -> Topology:
+        """Return the topology as it is now.
+
+        :raises TopologyError: if it is not valid.
+        :raises TopologyUnavailableError: if it cannot be read.
+        """
+        return load_location(
+            self.location,
+            placeholders=self.placeholders,
+            # Operations use no account of the application.
+            environ=self._environ,
+        )
+
+    def admin(
+        self, url: str, *, name: str, timeout: float | None = None
+    ) -> Admin:
+        """Connect to a server as the operator.
+
+        :param url: URL of the topology, or ``mysql://host:port``.
+        :param name: name of the server for messages.
+        :param timeout: seconds to wait for responses; by default that of the
+            fleet.
+        :raises FleetServerError: if it cannot be connected to.
+        """
+        return Admin(
+            self.accounts.url(url), name=name, timeout=timeout or self.timeout
+        )
+
+
+def pair_named(topology: Topology, name: str) -> Pair:
+    """Return a pair of the topology.
+
+    :param name: name of a server, or ``keyspace/name`` if keyspaces have
+        different servers of that name.
+    :raises UnknownServerError: if there is no such server.
+    :raises FleetSetupError: if the name is ambiguous.
+    """
+    entries = list(_entries(topology))
+    found = {
+        str(address_of(server.primary)): server
+        for keyspace, server in entries
+        if name in (server.name, f"{keyspace.name}/{server.name}")
+    }
+    if len(found) > 1:
+        raise FleetSetupError(
+            f"{name!r} names {len(found)} servers ({', '.join(found)}); write "
+            f"it with the keyspace, as {entries[0][0].name}/{name}"
+        )
+    for address in found:
+        return Pair(name, _at(entries, address))
+    raise UnknownServerError(
+        server=name, known=tuple(dict.fromkeys(one.name for _, one in entries))
+    )
+
+
+def all_pairs(topology: Topology) -> list[Pair]:
+    """Return every pair of the topology once, in its order."""
+    entries = list(_entries(topology))
+    names: dict[str, str] = {}
+    for _, server in entries:
+        names.setdefault(str(address_of(server.primary)), server.name)
+    return [Pair(name, _at(entries, key)) for key, name in names.items()]
+
+
+def _entries(topology: Topology) -> Iterator[tuple[Keyspace, Server]]:
+    for keyspace in topology.keyspaces.values():
+        for server in keyspace.servers:
+            yield keyspace, server
+
+
+def _at(
+    entries: Iterable[tuple[Keyspace, Server]], address: str
+) -> list[tuple[Keyspace, Server]]:
+    return [
+        (keyspace, server)
+        for keyspace, server in entries
+        if str(address_of(server.primary)) == address
+    ]

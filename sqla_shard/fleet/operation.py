@@ -1,0 +1,200 @@
+"""The shape of every fleet operation: plan, check, apply, verify, finish.
+
+An operation is a class with a name, checks and steps;
+:mod:`sqla_shard.fleet.runner` applies it.  The step ``publish``, if there is
+one, is the commit point.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from typing import ClassVar
+from typing import Literal
+
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.journal import JournalHold
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Step
+from sqla_shard.topology import Topology
+
+__all__ = [
+    "PUBLISH",
+    "Operation",
+    "Progress",
+    "Result",
+    "StepEvent",
+]
+
+PUBLISH = "publish"
+"""Name of the step that is the commit point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent:
+    """Progress of an operation.
+
+    :ivar operation: title of the operation.
+    :ivar step: name of the step.
+    :ivar state: whether the step begins, is done, or is being undone.
+    :ivar text: sentence of the step.
+    :ivar seconds: time since the operation was started in this process.
+    """
+
+    operation: str
+    step: str
+    state: Literal["begin", "done", "undo"]
+    text: str
+    seconds: float
+
+
+#: Is called for each event, in the thread of the operation.
+Progress = Callable[[StepEvent], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """An operation that has ended.
+
+    :ivar title: what was done.
+    :ivar state: ``"finished"`` or ``"undone"``.
+    :ivar epoch: epoch of the topology now.
+    :ivar pause: seconds for which no write was possible; None if unknown or
+        not stopped.
+    :ivar notes: results of the steps, by name.
+    :ivar steps: seconds at which each step was done.
+    """
+
+    title: str
+    state: Literal["finished", "undone"]
+    epoch: int
+    pause: float | None
+    notes: Mapping[str, Any]
+    steps: Mapping[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result in JSON values."""
+        return {
+            "title": self.title,
+            "state": self.state,
+            "epoch": self.epoch,
+            "pause": self.pause,
+            "notes": dict(self.notes),
+            "steps": dict(self.steps),
+        }
+
+    def __str__(self) -> str:
+        pause = ""
+        if self.pause is not None:
+            pause = f", writes paused for {1000 * self.pause:.0f} ms"
+        return f"{self.title}: {self.state}, epoch {self.epoch}{pause}"
+
+
+class Operation(ABC):
+    """A kind of operation on a fleet.
+
+    Subclasses take their arguments from the plan, and connect on first use.
+
+    :param fleet: the fleet.
+    :param plan: a plan of this kind.
+    """
+
+    #: Name of the kind, in plans and journals.
+    kind: ClassVar[str]
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        self.fleet = fleet
+        self.plan = plan
+        #: The journal, while the operation is applied.
+        self.hold: JournalHold | None = None
+        self._open = ExitStack()
+        self._admins: dict[str, Admin] = {}
+
+    def __enter__(self) -> Operation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+        self._admins.clear()
+
+    # -- what subclasses define -------------------------------------------
+
+    @abstractmethod
+    def check(self) -> list[Problem]:
+        """Return everything that speaks against it; changes nothing."""
+
+    @abstractmethod
+    def steps(self) -> Sequence[Step]:
+        """Return the steps, in order; connects to nothing."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Restore what the steps before ``publish`` have changed.
+
+        It can be called after a crash in any place of them, and repeated.
+        """
+
+    def changed(self, topology: Topology) -> Topology:
+        """Return the topology to publish, if there is a step ``publish``.
+
+        :param topology: the topology for which it was planned.
+        """
+        return topology
+
+    def is_published(self, topology: Topology) -> bool:
+        """Return whether a topology is that of this operation, or a later."""
+        return False
+
+    # -- what they use ----------------------------------------------------
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """The results of the steps so far, from the journal."""
+        return {} if self.hold is None else self.hold.record.notes
+
+    def admin(self, url: str, name: str) -> Admin:
+        """Return the session of this operation on a server.
+
+        While the operation is applied, it holds the lock of operations on
+        that server: a process that has lost the lock of the fleet has no
+        session any more.
+
+        :param url: URL of the topology.
+        :param name: name of the server for messages.
+        """
+        if url not in self._admins:
+            admin = self.fleet.admin(url, name=name)
+            self._open.callback(admin.close)
+            if self.hold is not None:
+                admin.claim()
+            self._admins[url] = admin
+        return self._admins[url]
+
+    def publish(self) -> Mapping[str, Any]:
+        """Publish :meth:`changed` of the current topology, by compare-and-set.
+
+        :returns: the note of the step: the new epoch.
+        """
+        if self.hold is None:
+            raise FleetSetupError(f"{self.plan.title} is not being applied")
+        now = self.fleet.topology()
+        if not self.is_published(now):
+            now = self.hold.publish(
+                self.changed(now), expected_epoch=self.plan.epoch
+            )
+        return {"epoch": now.epoch}

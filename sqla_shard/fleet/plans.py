@@ -1,0 +1,115 @@
+"""Plans of fleet operations: what will be done, and what speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import Problem
+
+__all__ = ["Plan", "Step"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step of an operation.
+
+    :ivar name: short and stable; it is written into the journal.
+    :ivar text: one sentence for people.
+    :ivar run: does the step; returns results for the journal.  It can be
+        repeated after a crash in any place of it.
+    :ivar critical: whether writes are stopped from this step on.  After a
+        crash in a critical step that was not the commit point, an operation
+        continues with the first critical step.
+    """
+
+    name: str
+    text: str
+    run: Callable[[], Mapping[str, Any] | None]
+    critical: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an operation will do.
+
+    :ivar kind: the operation, such as ``"failover"``.
+    :ivar title: a phrase, such as ``"failover of sharddb001"``.
+    :ivar epoch: epoch of the topology that it was made for.
+    :ivar arguments: what the operator has asked for; JSON values without
+        passwords.
+    :ivar steps: name and sentence of each step.
+    :ivar costs: sentences about time, space and pauses.
+    :ivar warnings: what the operator should know, and is not refused.
+    :ivar problems: why it would be refused now; empty if it can be applied.
+    """
+
+    kind: str
+    title: str
+    epoch: int
+    arguments: Mapping[str, Any]
+    steps: tuple[tuple[str, str], ...] = ()
+    costs: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of the plan, in JSON values."""
+        return {
+            "plan": _VERSION,
+            "kind": self.kind,
+            "title": self.title,
+            "epoch": self.epoch,
+            "arguments": dict(self.arguments),
+            "steps": [list(step) for step in self.steps],
+            "costs": list(self.costs),
+            "warnings": list(self.warnings),
+            "problems": [asdict(problem) for problem in self.problems],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Plan:
+        """Return the plan of a document of :meth:`as_dict`.
+
+        :raises FleetSetupError: if it is not the document of a plan.
+        """
+        if not isinstance(document, Mapping) or (
+            document.get("plan") != _VERSION
+        ):
+            raise FleetSetupError(
+                "the document is not a plan of this version; make one with "
+                "--plan-only --json"
+            )
+        try:
+            return cls(
+                kind=document["kind"],
+                title=document["title"],
+                epoch=document["epoch"],
+                arguments=document["arguments"],
+                steps=tuple((one[0], one[1]) for one in document["steps"]),
+                costs=tuple(document["costs"]),
+                warnings=tuple(document["warnings"]),
+                problems=tuple(
+                    Problem(**problem) for problem in document["problems"]
+                ),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise FleetSetupError(
+                f"the plan is damaged ({type(error).__name__}: {error}); make "
+                "it again with --plan-only --json"
+            ) from error
+
+    def __str__(self) -> str:
+        lines = [f"{self.title} (epoch {self.epoch})"]
+        lines += [f"  {name}: {text}" for name, text in self.steps]
+        lines += [f"cost: {text}" for text in self.costs]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"refused: {problem}" for problem in self.problems]
+        return "\n".join(lines)

@@ -1,0 +1,491 @@
+"""Replication of one server: the only place where MariaDB and MySQL differ.
+
+:func:`replication_of` returns the statements of a server.  Positions are
+strings of the server, opaque to callers: GTID positions such as ``0-1-42`` on
+MariaDB, sets of GTIDs on MySQL 8.
+
+MySQL 8 is supported by its documentation; its statements are not run by the
+tests of this package.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.accounts import Account
+from sqla_shard.fleet.admin import Admin
+
+__all__ = [
+    "MariaDBReplication",
+    "MySQLReplication",
+    "Replication",
+    "ReplicationStatus",
+    "SemiSync",
+    "gtids",
+    "replication_of",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicationStatus:
+    """State of a standby, as it reports it.
+
+    :ivar source: ``host:port`` of the primary that it replicates from.
+    :ivar receiver: ``"Yes"``, ``"No"`` or ``"Connecting"``: whether it
+        receives the binary log of the primary.
+    :ivar applier: ``"Yes"`` or ``"No"``: whether it applies what it received.
+    :ivar received: position up to which it has received.
+    :ivar lag: seconds behind the primary; None if unknown.
+    :ivar error: last error of the receiver or the applier; empty if none.
+    :ivar filters: options that leave out databases or tables.
+    :ivar uses_gtid: whether it finds its position by GTID.
+    """
+
+    source: str
+    receiver: str
+    applier: str
+    received: str
+    lag: int | None
+    error: str
+    filters: tuple[str, ...]
+    uses_gtid: bool
+
+    @property
+    def runs(self) -> bool:
+        """Whether it receives and applies."""
+        return self.receiver == self.applier == "Yes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemiSync:
+    """State of semi-synchronous replication on a server.
+
+    :ivar source_on: whether COMMIT waits for a standby at this moment.
+    :ivar source_enabled: whether it is configured to wait.
+    :ivar replica_on: whether the server acknowledges as a standby.
+    :ivar after_sync: whether it waits before other sessions see the rows.
+    :ivar timeout: seconds after which it stops waiting.
+    :ivar standbys: number of standbys that acknowledge.
+    """
+
+    source_on: bool
+    source_enabled: bool
+    replica_on: bool
+    after_sync: bool
+    timeout: float
+    standbys: int
+
+
+def replication_of(admin: Admin) -> Replication:
+    """Return the statements of a server."""
+    kind = MariaDBReplication if admin.is_mariadb else MySQLReplication
+    return kind(admin)
+
+
+class Replication(ABC):
+    """Statements about replication, and who may write, on one server.
+
+    Every method raises :exc:`~sqla_shard.exc.FleetServerError` if the server
+    refuses a statement or does not respond in time.
+
+    :param admin: session on the server.
+    """
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin = admin
+
+    # -- who may write ----------------------------------------------------
+
+    @abstractmethod
+    def is_read_only(self) -> bool:
+        """Return whether the application cannot write."""
+
+    @abstractmethod
+    def close_writes(self) -> None:
+        """Make the server read-only; afterwards no transaction commits.
+
+        It waits for statements that are running, at most 1 s: all new writes
+        would queue behind it.
+
+        :raises FleetServerError: with number 1205, unchanged, if a statement
+            runs for longer.
+        """
+
+    @abstractmethod
+    def open_writes(self) -> None:
+        """Let the application write."""
+
+    # -- positions --------------------------------------------------------
+
+    @abstractmethod
+    def position(self) -> str:
+        """Return the position of the last write in the binary log."""
+
+    @abstractmethod
+    def applied(self) -> str:
+        """Return the position up to which a standby has applied."""
+
+    @abstractmethod
+    def reaches(self, position: str, seconds: float) -> bool:
+        """Wait until a standby has applied a position; False if it is late."""
+
+    @abstractmethod
+    def covers(self, applied: str, position: str) -> bool:
+        """Return whether an applied position includes a position."""
+
+    @abstractmethod
+    def history(self) -> str:
+        """Return all that the binary log of the server has ever contained."""
+
+    @abstractmethod
+    def errant(self, history: str) -> dict[str, int]:
+        """Return the writes of another server that this one does not have.
+
+        :param history: :meth:`history` of the other server.
+        :returns: number of transactions by their origin.
+        """
+
+    # -- replicating ------------------------------------------------------
+
+    @abstractmethod
+    def status(self) -> ReplicationStatus | None:
+        """Return the state of a standby; None if it has no primary."""
+
+    @abstractmethod
+    def attach(
+        self, host: str, port: int, account: Account, *, demoted: bool = False
+    ) -> None:
+        """Replicate from a server, and start.
+
+        :param host: address of the primary.
+        :param port: its port.
+        :param account: replication account.
+        :param demoted: whether this server was a primary, and the new primary
+            has all of its writes.
+        """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start receiving and applying."""
+
+    @abstractmethod
+    def start_applier(self) -> None:
+        """Start applying; the receiver is not touched."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop receiving and applying; the position is remembered."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Stop, and forget the primary and everything received."""
+
+    # -- semi-synchronous replication -------------------------------------
+
+    @abstractmethod
+    def semi_sync(self) -> SemiSync | None:
+        """Return its state; None if the server does not have it."""
+
+    @abstractmethod
+    def set_semi_sync(self, *, source: bool, replica: bool) -> None:
+        """Let the server wait for standbys, or acknowledge as one."""
+
+
+class MariaDBReplication(Replication):
+    """MariaDB 10.6 and later."""
+
+    def is_read_only(self) -> bool:
+        """Read ``read_only``."""
+        return bool(self.admin.value("SELECT @@GLOBAL.read_only"))
+
+    def close_writes(self) -> None:
+        """Set ``read_only``, which accounts with READ_ONLY ADMIN bypass."""
+        self.admin.run("SET SESSION lock_wait_timeout = 1")
+        self.admin.run("SET GLOBAL read_only = 1")
+
+    def open_writes(self) -> None:
+        """Unset ``read_only``."""
+        self.admin.run("SET GLOBAL read_only = 0")
+
+    def position(self) -> str:
+        """Return ``gtid_binlog_pos``."""
+        return str(self.admin.value("SELECT @@GLOBAL.gtid_binlog_pos"))
+
+    def applied(self) -> str:
+        """Return ``gtid_slave_pos``."""
+        return str(self.admin.value("SELECT @@GLOBAL.gtid_slave_pos"))
+
+    def reaches(self, position: str, seconds: float) -> bool:
+        """Call ``MASTER_GTID_WAIT``."""
+        answer = self.admin.value(
+            "SELECT MASTER_GTID_WAIT(%s, %s)", position, seconds
+        )
+        return bool(answer == 0)
+
+    def covers(self, applied: str, position: str) -> bool:
+        """Compare the sequence numbers of each domain."""
+        has = {domain: number for domain, _, number in gtids(applied)}
+        return all(
+            has.get(domain, -1) >= number
+            for domain, _, number in gtids(position)
+        )
+
+    def history(self) -> str:
+        """Return ``gtid_binlog_state``: the last GTID of each server."""
+        return str(self.admin.value("SELECT @@GLOBAL.gtid_binlog_state"))
+
+    def errant(self, history: str) -> dict[str, int]:
+        """Compare the last number of each domain and server."""
+        mine = {
+            (domain, server): number
+            for domain, server, number in gtids(self.history())
+        }
+        return {
+            f"{domain}-{server}": number - mine.get((domain, server), 0)
+            for domain, server, number in gtids(history)
+            if number > mine.get((domain, server), 0)
+        }
+
+    def status(self) -> ReplicationStatus | None:
+        """Parse ``SHOW SLAVE STATUS``."""
+        rows = self.admin.mappings("SHOW SLAVE STATUS")
+        if not rows:
+            return None
+        row = rows[0]
+        return ReplicationStatus(
+            source=f"{row['Master_Host']}:{row['Master_Port']}",
+            receiver=_state(row["Slave_IO_Running"]),
+            applier=row["Slave_SQL_Running"],
+            received=row["Gtid_IO_Pos"],
+            lag=row["Seconds_Behind_Master"],
+            error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+            filters=_filters(row),
+            uses_gtid=row["Using_Gtid"] != "No",
+        )
+
+    def attach(
+        self, host: str, port: int, account: Account, *, demoted: bool = False
+    ) -> None:
+        """``CHANGE MASTER TO ... MASTER_USE_GTID = slave_pos``."""
+        # A former primary has no gtid_slave_pos of its own writes, or one of
+        # an earlier role; with the option the server sets it (10.10).
+        end = ", MASTER_DEMOTE_TO_SLAVE = 1" if demoted else ""
+        self.admin.run("STOP SLAVE")
+        self.admin.run(
+            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s,"
+            " MASTER_USER = %s, MASTER_PASSWORD = %s,"
+            " MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos" + end,
+            host,
+            port,
+            account.user,
+            account.password,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """``START SLAVE``."""
+        self.admin.run("START SLAVE")
+
+    def start_applier(self) -> None:
+        """``START SLAVE SQL_THREAD``."""
+        # Refuse it while the receiver is stopped: the server would delete the
+        # relay log, which semi-sync has acknowledged, and report the applied
+        # position as the received one.
+        status = self.status()
+        if status is None or status.receiver == "No":
+            raise FleetServerError(
+                server=str(self.admin),
+                number=0,
+                reason="its receiver is stopped, so starting the applier "
+                "would delete what it has received and not applied",
+            )
+        self.admin.run("START SLAVE SQL_THREAD")
+
+    def stop(self) -> None:
+        """``STOP SLAVE``."""
+        self.admin.run("STOP SLAVE")
+
+    def detach(self) -> None:
+        """``RESET SLAVE ALL``."""
+        self.admin.run("STOP SLAVE")
+        self.admin.run("RESET SLAVE ALL")
+
+    def semi_sync(self) -> SemiSync | None:
+        """Read the variables of the built-in implementation."""
+        return _semi_sync(self.admin, "master", "slave")
+
+    def set_semi_sync(self, *, source: bool, replica: bool) -> None:
+        """Set ``rpl_semi_sync_master_enabled`` and ``..._slave_enabled``."""
+        _set_semi_sync(self.admin, {"master": source, "slave": replica})
+
+
+class MySQLReplication(Replication):
+    """MySQL 8.0.26 and later, with GTIDs."""
+
+    def is_read_only(self) -> bool:
+        """Read ``read_only``."""
+        return bool(self.admin.value("SELECT @@GLOBAL.read_only"))
+
+    def close_writes(self) -> None:
+        """Set ``super_read_only``, which sets ``read_only`` too."""
+        self.admin.run("SET SESSION lock_wait_timeout = 1")
+        self.admin.run("SET GLOBAL super_read_only = 1")
+
+    def open_writes(self) -> None:
+        """Unset ``read_only``, which unsets ``super_read_only`` too."""
+        self.admin.run("SET GLOBAL read_only = 0")
+
+    def position(self) -> str:
+        """Return ``gtid_executed``."""
+        return str(self.admin.value("SELECT @@GLOBAL.gtid_executed"))
+
+    def applied(self) -> str:
+        """Return ``gtid_executed``, which includes what was replicated."""
+        return self.position()
+
+    def reaches(self, position: str, seconds: float) -> bool:
+        """Call ``WAIT_FOR_EXECUTED_GTID_SET``."""
+        answer = self.admin.value(
+            "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", position, seconds
+        )
+        return bool(answer == 0)
+
+    def covers(self, applied: str, position: str) -> bool:
+        """Call ``GTID_SUBSET``."""
+        return bool(
+            self.admin.value("SELECT GTID_SUBSET(%s, %s)", position, applied)
+        )
+
+    def history(self) -> str:
+        """Return ``gtid_executed``."""
+        return self.position()
+
+    def errant(self, history: str) -> dict[str, int]:
+        """Call ``GTID_SUBTRACT``."""
+        left = self.admin.value(
+            "SELECT GTID_SUBTRACT(%s, @@GLOBAL.gtid_executed)", history
+        )
+        found = {}
+        for part in str(left).replace("\n", "").split(","):
+            origin, _, ranges = part.strip().partition(":")
+            if origin:
+                found[origin] = sum(map(_length, ranges.split(":")))
+        return found
+
+    def status(self) -> ReplicationStatus | None:
+        """Parse ``SHOW REPLICA STATUS``."""
+        rows = self.admin.mappings("SHOW REPLICA STATUS")
+        if not rows:
+            return None
+        row = rows[0]
+        return ReplicationStatus(
+            source=f"{row['Source_Host']}:{row['Source_Port']}",
+            receiver=_state(row["Replica_IO_Running"]),
+            applier=row["Replica_SQL_Running"],
+            received=row["Retrieved_Gtid_Set"],
+            lag=row["Seconds_Behind_Source"],
+            error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+            filters=_filters(row),
+            uses_gtid=bool(row["Auto_Position"]),
+        )
+
+    def attach(
+        self, host: str, port: int, account: Account, *, demoted: bool = False
+    ) -> None:
+        """``CHANGE REPLICATION SOURCE TO ... SOURCE_AUTO_POSITION = 1``."""
+        self.admin.run("STOP REPLICA")
+        self.admin.run(
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s,"
+            " SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
+            " SOURCE_CONNECT_RETRY = 1, SOURCE_AUTO_POSITION = 1,"
+            " GET_SOURCE_PUBLIC_KEY = 1",
+            host,
+            port,
+            account.user,
+            account.password,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """``START REPLICA``."""
+        self.admin.run("START REPLICA")
+
+    def start_applier(self) -> None:
+        """``START REPLICA SQL_THREAD``."""
+        self.admin.run("START REPLICA SQL_THREAD")
+
+    def stop(self) -> None:
+        """``STOP REPLICA``."""
+        self.admin.run("STOP REPLICA")
+
+    def detach(self) -> None:
+        """``RESET REPLICA ALL``."""
+        self.admin.run("STOP REPLICA")
+        self.admin.run("RESET REPLICA ALL")
+
+    def semi_sync(self) -> SemiSync | None:
+        """Read the variables of the plugins, if they are installed."""
+        return _semi_sync(self.admin, "source", "replica")
+
+    def set_semi_sync(self, *, source: bool, replica: bool) -> None:
+        """Set ``rpl_semi_sync_source_enabled`` and ``..._replica_enabled``."""
+        _set_semi_sync(self.admin, {"source": source, "replica": replica})
+
+
+def gtids(text: str) -> list[tuple[int, int, int]]:
+    """Return the GTIDs of MariaDB in a position: domain, server, number.
+
+    :param text: such as ``"0-1-42,7-3-12"``; may be empty.
+    """
+    found = []
+    for part in text.replace("\n", "").split(","):
+        if part.strip():
+            domain, server, number = part.strip().split("-")
+            found.append((int(domain), int(server), int(number)))
+    return found
+
+
+def _length(interval: str) -> int:
+    first, _, last = interval.partition("-")
+    return int(last or first) - int(first) + 1
+
+
+def _state(text: str) -> str:
+    # MariaDB has "Preparing" between "No" and "Connecting".
+    return text if text in ("Yes", "No") else "Connecting"
+
+
+def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{name}={value}"
+        for name, value in row.items()
+        if name.lower().startswith("replicate_") and value
+    )
+
+
+def _semi_sync(admin: Admin, source: str, replica: str) -> SemiSync | None:
+    prefix = "rpl_semi_sync_"
+    found = admin.variables(f"{prefix}%")
+    enabled = found.get(f"{prefix}{source}_enabled")
+    if enabled is None and f"{prefix}{replica}_enabled" not in found:
+        return None
+    status = admin.counters(f"{prefix}%")
+    return SemiSync(
+        source_on=status.get(f"{prefix}{source}_status") == "ON"
+        and enabled == "ON",
+        source_enabled=enabled == "ON",
+        replica_on=found.get(f"{prefix}{replica}_enabled") == "ON",
+        after_sync=found.get(f"{prefix}{source}_wait_point") == "AFTER_SYNC",
+        timeout=int(found.get(f"{prefix}{source}_timeout", 0)) / 1000,
+        standbys=int(status.get(f"{prefix}{source}_clients", 0)),
+    )
+
+
+def _set_semi_sync(admin: Admin, roles: Mapping[str, bool]) -> None:
+    for role, on in roles.items():
+        admin.run(f"SET GLOBAL rpl_semi_sync_{role}_enabled = {int(on)}")

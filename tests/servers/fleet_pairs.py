@@ -1,0 +1,147 @@
+"""Pairs of servers as a fleet has them, with the accounts of an operator.
+
+::
+
+    with FleetPairs(tmp_path, pairs=2, shards=16) as fleet_pairs:
+        fleet = fleet_pairs.fleet()
+        fleet_pairs["server1"].primary.root_execute(...)
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import Fleet
+from sqla_shard.testing import MariaDBPair
+from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.published import publish_to
+
+__all__ = ["FLEET_OPTIONS", "OPERATOR_GRANTS", "FleetPairs"]
+
+#: What the documentation of fleet operations asks of every server.
+FLEET_OPTIONS = (
+    "--skip-slave-start",
+    "--event-scheduler=OFF",
+)
+
+#: The privileges of the operator that the documentation lists.
+OPERATOR_GRANTS = (
+    "GRANT ALL PRIVILEGES ON *.* TO {account} WITH GRANT OPTION",
+)
+_REPLICATION_GRANTS = ("GRANT REPLICATION SLAVE ON *.* TO {account}",)
+
+
+class FleetPairs:
+    """Some pairs, their accounts, and a topology in a JSON file.
+
+    :param folder: where the topology is written.
+    :param pairs: number of pairs in the topology, ``server1`` and so on.
+    :param spare: number of pairs beside the topology, which have no shards;
+        they are named after those.
+    :param shards: number of virtual shards, evenly over the pairs.
+    :param fast: whether a power failure may lose commits.
+    :param options: arguments of every server.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        pairs: int = 1,
+        spare: int = 0,
+        shards: int = 8,
+        fast: bool = True,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.path = folder / "topology.json"
+        self.shards = shards
+        self.accounts = Accounts(
+            operator=Account(
+                user="operator", password=secrets.token_urlsafe(12)
+            ),
+            replication=Account(
+                user="replica", password=secrets.token_urlsafe(12)
+            ),
+        )
+        self._in_topology = pairs
+        password = secrets.token_urlsafe(12)
+        self.pairs = tuple(
+            MariaDBPair(
+                f"server{number}",
+                password=password,
+                fast=fast,
+                options=(*FLEET_OPTIONS, *options),
+            )
+            for number in range(1, pairs + spare + 1)
+        )
+        self._stack = ExitStack()
+
+    def __enter__(self) -> FleetPairs:
+        try:
+            in_parallel(self.pairs, MariaDBPair.start)
+            for pair in self.pairs:
+                self._stack.callback(pair.stop)
+            for server in self.servers:
+                self.add_accounts(server)
+            publish_to(self.path, self.document())
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def __getitem__(self, name: str) -> MariaDBPair:
+        return {pair.name: pair for pair in self.pairs}[name]
+
+    @property
+    def servers(self) -> list[MariaDBServer]:
+        """Every server of every pair."""
+        return [server for pair in self.pairs for server in pair.servers]
+
+    def fleet(self, **options: Any) -> Fleet:
+        """Return the fleet of the topology file."""
+        return Fleet(self.path, accounts=self.accounts, **options)
+
+    def document(self) -> dict[str, Any]:
+        """Return the first topology: all pairs but the spare ones."""
+        used = self.pairs[: self._in_topology]
+        document = topology_document(
+            {pair.name: pair.primary.url for pair in used}, self.shards
+        )
+        standbys = {pair.name: pair.standby.url for pair in used}
+        for server in document["keyspaces"]["objects"]["servers"]:
+            server["standby"] = standbys[server["name"]]
+        return json.loads(json.dumps(document))  # type: ignore[no-any-return]
+
+    def add_accounts(self, server: MariaDBServer) -> None:
+        """Create the operator and the replication account on a server."""
+        operator = self.accounts.operator
+        replication = self.accounts.for_replication()
+        with server.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            for account, grants in (
+                (operator, OPERATOR_GRANTS),
+                (
+                    replication,
+                    ("GRANT REPLICATION SLAVE ON *.* TO {account}",),
+                ),
+            ):
+                name = f"'{account.user}'@'{server.host}'"
+                cursor.execute(
+                    f"CREATE USER {name} IDENTIFIED BY %s",
+                    (account.password,),
+                )
+                for grant in grants:
+                    cursor.execute(grant.format(account=name))
