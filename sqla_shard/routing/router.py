@@ -29,6 +29,7 @@ from sqlalchemy.util import LRUCache
 from sqla_shard.engine import Places
 from sqla_shard.exc import KeyspaceMismatchError
 from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnsupportedStatementError
@@ -344,6 +345,7 @@ def route(
         rows cannot be merged correctly.
     :raises UnsupportedStatementError: if it would give a wrong answer.
     :raises InvalidIdError: if a value is not an object id.
+    :raises ParameterValueError: if a list of values is an iterator.
     """
     binds, shape = shape_of(statement)
     _raise(shape.problems)
@@ -397,6 +399,13 @@ def _decide(
     given: Mapping[str, Any] = (
         parameters if isinstance(parameters, Mapping) else {}
     )
+    for item in given.values():
+        # The first of several shards, or SQLAlchemy before 2.1, would leave
+        # nothing for the others, which would find no rows.
+        if hasattr(item, "__next__"):
+            raise ParameterValueError(
+                item, "one pass only, and it is read several times; use a list"
+            )
     slots = _slots(shape, binds, given)
     if slots:
         parameters = given = {**given, **slots}
@@ -613,8 +622,7 @@ def _slots(
     slots: dict[str, Slotted] = {}
     for within in shape.lists:
         key = binds[within.index].key
-        # The ids of an iterator can be read once.
-        values = slots[key].slot.ids if key in slots else given.get(key)
+        values = given.get(key)
         if values is not None and type(values) is not Slotted:
             slots[key] = within.kind.slot(values)()
     return slots

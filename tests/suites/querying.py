@@ -16,6 +16,7 @@ from sqlalchemy.orm import with_parent
 
 from sqla_shard import exc
 from sqla_shard import pack
+from sqla_shard import scatter
 from tests.models.clusters import PINS
 from tests.models.models import BOARD
 from tests.models.models import Board
@@ -245,8 +246,16 @@ class ByStatement(Reading):
                     select(Pin.id).where(first, last), {"ids": data.ids}
                 )
         twice = select(Pin.id).where(or_(own, Pin.id.in_(ids)))
-        found = session.scalars(twice, {"ids": iter(data.ids)}).all()
+        found = session.scalars(twice, {"ids": data.ids}).all()
         assert sorted(found) == sorted(data.ids)
+
+    @pytest.mark.parametrize("column", [Pin.id, Pin.title])
+    def test_an_iterator_is_no_list(self, session, log, data, column):
+        ids = bindparam("ids", expanding=True)
+        made = select(Pin.id).where(column.in_(ids)).options(scatter())
+        with pytest.raises(exc.ParameterValueError, match="use a list"):
+            session.execute(made, {"ids": iter(data.ids)})
+        assert log.executions == ()
 
     def test_two_keyspaces_in_one_statement(self, session, log, data):
         made = select(Pin, Setting).where(Pin.id == data.ids[0])
