@@ -1,8 +1,8 @@
 """The command line: ``sqla-shard``, with the extra ``cli``.
 
 The commands inspect a cluster, publish its topology, open shells on its
-shards, migrate their schema with alembic, and repair rows.  They do not move
-shards.  ::
+shards, migrate their schema with alembic, repair rows, and operate the
+servers.  ::
 
     sqla-shard id N ...                decode ids, or compose one
     sqla-shard where ID ...            server and database of an id
@@ -18,6 +18,7 @@ shards.  ::
     sqla-shard topology watch          print each change of the topology
     sqla-shard topology agent          copy the topology to a local file
     sqla-shard schema ...              migrate and verify all virtual shards
+    sqla-shard fleet ...               operate the servers: see fleet --help
     sqla-shard repair                  run pending operations
     sqla-shard key KEY                 check if a transaction has committed
     sqla-shard halves                  list partially committed transactions
@@ -31,7 +32,8 @@ shards.  ::
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
 Only ``schema``, ``repair``, ``key``, ``halves``, ``cache``, ``verify`` and
-``shell`` connect to databases and need their passwords.  The topology is
+``shell`` connect to databases and need their passwords; ``fleet`` has
+accounts of its own.  The topology is
 the file given with ``--topology``, or in the environment variable
 ``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.  It
 can also be a URL, ``zookeeper://host:port/path``, with the credentials in

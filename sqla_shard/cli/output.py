@@ -12,6 +12,7 @@ from typing import TypeVar
 import click
 
 from sqla_shard.engine.unread import reason
+from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import TopologyError
 
 __all__ = [
@@ -130,6 +131,8 @@ def end(*, is_good: bool, is_read: bool) -> None:
 
 def status_of(error: BaseException) -> int:
     """Return the exit status for an error."""
+    if isinstance(error, FleetServerError) and error.is_unanswered:
+        return NOT_READ
     return FAILED if reason(error) is None else NOT_READ
 
 

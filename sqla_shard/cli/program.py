@@ -100,11 +100,6 @@ _TOPOLOGY_COMMANDS = (
 )
 
 
-#: Commands to import on first use: importing alembic doubles the startup
-#: time.
-_LAZY = frozenset({"schema"})
-
-
 def _schema_group() -> click.Command:
     try:
         from sqla_shard.cli.schema_commands import schema_group
@@ -118,6 +113,17 @@ def _schema_group() -> click.Command:
             ),
         )
     return schema_group
+
+
+def _fleet_group() -> click.Command:
+    from sqla_shard.cli.fleet_commands import fleet_group
+
+    return fleet_group
+
+
+#: Commands to import on first use: importing alembic doubles the startup
+#: time.
+_LAZY = {"schema": _schema_group, "fleet": _fleet_group}
 
 
 def _unavailable_command(
@@ -171,13 +177,13 @@ class _Program(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         # Keep the order of _COMMANDS; click would sort the commands.
-        return [*self.commands, *(_LAZY - self.commands.keys())]
+        return [*dict.fromkeys([*self.commands, *_LAZY])]
 
     def get_command(
         self, ctx: click.Context, cmd_name: str
     ) -> click.Command | None:
-        if cmd_name in _LAZY - self.commands.keys():
-            self.add_command(_schema_group())
+        if cmd_name in _LAZY.keys() - self.commands.keys():
+            self.add_command(_LAZY[cmd_name]())
         return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

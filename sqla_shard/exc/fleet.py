@@ -44,6 +44,11 @@ class FleetServerError(FleetError):
     reason: str
     _text = "{server}: {reason} (error {number})"
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the driver got no answer, so that nothing is known."""
+        return 2000 <= self.number < 3000
+
 
 class OperationRefusedError(FleetError):
     """Raised when the checks of an operation find problems.

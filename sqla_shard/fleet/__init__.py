@@ -10,6 +10,8 @@ from __future__ import annotations
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet_status import FleetStatus
+from sqla_shard.fleet.fleet_status import status
 from sqla_shard.fleet.operation import Result
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.runner import apply
@@ -20,9 +22,11 @@ __all__ = [
     "Account",
     "Accounts",
     "Fleet",
+    "FleetStatus",
     "Plan",
     "Result",
     "apply",
     "resume",
+    "status",
     "undo",
 ]

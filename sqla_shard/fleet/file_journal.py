@@ -174,9 +174,7 @@ class FileJournal:
     ) -> FleetLockedError:
         return FleetLockedError(
             fleet=self.name,
-            operation="an operation"
-            if record is None
-            else str(record.plan.get("title")),
+            operation="an operation" if record is None else record.title,
             holder="another process" if record is None else record.holder,
             running=running,
         )
@@ -216,7 +214,7 @@ class _FileHold:
         if lost is not None:
             raise FleetLockLostError(
                 fleet=self._journal.name,
-                operation=str(self.record.plan.get("title")),
+                operation=self.record.title,
                 reason=lost,
             )
 

@@ -53,6 +53,11 @@ class Record:
     notes: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
 
+    @property
+    def title(self) -> str:
+        """Title of the plan."""
+        return str(self.plan.get("title"))
+
     def as_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
         return {**asdict(self), "done": list(self.done)}

@@ -30,6 +30,7 @@ from sqla_shard.topology import Topology
 
 __all__ = [
     "PUBLISH",
+    "UNDO",
     "Operation",
     "Progress",
     "Result",
@@ -38,6 +39,9 @@ __all__ = [
 
 PUBLISH = "publish"
 """Name of the step that is the commit point."""
+
+UNDO = "undo"
+"""Name in the journal while an operation is undone; no step has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

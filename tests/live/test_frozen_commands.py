@@ -114,6 +114,16 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "schema init": (("schema", "init", "revisions"), 0, ""),
     "schema template": (("schema", "template"), 0, ""),
+    "fleet status": (("fleet", "status"), 0, "no operation"),
+    "fleet history": (("fleet", "history"), 0, ""),
+    # The accounts are missing.
+    "fleet apply": (
+        ("fleet", "apply", "topology.json"),
+        1,
+        "SQLA_SHARD_OPERATOR",
+    ),
+    "fleet resume": (("fleet", "resume"), 1, "SQLA_SHARD_OPERATOR"),
+    "fleet undo": (("fleet", "undo"), 1, "SQLA_SHARD_OPERATOR"),
 }
 #: It waits until the ZooKeeper is there, or SIGTERM comes.
 UNTIL_ENDED = "topology agent"

@@ -229,6 +229,18 @@ CASES: dict[str, list[Case]] = {
             says="User",
         ),
     ],
+    "sqla-shard fleet status": [_quiet("fleet status", "no operation")],
+    "sqla-shard fleet history": [_quiet("fleet history")],
+    # The accounts are missing.
+    "sqla-shard fleet apply": [
+        _quiet("fleet apply {dir}/same.json", "SQLA_SHARD_OPERATOR", FAILED)
+    ],
+    "sqla-shard fleet resume": [
+        _quiet("fleet resume", "SQLA_SHARD_OPERATOR", FAILED)
+    ],
+    "sqla-shard fleet undo": [
+        _quiet("fleet undo", "SQLA_SHARD_OPERATOR", FAILED)
+    ],
     "sqla-shard completion": [_quiet("completion bash")],
 }
 

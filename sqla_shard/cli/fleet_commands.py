@@ -1,0 +1,168 @@
+"""``sqla-shard fleet``: operate the servers of a topology.
+
+The commands of the operations are defined in modules of their own and listed
+in ``_COMMANDS``; they share :mod:`sqla_shard.cli.fleet_plans`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from sqla_shard.cli.fleet_plans import blank_fleet_of
+from sqla_shard.cli.fleet_plans import confirm
+from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import interruptible
+from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.fleet_plans import progress_of
+from sqla_shard.cli.fleet_plans import run_plan
+from sqla_shard.cli.fleet_plans import yes_option
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import FAILED
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_report
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet import FleetStatus
+from sqla_shard.fleet import Plan
+from sqla_shard.fleet import resume
+from sqla_shard.fleet import status
+from sqla_shard.fleet import undo
+
+__all__ = ["fleet_group"]
+
+
+@click.command(
+    "status",
+    epilog=examples(
+        "sqla-shard fleet status",
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod fleet status --json",
+    ),
+)
+@json_option
+@pass_settings
+def status_command(settings: Settings, as_json: bool) -> None:
+    """Show the pending operation, its lock, and what to do now.
+
+    The exit status is 1 if an operation was interrupted.
+    """
+    found = status(blank_fleet_of(settings))
+    print_report(found, as_json)
+    if found.is_interrupted:
+        sys.exit(FAILED)
+
+
+@click.command(
+    "history",
+    epilog=examples("sqla-shard fleet history --most 5"),
+)
+@click.option(
+    "--most",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of operations.",
+)
+@json_option
+@pass_settings
+def history_command(settings: Settings, most: int, as_json: bool) -> None:
+    """List finished and undone operations, the latest first."""
+    found = blank_fleet_of(settings).journal.history(most)
+    if as_json:
+        print_json([record.as_dict() for record in found])
+        return
+    for record in found:
+        echo(f"{record.id}: {record.title}: {record.state}, {record.holder}")
+
+
+@click.command("apply", epilog=examples("sqla-shard fleet apply plan.json"))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@plan_options
+@pass_settings
+def apply_command(
+    settings: Settings, file: str, plan_only: bool, yes: bool, as_json: bool
+) -> None:
+    """Apply the plan in FILE, the output of --plan-only --json.
+
+    It is checked again, and refused if the topology has changed since.
+    """
+    try:
+        document = json.loads(Path(file).read_bytes())
+    except ValueError as error:
+        raise FleetSetupError(
+            f"{file} is not JSON ({error}); make a plan with --plan-only "
+            "--json"
+        ) from error
+    run_plan(
+        fleet_of(settings),
+        Plan.from_dict(document),
+        plan_only=plan_only,
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+@click.command("resume", epilog=examples("sqla-shard fleet resume"))
+@yes_option
+@json_option
+@pass_settings
+def resume_command(settings: Settings, yes: bool, as_json: bool) -> None:
+    """Finish an operation whose process has died or failed."""
+    fleet = fleet_of(settings)
+    _ask("the rest of", status(fleet), yes=yes)
+    with interruptible():
+        result = resume(fleet, progress=progress_of(as_json))
+    print_report(result, as_json)
+
+
+@click.command("undo", epilog=examples("sqla-shard fleet undo"))
+@yes_option
+@json_option
+@pass_settings
+def undo_command(settings: Settings, yes: bool, as_json: bool) -> None:
+    """Undo an operation whose process has died or failed.
+
+    It is refused after the operation has published its topology.
+    """
+    fleet = fleet_of(settings)
+    _ask("the undoing of", status(fleet), yes=yes)
+    with interruptible():
+        result = undo(fleet, progress=progress_of(as_json))
+    print_report(result, as_json)
+
+
+def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:
+    """Show the pending operation, and ask; other states are refused later."""
+    if found.is_interrupted and found.pending is not None and not yes:
+        confirm(f"{what} {found.pending.record.title}", shown=found)
+
+
+_COMMANDS: tuple[click.Command, ...] = (
+    status_command,
+    history_command,
+    apply_command,
+    resume_command,
+    undo_command,
+)
+
+
+@click.group("fleet")
+def fleet_group() -> None:
+    """Operate the servers of a topology.
+
+    Every operation is planned, checked, applied step by step with a journal,
+    and verified.  The accounts are in the environment:
+    SQLA_SHARD_OPERATOR_USER and _PASSWORD, SQLA_SHARD_REPLICATION_USER and
+    _PASSWORD.
+    """
+
+
+for _command in _COMMANDS:
+    fleet_group.add_command(_command)

@@ -1,0 +1,156 @@
+"""Options of the fleet commands that change something, and how they end.
+
+Such a command makes a plan and passes it on::
+
+    @click.command("failover")
+    @click.argument("server")
+    @plan_options
+    @pass_settings
+    def failover_command(settings, server, **options):
+        fleet = fleet_of(settings)
+        run_plan(fleet, Failover.plan(fleet, server=server), **options)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import FAILED
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import with_options
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import apply
+from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import Plan
+from sqla_shard.fleet.operation import Progress
+from sqla_shard.fleet.operation import StepEvent
+
+__all__ = [
+    "blank_fleet_of",
+    "confirm",
+    "fleet_of",
+    "interruptible",
+    "plan_options",
+    "progress_of",
+    "run_plan",
+    "yes_option",
+]
+
+yes_option = with_options(
+    click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+)
+#: Options of every command that plans an operation; see :func:`run_plan`.
+plan_options = with_options(
+    click.option(
+        "--plan-only",
+        "--dry-run",
+        "plan_only",
+        is_flag=True,
+        help="Print the plan; change nothing.",
+    ),
+    yes_option,
+    json_option,
+)
+
+
+def fleet_of(settings: Settings) -> Fleet:
+    """Return the fleet, with the accounts of the environment.
+
+    :raises FleetSetupError: if an account is missing, or the topology is a
+        TOML file.
+    """
+    return Fleet(
+        settings.location,
+        accounts=Accounts.from_environ(os.environ),
+        placeholders=settings.placeholders,
+    )
+
+
+def blank_fleet_of(settings: Settings) -> Fleet:
+    """Return the fleet for commands that connect to no database."""
+    return Fleet(
+        settings.location,
+        accounts=Accounts(operator=Account(user="", password="")),
+        placeholders=settings.placeholders,
+    )
+
+
+def run_plan(
+    fleet: Fleet, plan: Plan, *, plan_only: bool, yes: bool, as_json: bool
+) -> None:
+    """Print a plan, ask for confirmation, apply it, and print the result.
+
+    Exits with status 1 if the plan has problems.
+
+    :param plan_only: only print the plan.
+    :param yes: do not ask.
+    :param as_json: print one JSON document: the plan if it is not applied,
+        otherwise the result; progress goes to standard error.
+    """
+    is_applied = not plan_only and not plan.problems
+    if as_json and not is_applied:
+        print_json(plan)
+    elif not as_json:
+        echo(plan)
+    if plan.problems:
+        sys.exit(FAILED)
+    if plan_only:
+        return
+    if not yes:
+        confirm(plan.title, shown=plan if as_json else None)
+    with interruptible():
+        result = apply(fleet, plan, progress=progress_of(as_json))
+    print_report(result, as_json)
+
+
+def confirm(title: str, *, shown: object = None) -> None:
+    """Ask whether an operation shall be applied.
+
+    :param title: what is asked for.
+    :param shown: what to print on standard error before.
+    :raises click.UsageError: if there is no terminal.
+    :raises click.Abort: if the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "cannot ask for confirmation without a terminal; add --yes, or "
+            "--plan-only to print the plan only"
+        )
+    if shown is not None:
+        echo(shown, err=True)
+    click.confirm(f"apply {title}?", abort=True, err=True)
+
+
+def progress_of(as_json: bool) -> Progress:
+    """Return a function that prints a line for each event of a step.
+
+    :param as_json: print to standard error.
+    """
+
+    def show(event: StepEvent) -> None:
+        """Print the time, the step, and what it does."""
+        text = "done" if event.state == "done" else event.text
+        milliseconds = 1000 * event.seconds
+        echo(f"{milliseconds:9.0f} ms  {event.step}: {text}", err=as_json)
+
+    return show
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Print what to do after Ctrl-C in an operation."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo("interrupted; what is left: sqla-shard fleet status", err=True)
+        raise

@@ -1,0 +1,136 @@
+"""What a fleet is doing, who does it, and what to do now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.journal import Pending
+from sqla_shard.fleet.journal import Record
+from sqla_shard.fleet.operation import PUBLISH
+from sqla_shard.fleet.operation import UNDO
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.runner import operation_of
+from sqla_shard.topology import Topology
+
+__all__ = ["FleetStatus", "status"]
+
+_RESUME = "sqla-shard fleet resume"
+_UNDO = "sqla-shard fleet undo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetStatus:
+    """The pending operation of a fleet, if there is one.
+
+    :ivar fleet: location of the topology.
+    :ivar epoch: epoch of the topology.
+    :ivar pending: the pending operation; None if there is none.
+    :ivar is_published: whether the pending operation has published its
+        topology.
+    """
+
+    fleet: str
+    epoch: int
+    pending: Pending | None
+    is_published: bool = False
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an operation is pending that no process runs."""
+        return self.pending is not None and not self.pending.running
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What to run now, of which one is enough."""
+        if self.pending is None or self.pending.running:
+            return ()
+        if self.pending.record.step == UNDO:
+            return (_UNDO,)
+        return (_RESUME,) if self.is_published else (_RESUME, _UNDO)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the status in JSON values."""
+        operation = None
+        if self.pending is not None:
+            record = self.pending.record
+            operation = {
+                "id": record.id,
+                "title": record.title,
+                "running": self.pending.running,
+                "holder": record.holder,
+                "started": _time(record.started),
+                "token": record.token,
+                "step": record.step,
+                "done": list(record.done),
+                "problem": record.problem,
+                "published": self.is_published,
+            }
+        return {
+            "fleet": self.fleet,
+            "epoch": self.epoch,
+            "operation": operation,
+            "commands": list(self.commands),
+        }
+
+    def __str__(self) -> str:
+        first = f"{self.fleet}: epoch {self.epoch}"
+        if self.pending is None:
+            return f"{first}, no operation is pending"
+        record = self.pending.record
+        lines = [
+            first,
+            f"operation: {record.title} ({record.id})",
+            f"started: {_time(record.started)}",
+            f"steps done: {', '.join(record.done) or '-'}",
+            f"step: {record.step or '-'}",
+            f"published: {'yes' if self.is_published else 'no'}",
+        ]
+        if record.problem is not None:
+            lines.append(f"problem: {record.problem}")
+        if self.pending.running:
+            lines.append(f"running: {record.holder} holds the lock; wait")
+        else:
+            lines.append(
+                f"interrupted: {record.holder} does not hold the lock any "
+                f"more; run: {' or: '.join(self.commands)}"
+            )
+        return "\n".join(lines)
+
+
+def status(fleet: Fleet) -> FleetStatus:
+    """Return the status of a fleet; connects to no database.
+
+    :raises TopologyUnavailableError: if the journal or the topology cannot be
+        read.
+    """
+    journal = fleet.journal
+    pending = journal.pending()
+    topology = fleet.topology()
+    return FleetStatus(
+        fleet=journal.name,
+        epoch=topology.epoch,
+        pending=pending,
+        is_published=pending is not None
+        and _is_published(fleet, pending.record, topology),
+    )
+
+
+def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:
+    if PUBLISH in record.done:
+        return True
+    try:
+        operation = operation_of(fleet, Plan.from_dict(record.plan))
+    except FleetSetupError:
+        # An operation of another version, which is asked to continue it.
+        return topology.epoch != record.plan.get("epoch")
+    return operation.is_published(topology)
+
+
+def _time(seconds: float) -> str:
+    found = datetime.fromtimestamp(seconds, timezone.utc)
+    return found.isoformat(" ", "seconds")
