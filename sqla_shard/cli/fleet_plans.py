@@ -8,7 +8,7 @@ Such a command makes a plan and passes it on::
     @pass_settings
     def failover_command(settings, server, **options):
         fleet = fleet_of(settings)
-        run_plan(fleet, Failover.plan(fleet, server=server), **options)
+        run_plan(fleet, Failover.planned(fleet, server), **options)
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
     fleet = Fleet("zookeeper://zk1,zk2,zk3/prod",
                   accounts=Accounts.from_environ(os.environ))
-    operation = Failover.plan(fleet, server="sharddb001")
+    plan = Failover.planned(fleet, server="sharddb001")
+    apply(fleet, plan)
 
 A topology in a file must be JSON: operations rewrite it, which would lose the
 comments of TOML.

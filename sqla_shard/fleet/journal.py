@@ -118,7 +118,8 @@ class Journal(Protocol):
 class JournalHold(Protocol):
     """The lock of the pending operation, held by this process.
 
-    :ivar record: the record as written last.
+    :ivar record: the record as written last; the runner adds the ends of
+        critical steps, which are written with the next.
     """
 
     record: Record

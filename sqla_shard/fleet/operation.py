@@ -121,6 +121,7 @@ class Operation(ABC):
         self.plan = plan
         #: The journal, while the operation is applied.
         self.hold: JournalHold | None = None
+        self._next: Topology | None = None
         self._open = ExitStack()
         self._admins: dict[str, Admin] = {}
 
@@ -189,6 +190,22 @@ class Operation(ABC):
             self._admins[url] = admin
         return self._admins[url]
 
+    def forget(self, *urls: str) -> None:
+        """Close the sessions on servers; :meth:`admin` opens others.
+
+        Their locks and settings end with them.
+        """
+        for url in urls:
+            admin = self._admins.pop(url, None)
+            if admin is not None:
+                admin.close()
+
+    def prepare_publish(self) -> None:
+        """Read the topology for :meth:`publish`, before writes are stopped."""
+        now = self.fleet.topology()
+        if now.epoch == self.plan.epoch:
+            self._next = self.changed(now)
+
     def publish(self) -> Mapping[str, Any]:
         """Publish :meth:`changed` of the current topology, by compare-and-set.
 
@@ -196,9 +213,12 @@ class Operation(ABC):
         """
         if self.hold is None:
             raise FleetSetupError(f"{self.plan.title} is not being applied")
-        now = self.fleet.topology()
-        if not self.is_published(now):
-            now = self.hold.publish(
-                self.changed(now), expected_epoch=self.plan.epoch
-            )
-        return {"epoch": now.epoch}
+        if self._next is None:
+            now = self.fleet.topology()
+            if self.is_published(now):
+                return {"epoch": now.epoch}
+            self._next = self.changed(now)
+        published = self.hold.publish(
+            self._next, expected_epoch=self.plan.epoch
+        )
+        return {"epoch": published.epoch}

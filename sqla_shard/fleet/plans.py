@@ -27,7 +27,8 @@ class Step:
         repeated after a crash in any place of it.
     :ivar critical: whether writes are stopped from this step on.  After a
         crash in a critical step that was not the commit point, an operation
-        continues with the first critical step.
+        continues with the first critical step.  The journal is not written
+        between critical steps, since that would take longer than they do.
     """
 
     name: str

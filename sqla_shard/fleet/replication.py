@@ -36,6 +36,7 @@ class ReplicationStatus:
     """State of a standby, as it reports it.
 
     :ivar source: ``host:port`` of the primary that it replicates from.
+    :ivar source_id: ``server_id`` of that primary; 0 if it was never reached.
     :ivar receiver: ``"Yes"``, ``"No"`` or ``"Connecting"``: whether it
         receives the binary log of the primary.
     :ivar applier: ``"Yes"`` or ``"No"``: whether it applies what it received.
@@ -47,6 +48,7 @@ class ReplicationStatus:
     """
 
     source: str
+    source_id: int
     receiver: str
     applier: str
     received: str
@@ -119,6 +121,37 @@ class Replication(ABC):
     @abstractmethod
     def open_writes(self) -> None:
         """Let the application write."""
+
+    def freeze(self, seconds: int) -> None:
+        """Stop all writes, those of every account, while this session lives.
+
+        :meth:`close_writes` of this session then takes effect at once.  If
+        the session is idle for long, the server ends it, and writes go on.
+
+        :param seconds: how long the session may be idle.
+        :raises FleetServerError: with number 1205 if a statement runs for
+            longer than 1 s.
+        """
+        self.admin.run(
+            f"SET SESSION lock_wait_timeout = 1, wait_timeout = {int(seconds)}"
+        )
+        self.admin.run("FLUSH TABLES WITH READ LOCK")
+
+    def thaw(self) -> None:
+        """End :meth:`freeze`."""
+        self.admin.run("UNLOCK TABLES")
+        self.admin.run("SET SESSION wait_timeout = DEFAULT")
+
+    @abstractmethod
+    def unfit(self) -> list[str]:
+        """Return the settings with which it cannot change its role.
+
+        :returns: a sentence for each, with its remedy.
+        """
+
+    @abstractmethod
+    def bypassing(self) -> set[str]:
+        """Return the users whose writes ``read_only`` does not stop."""
 
     # -- positions --------------------------------------------------------
 
@@ -212,6 +245,28 @@ class MariaDBReplication(Replication):
         """Unset ``read_only``."""
         self.admin.run("SET GLOBAL read_only = 0")
 
+    def unfit(self) -> list[str]:
+        """Ask for a binary log in ROW format, GTIDs, and MariaDB 10.10."""
+        found = _unlike(
+            self.admin,
+            {
+                "log_bin": "ON",
+                "log_slave_updates": "ON",
+                "binlog_format": "ROW",
+                "gtid_strict_mode": "ON",
+            },
+        )
+        if self.admin.version < (10, 10):
+            found.append(
+                "a former primary is attached with MASTER_DEMOTE_TO_SLAVE, "
+                "which needs MariaDB 10.10; upgrade it"
+            )
+        return found
+
+    def bypassing(self) -> set[str]:
+        """Look for READ_ONLY ADMIN, which SUPER does not include."""
+        return _users_with(self.admin, "READ_ONLY ADMIN")
+
     def position(self) -> str:
         """Return ``gtid_binlog_pos``."""
         return str(self.admin.value("SELECT @@GLOBAL.gtid_binlog_pos"))
@@ -259,6 +314,7 @@ class MariaDBReplication(Replication):
         row = rows[0]
         return ReplicationStatus(
             source=f"{row['Master_Host']}:{row['Master_Port']}",
+            source_id=int(row["Master_Server_Id"]),
             receiver=_state(row["Slave_IO_Running"]),
             applier=row["Slave_SQL_Running"],
             received=row["Gtid_IO_Pos"],
@@ -340,6 +396,23 @@ class MySQLReplication(Replication):
         """Unset ``read_only``, which unsets ``super_read_only`` too."""
         self.admin.run("SET GLOBAL read_only = 0")
 
+    def unfit(self) -> list[str]:
+        """Ask for a binary log in ROW format, and GTIDs."""
+        return _unlike(
+            self.admin,
+            {
+                "log_bin": "ON",
+                "log_replica_updates": "ON",
+                "binlog_format": "ROW",
+                "gtid_mode": "ON",
+                "enforce_gtid_consistency": "ON",
+            },
+        )
+
+    def bypassing(self) -> set[str]:
+        """Look for SUPER and CONNECTION_ADMIN; ``super_read_only`` holds."""
+        return _users_with(self.admin, "SUPER", "CONNECTION_ADMIN")
+
     def position(self) -> str:
         """Return ``gtid_executed``."""
         return str(self.admin.value("SELECT @@GLOBAL.gtid_executed"))
@@ -385,6 +458,7 @@ class MySQLReplication(Replication):
         row = rows[0]
         return ReplicationStatus(
             source=f"{row['Source_Host']}:{row['Source_Port']}",
+            source_id=int(row["Source_Server_Id"]),
             receiver=_state(row["Replica_IO_Running"]),
             applier=row["Replica_SQL_Running"],
             received=row["Retrieved_Gtid_Set"],
@@ -466,6 +540,28 @@ def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:
         for name, value in row.items()
         if name.lower().startswith("replicate_") and value
     )
+
+
+def _unlike(admin: Admin, wanted: Mapping[str, str]) -> list[str]:
+    found = admin.variables(*wanted)
+    return [
+        f"{name} is {found.get(name, 'missing')}; it must be {value}"
+        for name, value in wanted.items()
+        if found.get(name) != value
+    ]
+
+
+def _users_with(admin: Admin, *privileges: str) -> set[str]:
+    rows = admin.rows(
+        "SELECT grantee, privilege_type"
+        " FROM information_schema.user_privileges"
+    )
+    return {
+        # 'user'@'host'
+        grantee.rpartition("@")[0].strip("'")
+        for grantee, privilege in rows
+        if privilege in privileges
+    }
 
 
 def _semi_sync(admin: Admin, source: str, replica: str) -> SemiSync | None:

@@ -1,10 +1,11 @@
 """Applies, resumes and undoes fleet operations.
 
 :func:`apply` takes the lock of the fleet, checks again, and runs the steps;
-each is written into the journal before and after it.  The step ``publish`` is
-the commit point: an operation that fails before it is undone, one that fails
-after it can only be finished.  If the process dies, :func:`resume` or
-:func:`undo` continue from another one.
+each is written into the journal before and after it; critical steps, while
+writes are stopped, only before the first and after the last.  The step
+``publish`` is the commit point: an operation that fails before it is undone,
+one that fails after it can only be finished.  If the process dies,
+:func:`resume` or :func:`undo` continue from another one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import holder_name
 from sqla_shard.fleet.journal import JournalHold
@@ -40,7 +42,7 @@ __all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
 _log = logging.getLogger(__name__)
 
-_CLASSES: tuple[type[Operation], ...] = ()
+_CLASSES: tuple[type[Operation], ...] = (Failover,)
 
 KINDS = {one.kind: one for one in _CLASSES}
 """Every kind of operation, by the name in plans and journals."""
@@ -150,6 +152,7 @@ class _Run:
         self._hold = hold
         self._progress = progress
         self._begin = time.monotonic()
+        self._begins: dict[str, float] = {}
         self._times: dict[str, float] = {}
         self._title = operation.plan.title
         operation.hold = hold
@@ -179,8 +182,11 @@ class _Run:
         commit = names.index(PUBLISH) if PUBLISH in names else len(names)
         for index in range(at, len(steps)):
             step = steps[index]
+            inside = step.critical and index > at and steps[index - 1].critical
+            after = steps[index + 1 : index + 2]
+            goes_on = step.critical and any(one.critical for one in after)
             try:
-                self._run(step)
+                self._run(step, before=not inside, after=not goes_on)
             except FleetLockLostError:
                 raise
             except Exception as error:
@@ -232,17 +238,29 @@ class _Run:
         # What the fence has promised may be over: repeat it.
         return min([first, *critical[:1]]) if first in critical else first
 
-    def _run(self, step: Step) -> None:
-        self._hold.check()
-        self._write(step=step.name, problem=None)
+    def _run(self, step: Step, *, before: bool, after: bool) -> None:
+        """Run a step.
+
+        :param before: whether to write its beginning into the journal.
+        :param after: whether to write its end, and that of the steps before
+            it whose end was not written.
+        """
+        if before:
+            self._hold.check()
+            self._write(step=step.name, problem=None)
         self._tell(step.name, "begin", step.text)
+        self._begins[step.name] = time.monotonic() - self._begin
         notes = step.run()
         self._times[step.name] = time.monotonic() - self._begin
         record = self._hold.record
-        self._write(
+        self._hold.record = replace(
+            record,
+            step=step.name,
             done=(*(n for n in record.done if n != step.name), step.name),
             notes={**record.notes, **({step.name: notes} if notes else {})},
         )
+        if after:
+            self._write()
         self._tell(step.name, "done", step.text)
 
     def _give_up(self, step: Step, error: Exception) -> None:
@@ -278,9 +296,9 @@ class _Run:
         return operation.is_published(operation.fleet.topology())
 
     def _pause(self) -> float | None:
-        """Return the time between the steps ``fence`` and ``open``."""
-        if "fence" in self._times and "open" in self._times:
-            return self._times["open"] - self._times["fence"]
+        """Return the time of ``fence``, ``open`` and the steps between."""
+        if "fence" in self._begins and "open" in self._times:
+            return self._times["open"] - self._begins["fence"]
         return None
 
     def _write(self, **changes: Any) -> None:

@@ -1,0 +1,73 @@
+"""Events of a server, which run on the primary only.
+
+An event whose definer may bypass ``read_only`` writes on a standby, too, and
+its transactions are missing on the primary.  So a failover stops the event
+scheduler of the old primary before the fence, disables its events, and
+enables them on the new one.  The statements are not written into the binary
+log: each server has its own state of an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqla_shard.fleet.admin import Admin
+
+__all__ = ["disable_events", "enable_events", "events_of", "set_scheduler"]
+
+
+def events_of(admin: Admin, *, status: str = "ENABLED") -> list[list[str]]:
+    """Return the events of a server that have a status.
+
+    :param status: such as ``"SLAVESIDE_DISABLED"``.
+    :returns: database, name and definer of each, which a journal can hold.
+    """
+    rows = admin.rows(
+        "SELECT event_schema, event_name, definer"
+        " FROM information_schema.events WHERE status = %s",
+        status,
+    )
+    return [list(row) for row in rows]
+
+
+def set_scheduler(admin: Admin, *, on: bool) -> bool:
+    """Start or stop the event scheduler.
+
+    :returns: whether it ran before.
+    """
+    found = admin.value("SELECT @@GLOBAL.event_scheduler")
+    if found != "DISABLED" and (found == "ON") != on:
+        admin.run(f"SET GLOBAL event_scheduler = {'ON' if on else 'OFF'}")
+    return bool(found == "ON")
+
+
+def enable_events(admin: Admin, events: Sequence[Sequence[str]]) -> None:
+    """Enable events of a new primary, if they are there."""
+    _alter(admin, events, "ENABLE")
+
+
+def disable_events(admin: Admin, events: Sequence[Sequence[str]]) -> None:
+    """Disable events of a former primary, if they are there."""
+    _alter(admin, events, "DISABLE ON SLAVE")
+
+
+def _alter(admin: Admin, events: Sequence[Sequence[str]], end: str) -> None:
+    there = set(
+        admin.rows(
+            "SELECT event_schema, event_name FROM information_schema.events"
+        )
+    )
+    with admin.unlogged():
+        for database, name, definer in events:
+            if (database, name) not in there:
+                continue
+            user, _, host = definer.rpartition("@")
+            # Without its definer it would become an event of the operator.
+            admin.run(
+                f"ALTER DEFINER = {_quoted(user)}@{_quoted(host)} EVENT "
+                f"{_quoted(database)}.{_quoted(name)} {end}"
+            )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

@@ -1,0 +1,487 @@
+"""Planned failover: the standby of a pair becomes its primary.
+
+The old primary becomes the standby.  No acknowledged write is lost, and
+writes stop for about the time that the standby is behind, plus some tens of
+milliseconds.  Limits:
+
+* Both servers must be reachable; for a primary that is lost, see
+  :mod:`sqla_shard.fleet.dead_failover`.
+* A statement that writes for more than 1 s makes the fence give up, and
+  everything is undone.
+* Transactions that are open at the fence are rolled back.  All sessions on
+  the old primary are ended afterwards, except those of replication and of the
+  operator.
+* Writes between the steps ``open`` and ``attach`` are on one server only.
+* Further standbys of the old primary are not attached to the new one; they
+  follow it through the old primary.
+
+The fence is a global read lock, which ends with the session of the operation:
+if the process dies before the old primary is read-only, just before
+``publish``, writes go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.events import disable_events
+from sqla_shard.fleet.events import enable_events
+from sqla_shard.fleet.events import events_of
+from sqla_shard.fleet.events import set_scheduler
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.pair_checks import account_problems
+from sqla_shard.fleet.pair_checks import bypass_problems
+from sqla_shard.fleet.pair_checks import followers
+from sqla_shard.fleet.pair_checks import long_work
+from sqla_shard.fleet.pair_checks import setting_problems
+from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
+
+__all__ = ["Failover"]
+
+#: Seconds that a standby may be behind when the failover is planned.
+_LAG = 30.0
+#: Seconds that it may need for the last writes, when all others wait.
+_CATCH_UP = 3
+#: Seconds after which a server ends the fence of an operation that hangs.
+_FENCE = 5
+#: Seconds until the former primary replicates, or its sessions are gone.
+_PATIENCE = 30.0
+
+
+class Failover(Operation):
+    """Exchange the roles of a primary and its standby."""
+
+    kind = "failover"
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet, plan)
+        self.server = str(plan.arguments["server"])
+        # What the last check has found and does not refuse.
+        self._warnings: list[str] = []
+        self._urls: dict[str, str] = {}
+        self._is_fenced = False
+
+    @classmethod
+    def planned(cls, fleet: Fleet, server: str) -> Plan:
+        """Return the plan, with everything that speaks against it.
+
+        :param server: name of the server in the topology, or
+            ``keyspace/name``.
+        :raises UnknownServerError: if the topology has no such server.
+        """
+        topology = fleet.topology()
+        pair = pair_named(topology, server)
+        old = address_of(pair.primary)
+        new = None if pair.standby is None else str(address_of(pair.standby))
+        plan = Plan(
+            kind=cls.kind,
+            title=f"failover of {server} from {old} to {new}",
+            epoch=topology.epoch,
+            arguments={"server": server, "old": str(old), "new": new},
+            costs=(
+                "writes stop for about 0.1 s, plus the lag of the standby",
+                "transactions that are open then are rolled back",
+                "all sessions on the old primary are ended",
+                "new writes are on one server only until it replicates",
+            ),
+        )
+        operation = cls(fleet, plan)
+        with operation:
+            return replace(
+                plan,
+                steps=tuple((s.name, s.text) for s in operation.steps()),
+                problems=tuple(operation.check()),
+                warnings=tuple(operation._warnings),
+            )
+
+    def check(self) -> list[Problem]:
+        """Compare both servers with what a failover needs."""
+        self._warnings = []
+        if self.plan.arguments["new"] is None:
+            return [
+                Problem(
+                    self.server,
+                    "the topology names no standby for it; build one with: "
+                    "sqla-shard fleet replica",
+                )
+            ]
+        try:
+            return self._compare(self._old, self._new)
+        except FleetServerError as error:
+            return [
+                Problem(
+                    error.server,
+                    f"{error.reason} (error {error.number}); its state is "
+                    "unknown. If the primary is lost, use: sqla-shard fleet "
+                    f"failover {self.server} --dead",
+                )
+            ]
+
+    def _compare(self, old: Replication, new: Replication) -> list[Problem]:
+        accounts = self.fleet.accounts
+        found = setting_problems(old, new)
+        if old.is_read_only():
+            found.append(
+                Problem(
+                    old.admin.name,
+                    "it is read-only already; if it was restarted, open it "
+                    f"with: sqla-shard fleet reopen {self.server}",
+                )
+            )
+        if old.status() is not None:
+            found.append(
+                Problem(
+                    old.admin.name,
+                    "it replicates from another server, although it is the "
+                    "primary; look at it before anything else",
+                )
+            )
+        found += standby_problems(old, new, lag=_LAG)
+        found += account_problems(accounts, old, new)
+        found += bypass_problems(accounts, old)
+        found += bypass_problems(accounts, new)
+        self._warnings += long_work(old)
+        others = followers(old) - 1
+        if others > 0:
+            self._warnings.append(
+                f"{others} more servers replicate from {old.admin}; they "
+                "will follow the new primary through it until they are "
+                "attached to the new one"
+            )
+        events = events_of(old.admin)
+        if events:
+            self._warnings.append(
+                f"{len(events)} events move to {new.admin}; events that are "
+                "due during the failover do not run"
+            )
+        return found
+
+    def steps(self) -> Sequence[Step]:
+        """Return the steps."""
+        old, new = self.plan.arguments["old"], self.plan.arguments["new"]
+        return (
+            Step(
+                name="prepare",
+                text="wait until the standby is less than 100 ms behind",
+                run=self._prepare,
+            ),
+            Step(
+                name="stop-events",
+                text=f"stop the event scheduler of {old}",
+                run=self._stop_events,
+            ),
+            Step(
+                name="fence",
+                text=f"stop writes on {old} and let {new} apply the last",
+                run=self._fence,
+                critical=True,
+            ),
+            Step(
+                name="publish",
+                text=f"publish the topology with {new} as the primary",
+                run=self._publish,
+                critical=True,
+            ),
+            Step(
+                name="open",
+                text=f"let applications write to {new}",
+                run=self._open_new,
+                critical=True,
+            ),
+            Step(
+                name="attach",
+                text=f"let {old} replicate from {new}",
+                run=self._attach,
+            ),
+            Step(
+                name="kill",
+                text=f"end the sessions of applications on {old}",
+                run=self._kill,
+            ),
+            Step(
+                name="move-events",
+                text=f"enable the events on {new} and disable them on {old}",
+                run=self._move_events,
+            ),
+            Step(
+                name="verify",
+                text=f"check that only {new} can be written",
+                run=self._verify,
+            ),
+        )
+
+    def undo(self) -> None:
+        """Let the old primary be written, and the standby replicate."""
+        # A session that was lost cannot be used, and its fence ends with it.
+        self.forget(*self._urls.values())
+        self._is_fenced = False
+        self._new.start()
+        self._old.open_writes()
+        prepared = self.notes.get("prepare", {})
+        if prepared.get("scheduler"):
+            set_scheduler(self._old.admin, on=True)
+
+    def changed(self, topology: Topology) -> Topology:
+        """Exchange the URLs of the pair."""
+        pair = pair_named(topology, self.server)
+        return pair.changed(
+            topology, primary=pair.standby, standby=pair.primary
+        )
+
+    def is_published(self, topology: Topology) -> bool:
+        """Look which server is the primary."""
+        pair = pair_named(topology, self.server)
+        return bool(
+            topology.epoch > self.plan.epoch
+            and str(address_of(pair.primary)) == self.plan.arguments["new"]
+        )
+
+    # -- steps ------------------------------------------------------------
+
+    def _prepare(self) -> Mapping[str, Any]:
+        old, new = self._old, self._new
+        deadline = time.monotonic() + _LAG
+        while True:
+            begin = time.monotonic()
+            position = old.position()
+            caught_up = new.reaches(position, 1.0)
+            if caught_up and time.monotonic() < begin + 0.1:
+                break
+            if time.monotonic() > deadline:
+                raise FleetServerError(
+                    server=str(new.admin),
+                    number=0,
+                    reason=f"it stays behind its primary for {_LAG:g} s",
+                )
+        self.prepare_publish()
+        semi_sync = old.semi_sync(), new.semi_sync()
+        return {
+            "scheduler": old.admin.value("SELECT @@GLOBAL.event_scheduler")
+            == "ON",
+            "events": events_of(old.admin),
+            "semi_sync": any(
+                one is not None and (one.source_enabled or one.replica_on)
+                for one in semi_sync
+            ),
+        }
+
+    def _stop_events(self) -> None:
+        set_scheduler(self._old.admin, on=False)
+
+    def _fence(self) -> Mapping[str, Any]:
+        old, new = self._old, self._new
+        old.freeze(_FENCE)
+        position = old.position()
+        if not new.reaches(position, _CATCH_UP):
+            raise FleetServerError(
+                server=str(new.admin),
+                number=0,
+                reason=f"it has not applied {position} within {_CATCH_UP} s",
+            )
+        new.stop()
+        # In the session of the fence: what was written since is seen, and a
+        # fence that was lost is an error here.
+        last, applied = old.position(), new.applied()
+        if not new.covers(applied, last):
+            raise FleetServerError(
+                server=str(new.admin),
+                number=0,
+                reason=f"it has applied {applied}, but the primary is at "
+                f"{last}",
+            )
+        old.close_writes()
+        self._is_fenced = True
+        return {"position": last}
+
+    def _publish(self) -> Mapping[str, Any]:
+        return self.publish()
+
+    def _open_new(self) -> Mapping[str, Any] | None:
+        found = None
+        if not self._is_fenced:
+            # Another process has fenced it.  It may have been restarted with
+            # a configuration that lets it be written.
+            try:
+                self._old.close_writes()
+            except FleetServerError as error:
+                found = {"problem": f"{error}; look at the old primary"}
+        self._new.open_writes()
+        if self._is_fenced:
+            self._old.thaw()
+        return found
+
+    def _attach(self) -> Mapping[str, Any] | None:
+        self._new.detach()
+        return self._if_reachable(self._attach_old)
+
+    def _attach_old(self) -> Mapping[str, Any] | None:
+        old, new = self._old, self._new
+        errant = new.errant(old.history())
+        if errant:
+            return {
+                "problem": f"{old.admin} has transactions that the new "
+                f"primary has not, by origin: {errant}; it is not attached. "
+                "Compare the data of both, then rebuild it with: sqla-shard "
+                "fleet replica"
+            }
+        semi_sync = self.notes.get("prepare", {}).get("semi_sync")
+        if semi_sync:
+            old.set_semi_sync(source=False, replica=True)
+        old.attach(
+            new.admin.host,
+            new.admin.port,
+            self.fleet.accounts.for_replication(),
+            demoted=True,
+        )
+        self._wait_for_old()
+        if semi_sync:
+            # Not before: with no standby each COMMIT waits for the timeout.
+            new.set_semi_sync(source=True, replica=False)
+        return None
+
+    def _wait_for_old(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            status = self._old.status()
+            if status is not None and status.runs:
+                return
+            if time.monotonic() > deadline:
+                raise FleetServerError(
+                    server=str(self._old.admin),
+                    number=0,
+                    reason="it does not replicate from the new primary: "
+                    f"{status.error if status else 'not attached'}",
+                )
+            time.sleep(0.01)
+
+    def _kill(self) -> Mapping[str, Any] | None:
+        return self._if_reachable(self._kill_applications)
+
+    def _kill_applications(self) -> Mapping[str, Any]:
+        accounts = self.fleet.accounts
+        admin = self._old.admin
+        users = {accounts.operator.user, accounts.for_replication().user}
+        before = applications(admin, users)
+        for number in before:
+            admin.kill(number)
+        deadline = time.monotonic() + _PATIENCE
+        while left := before & applications(admin, users):
+            if time.monotonic() > deadline:
+                return {
+                    "killed": len(before),
+                    "problem": f"{admin}: {len(left)} sessions were killed "
+                    "and do not end; they may read old data",
+                }
+            time.sleep(0.002)
+        return {"killed": len(before)}
+
+    def _move_events(self) -> Mapping[str, Any] | None:
+        prepared = self.notes.get("prepare", {})
+        events = prepared.get("events", ())
+        enable_events(self._new.admin, events)
+        if prepared.get("scheduler"):
+            set_scheduler(self._new.admin, on=True)
+        return self._if_reachable(
+            lambda: disable_events(self._old.admin, events)
+        )
+
+    def _verify(self) -> Mapping[str, Any] | None:
+        new = self._new
+        if new.is_read_only() or new.status() is not None:
+            raise FleetServerError(
+                server=str(new.admin),
+                number=0,
+                reason="it is published as the primary, but it is read-only "
+                "or replicates",
+            )
+        return self._if_reachable(self._verify_old)
+
+    def _verify_old(self) -> Mapping[str, Any] | None:
+        old, new = self._old, self._new
+        if not old.is_read_only():
+            return {
+                "problem": f"{old.admin} can be written, although it is no "
+                "longer the primary; stop it"
+            }
+        position = new.position()
+        if not old.reaches(position, self.fleet.timeout / 2):
+            return {"problem": f"{old.admin} has not reached {position}"}
+        return None
+
+    def _if_reachable(
+        self, work: Callable[[], Mapping[str, Any] | None]
+    ) -> Mapping[str, Any] | None:
+        """Do work on the old primary; report one that fails.
+
+        The new primary is open: an old one that is lost must not keep the
+        operation, and with it the lock of the fleet, pending.
+        """
+        try:
+            return work()
+        except FleetServerError as error:
+            if error.server != self._name(self.plan.arguments["old"]):
+                raise
+            self.forget(*self._urls.values())
+            return {
+                "problem": f"{error}; attach or rebuild it with: sqla-shard "
+                "fleet replica"
+            }
+
+    # -- servers ----------------------------------------------------------
+
+    @property
+    def _old(self) -> Replication:
+        return self._at(self.plan.arguments["old"])
+
+    @property
+    def _new(self) -> Replication:
+        return self._at(self.plan.arguments["new"])
+
+    def _at(self, address: str) -> Replication:
+        if address not in self._urls:
+            pair = pair_named(self.fleet.topology(), self.server)
+            urls = filter(None, (pair.primary, pair.standby))
+            self._urls.update({str(address_of(url)): url for url in urls})
+        if address not in self._urls:
+            raise FleetSetupError(
+                f"{address} is no longer a server of {self.server} in the "
+                "topology; make a new plan"
+            )
+        return replication_of(
+            self.admin(self._urls[address], self._role(address))
+        )
+
+    def _role(self, address: str) -> str:
+        old = address == self.plan.arguments["old"]
+        return f"{self.server} {'primary' if old else 'standby'}"
+
+    def _name(self, address: str) -> str:
+        return f"{self._role(address)} ({address})"
+
+
+def applications(admin: Admin, users: Collection[str]) -> set[int]:
+    """Return the sessions that are neither replication nor of some users."""
+    rows = admin.rows(
+        "SELECT id, user FROM information_schema.processlist"
+        " WHERE command NOT LIKE 'Binlog Dump%%' AND command <> 'Daemon'"
+        " AND user NOT IN ('system user', 'event_scheduler')"
+    )
+    return {number for number, user in rows if user not in users}

@@ -1,0 +1,215 @@
+"""What must hold before a standby can become the primary.
+
+Each function returns problems, all at once, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.replication import Replication
+
+__all__ = [
+    "account_problems",
+    "bypass_problems",
+    "followers",
+    "form_problems",
+    "long_work",
+    "setting_problems",
+    "standby_problems",
+]
+
+_LONG = 1.0
+
+
+def setting_problems(*servers: Replication) -> list[Problem]:
+    """Return what in the settings of servers prevents a change of roles."""
+    found = [
+        Problem(server.admin.name, text)
+        for server in servers
+        for text in server.unfit()
+    ]
+    ids: dict[str, str] = {}
+    for server in servers:
+        own = server.admin.variables("server_id").get("server_id", "")
+        other = ids.setdefault(own, server.admin.name)
+        if other != server.admin.name:
+            found.append(
+                Problem(
+                    server.admin.name,
+                    f"its server_id {own} is that of {other}; give each "
+                    "server its own",
+                )
+            )
+    return found
+
+
+def standby_problems(
+    primary: Replication, standby: Replication, *, lag: float
+) -> list[Problem]:
+    """Return why a standby that replicates cannot be promoted.
+
+    :param lag: seconds that it may be behind the primary.
+    """
+    place = standby.admin.name
+    status = standby.status()
+    if status is None:
+        return [
+            Problem(
+                place,
+                "it does not replicate; attach or rebuild it with: sqla-shard"
+                " fleet replica",
+            )
+        ]
+    found = []
+    own = primary.admin.variables("server_id").get("server_id")
+    if str(status.source_id) != own:
+        found.append(
+            Problem(
+                place,
+                f"it replicates from {status.source} (server_id "
+                f"{status.source_id}), not from {primary.admin} (server_id "
+                f"{own}); attach it to that one",
+            )
+        )
+    if not status.runs:
+        found.append(
+            Problem(
+                place,
+                f"replication does not run (receiver {status.receiver}, "
+                f"applier {status.applier}): "
+                f"{status.error or 'no error'}; start or rebuild it",
+            )
+        )
+    elif status.lag is None or status.lag > lag:
+        found.append(
+            Problem(
+                place,
+                f"it is {'?' if status.lag is None else status.lag} s behind "
+                f"its primary; wait until it is less than {lag:g} s",
+            )
+        )
+    found += form_problems(standby)
+    for origin, number in primary.errant(standby.history()).items():
+        found.append(
+            Problem(
+                place,
+                f"it has {number} transactions of {origin} that its primary "
+                "has not; compare the data of both and rebuild it",
+            )
+        )
+    return found
+
+
+def form_problems(standby: Replication) -> list[Problem]:
+    """Return what is wrong with how a standby replicates."""
+    place = standby.admin.name
+    status = standby.status()
+    found = []
+    if status is not None and status.filters:
+        found.append(
+            Problem(
+                place,
+                f"it has replication filters ({', '.join(status.filters)}), "
+                "so it lacks data; rebuild it without them",
+            )
+        )
+    if status is not None and not status.uses_gtid:
+        found.append(
+            Problem(place, "it does not replicate by GTID; attach it again")
+        )
+    if not standby.is_read_only():
+        found.append(
+            Problem(
+                place,
+                "it is writable: applications may have written to it; make "
+                "it read-only and compare its data with the primary",
+            )
+        )
+    return found
+
+
+def account_problems(
+    accounts: Accounts, *servers: Replication
+) -> list[Problem]:
+    """Return on which servers the replication account is missing."""
+    if accounts.replication is None:
+        return [
+            Problem(
+                "SQLA_SHARD_REPLICATION_USER",
+                "it is not set; set it and SQLA_SHARD_REPLICATION_PASSWORD "
+                "to the account with which standbys connect",
+            )
+        ]
+    user = accounts.replication.user
+    return [
+        Problem(
+            server.admin.name,
+            f"it has no user {user!r}, with which a standby would connect; "
+            "create the account with REPLICATION SLAVE",
+        )
+        for server in servers
+        if not server.admin.value(
+            "SELECT COUNT(*) FROM mysql.user WHERE user = %s", user
+        )
+    ]
+
+
+def bypass_problems(accounts: Accounts, server: Replication) -> list[Problem]:
+    """Return the sessions of others that ``read_only`` does not stop."""
+    ours = {accounts.operator.user, *_replication(accounts)}
+    users = server.bypassing() - ours
+    rows = server.admin.rows(
+        "SELECT id, user FROM information_schema.processlist"
+        " WHERE command NOT LIKE 'Binlog Dump%%' AND command <> 'Daemon'"
+    )
+    return [
+        Problem(
+            server.admin.name,
+            f"session {number} of {user!r} can write although the server is "
+            "read-only; end it, or revoke READ ONLY ADMIN",
+        )
+        for number, user in rows
+        if user in users
+    ]
+
+
+def long_work(server: Replication) -> list[str]:
+    """Return sentences about statements and transactions of over 1 s."""
+    statements = server.admin.rows(
+        "SELECT id, user, time FROM information_schema.processlist"
+        " WHERE command = 'Query' AND time > %s AND user <> 'system user'",
+        _LONG,
+    )
+    transactions = server.admin.rows(
+        "SELECT trx_mysql_thread_id,"
+        " TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS seconds"
+        " FROM information_schema.innodb_trx"
+        " HAVING seconds > %s",
+        _LONG,
+    )
+    return [
+        f"{server.admin}: session {number} of {user!r} runs a statement for "
+        f"{seconds} s; if it writes, the fence gives up after 1 s"
+        for number, user, seconds in statements
+    ] + [
+        f"{server.admin}: session {number} has a transaction of {seconds} s, "
+        "which the fence rolls back if it writes"
+        for number, seconds in transactions
+    ]
+
+
+def followers(primary: Replication) -> int:
+    """Return how many servers replicate from a primary now."""
+    return int(
+        primary.admin.value(
+            "SELECT COUNT(*) FROM information_schema.processlist"
+            " WHERE command LIKE 'Binlog Dump%%'"
+        )
+    )
+
+
+def _replication(accounts: Accounts) -> set[str]:
+    if accounts.replication is None:
+        return set()
+    return {accounts.replication.user}
