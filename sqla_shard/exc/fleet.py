@@ -116,7 +116,7 @@ class FleetLockLostError(FleetError):
 
 
 class OperationFailedError(FleetError):
-    """Raised when a step of an operation fails.
+    """Raised when a step of an operation fails, or the undoing of one.
 
     :ivar operation: the operation.
     :ivar step: name of the step.
@@ -133,8 +133,7 @@ class OperationFailedError(FleetError):
         state = (
             "everything is as before"
             if self.undone
-            else "it is not finished: sqla-shard fleet status shows what is "
-            "left, and sqla-shard fleet resume finishes it"
+            else "it is not finished; what to do now: sqla-shard fleet status"
         )
         return (
             f"{self.operation} failed at step {self.step}: {self.reason}; "

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -38,6 +39,10 @@ from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.util.files import replace_file
 
 __all__ = ["FileJournal"]
+
+#: Seconds to wait for the lock: a process that only looks whether it is held
+#: has it for a moment.
+_PROBED = 0.5
 
 
 class FileJournal:
@@ -72,10 +77,17 @@ class FileJournal:
         record = self._read(self._operation)
         if record is None:
             return None
-        lock = self._locked()
-        if lock is not None:
+        lock = self._locked(patience=0.0)
+        if lock is None:
+            return Pending(record=record, running=True)
+        try:
+            # It may have ended before the lock was acquired.
+            record = self._read(self._operation)
+        finally:
             lock.close()
-        return Pending(record=record, running=lock is None)
+        return (
+            None if record is None else Pending(record=record, running=False)
+        )
 
     def history(self, most: int = 20) -> list[Record]:
         """Return finished and undone operations, the latest first."""
@@ -100,6 +112,8 @@ class FileJournal:
 
     def take_over(self) -> JournalHold:
         """Take the lock of the pending operation, with the next token."""
+        if self._read(self._operation) is None:
+            raise NoOperationError(fleet=self.name)
         lock = self._locked()
         try:
             pending = self._read(self._operation)
@@ -127,9 +141,13 @@ class FileJournal:
         with suppress(FileNotFoundError):
             self._operation.unlink()
 
+    def topology(self) -> Topology:
+        """Return the topology as it is now."""
+        return self._source.load()
+
     def publish(self, topology: Topology, *, expected_epoch: int) -> Topology:
         """Replace the topology; called with the lock."""
-        old = self._source.load()
+        old = self.topology()
         new = with_raised_generations(old, topology, dict)
         if old == new:
             return old
@@ -141,19 +159,30 @@ class FileJournal:
         replace_file(self.path, to_json(new), mode)
         return new
 
-    def _locked(self) -> IO[str] | None:
-        """Return the locked file; None if another process has the lock."""
+    def _locked(self, *, patience: float = _PROBED) -> IO[str] | None:
+        """Return the locked file; None if another process has the lock.
+
+        :param patience: seconds to wait for it.
+        """
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             file = (self._folder / "lock").open("a")
         except OSError as error:
             raise self._unavailable(error) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    file.close()
+                    return None
+                time.sleep(0.02)
+            except OSError as error:
+                file.close()
+                raise self._unavailable(error) from error
+            else:
+                return file
 
     def _read(self, path: Path) -> Record | None:
         try:
@@ -223,6 +252,10 @@ class _FileHold:
         self.check()
         self._journal.save(record)
         self.record = record
+
+    def topology(self) -> Topology:
+        """Return the topology as it is now."""
+        return self._journal.topology()
 
     def publish(self, topology: Topology, *, expected_epoch: int) -> Topology:
         """Replace the topology file."""

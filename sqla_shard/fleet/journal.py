@@ -118,8 +118,8 @@ class Journal(Protocol):
 class JournalHold(Protocol):
     """The lock of the pending operation, held by this process.
 
-    :ivar record: the record as written last; the runner adds the ends of
-        critical steps, which are written with the next.
+    :ivar record: the record as written last; the runner adds the results of
+        steps, which are written with the next step.
     """
 
     record: Record
@@ -136,6 +136,14 @@ class JournalHold(Protocol):
 
         :raises FleetLockLostError: if another process has taken over;
             nothing was written.
+        """
+        ...
+
+    def topology(self) -> Topology:
+        """Return the topology as it is now, with the session of the lock.
+
+        :raises TopologyError: if it is not valid.
+        :raises TopologyUnavailableError: if it cannot be read.
         """
         ...
 

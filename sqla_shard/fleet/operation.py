@@ -134,8 +134,7 @@ class Operation(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._open.close()
-        self._admins.clear()
+        self.disconnect()
 
     # -- what subclasses define -------------------------------------------
 
@@ -151,7 +150,8 @@ class Operation(ABC):
     def undo(self) -> None:
         """Restore what the steps before ``publish`` have changed.
 
-        It can be called after a crash in any place of them, and repeated.
+        It can be called after a crash in any place of them, and repeated.  It
+        has sessions of its own, since an error may have ended the others.
         """
 
     def changed(self, topology: Topology) -> Topology:
@@ -200,6 +200,10 @@ class Operation(ABC):
             if admin is not None:
                 admin.close()
 
+    def disconnect(self) -> None:
+        """Close the sessions on all servers; see :meth:`forget`."""
+        self.forget(*self._admins)
+
     def prepare_publish(self) -> None:
         """Read the topology for :meth:`publish`, before writes are stopped."""
         now = self.fleet.topology()
@@ -214,7 +218,7 @@ class Operation(ABC):
         if self.hold is None:
             raise FleetSetupError(f"{self.plan.title} is not being applied")
         if self._next is None:
-            now = self.fleet.topology()
+            now = self.hold.topology()
             if self.is_published(now):
                 return {"epoch": now.epoch}
             self._next = self.changed(now)

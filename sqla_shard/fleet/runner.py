@@ -1,11 +1,16 @@
 """Applies, resumes and undoes fleet operations.
 
-:func:`apply` takes the lock of the fleet, checks again, and runs the steps;
-each is written into the journal before and after it; critical steps, while
-writes are stopped, only before the first and after the last.  The step
-``publish`` is the commit point: an operation that fails before it is undone,
-one that fails after it can only be finished.  If the process dies,
-:func:`resume` or :func:`undo` continue from another one.
+:func:`apply` takes the lock of the fleet, checks again, and runs the steps.
+Before each step one write into the journal records it, with the results of
+the steps before; it fails if another process has taken over.  Critical steps,
+while writes are stopped, are recorded as one: the publication and the servers
+themselves refuse a process that has lost the lock.  The step
+``publish`` is the commit point: an operation that fails before it, or is
+interrupted, is undone; one that fails after it can only be finished.  If the
+process dies, :func:`resume` or :func:`undo` continue from another one.
+
+A step whose process died may have had its effect or not, so it is repeated.
+An operation that was being undone can only be undone.
 """
 
 from __future__ import annotations
@@ -13,17 +18,20 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from typing import Literal
+from typing import NoReturn
 
 from sqla_shard.exc import FleetLockLostError
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
-from sqla_shard.exc import ShardError
+from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.exc import UndoRefusedError
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
@@ -35,12 +43,17 @@ from sqla_shard.fleet.operation import Progress
 from sqla_shard.fleet.operation import PUBLISH
 from sqla_shard.fleet.operation import Result
 from sqla_shard.fleet.operation import StepEvent
+from sqla_shard.fleet.operation import UNDO
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 
 __all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
 _log = logging.getLogger(__name__)
+
+#: Seconds to wait for the journal after an error, before giving up the undo:
+#: until then writes may be stopped.
+_PATIENCE = 30.0
 
 _CLASSES: tuple[type[Operation], ...] = (Failover,)
 
@@ -76,6 +89,8 @@ def apply(
         undone.
     :raises FleetLockLostError: if another process has taken over.
     """
+    # Do this first: a plan of an unknown kind must not stay pending.
+    operation = operation_of(fleet, plan)
     record = Record(
         id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-"
         f"{plan.kind}-{uuid.uuid4().hex[:6]}",
@@ -86,14 +101,9 @@ def apply(
     )
     hold = fleet.journal.begin(record)
     try:
-        with operation_of(fleet, plan) as operation:
+        with operation:
             run = _Run(operation, hold, progress)
-            try:
-                run.refuse()
-            except BaseException:
-                # Nothing was done: no operation may stay pending.
-                run.end("undone")
-                raise
+            run.refuse()
             return run.forward()
     finally:
         hold.release()
@@ -102,18 +112,16 @@ def apply(
 def resume(fleet: Fleet, *, progress: Progress | None = None) -> Result:
     """Finish the pending operation, which another process has started.
 
+    If that process was undoing it, the undoing is finished.
+
     :param progress: see :func:`apply`.
     :raises NoOperationError: if no operation is pending.
     :raises FleetLockedError: if the process that runs it is alive.
-    :raises OperationFailedError: see :func:`apply`.
+    :raises OperationFailedError: see :func:`apply`; so if another topology
+        was published in the meantime.
     """
-    hold = fleet.journal.take_over()
-    try:
-        plan = Plan.from_dict(hold.record.plan)
-        with operation_of(fleet, plan) as operation:
-            return _Run(operation, hold, progress).forward()
-    finally:
-        hold.release()
+    with _taken_over(fleet, progress) as run:
+        return run.again()
 
 
 def undo(fleet: Fleet, *, progress: Progress | None = None) -> Result:
@@ -123,18 +131,20 @@ def undo(fleet: Fleet, *, progress: Progress | None = None) -> Result:
     :raises NoOperationError: if no operation is pending.
     :raises UndoRefusedError: if its topology is published.
     :raises FleetLockedError: if the process that runs it is alive.
+    :raises OperationFailedError: if the undoing fails; it can be repeated.
     """
+    with _taken_over(fleet, progress) as run:
+        run.refuse_undo()
+        return run.back()
+
+
+@contextmanager
+def _taken_over(fleet: Fleet, progress: Progress | None) -> Iterator[_Run]:
     hold = fleet.journal.take_over()
     try:
         plan = Plan.from_dict(hold.record.plan)
         with operation_of(fleet, plan) as operation:
-            run = _Run(operation, hold, progress)
-            topology = fleet.topology()
-            if PUBLISH in hold.record.done or operation.is_published(topology):
-                raise UndoRefusedError(
-                    operation=plan.title, epoch=topology.epoch
-                )
-            return run.back()
+            yield _Run(operation, hold, progress)
     finally:
         hold.release()
 
@@ -151,160 +161,239 @@ class _Run:
         self._operation = operation
         self._hold = hold
         self._progress = progress
+        self._steps = operation.steps()
+        self._names = [step.name for step in self._steps]
         self._begin = time.monotonic()
-        self._begins: dict[str, float] = {}
+        self._began: dict[str, float] = {}
         self._times: dict[str, float] = {}
         self._title = operation.plan.title
+        #: Steps that this process found done, or in progress.
+        self._found = {*hold.record.done, hold.record.step}
         operation.hold = hold
 
     def refuse(self) -> None:
-        """Check the operation with the lock held."""
-        plan = self._operation.plan
-        problems = []
-        epoch = self._operation.fleet.topology().epoch
-        if epoch != plan.epoch:
-            problems.append(
-                Problem(
-                    "epoch",
-                    f"the plan was made for epoch {plan.epoch}, but epoch "
-                    f"{epoch} is published; make a new plan",
-                )
-            )
-        problems += self._operation.check()
-        if problems:
-            raise OperationRefusedError(tuple(problems), operation=plan.title)
+        """Check the operation with the lock held, before the first step."""
+        title = self._title
+        try:
+            problems = [*self._other_epoch(), *self._operation.check()]
+            if problems:
+                raise OperationRefusedError(tuple(problems), operation=title)
+        except BaseException as error:
+            # Nothing was done: no operation may stay pending.
+            self._write(state="undone", problem=_text(error))
+            raise
+
+    def refuse_undo(self) -> None:
+        """Check that the topology is not published."""
+        topology = self._hold.topology()
+        if PUBLISH in self._hold.record.done or self._operation.is_published(
+            topology
+        ):
+            raise UndoRefusedError(operation=self._title, epoch=topology.epoch)
+
+    def again(self) -> Result:
+        """Continue what another process has left."""
+        record = self._hold.record
+        if record.step == UNDO:
+            return self.back()
+        if record.step is None:
+            # That process may have died before it had checked.
+            self.refuse()
+        elif PUBLISH in self._names and not self._has_published():
+            other = self._other_epoch()
+            if other:
+                self._give_up(record.step, FleetSetupError(str(other[0])))
+        return self.forward()
 
     def forward(self) -> Result:
         """Run the steps that are not done."""
-        steps = self._operation.steps()
-        names = [step.name for step in steps]
-        at = self._first(steps)
-        commit = names.index(PUBLISH) if PUBLISH in names else len(names)
-        for index in range(at, len(steps)):
-            step = steps[index]
-            inside = step.critical and index > at and steps[index - 1].critical
-            after = steps[index + 1 : index + 2]
-            goes_on = step.critical and any(one.critical for one in after)
+        is_critical = False
+        for step in self._steps[self._first() :]:
             try:
-                self._run(step, before=not inside, after=not goes_on)
-            except FleetLockLostError:
-                raise
-            except Exception as error:
-                if index <= commit and not self._has_published():
-                    self._give_up(step, error)
-                self._write(problem=str(error))
-                raise OperationFailedError(
-                    operation=self._title,
-                    step=step.name,
-                    reason=str(error),
-                    undone=False,
-                ) from error
-        return self.end("finished")
+                self._run(step, is_recorded=is_critical and step.critical)
+            except BaseException as error:
+                self._fail(step.name, error)
+            is_critical = step.critical
+        return self._end("finished")
 
     def back(self) -> Result:
         """Undo the steps."""
-        self._tell("undo", "undo", "restore the state before the operation")
-        self._hold.check()
-        self._operation.undo()
-        return self.end("undone")
+        # From here on the steps in the journal may be undone: the operation
+        # cannot be finished any more.
+        self._write(step=UNDO)
+        self._tell(UNDO, "undo", "restore the state before the operation")
+        try:
+            # The sessions may be what has failed.
+            self._operation.disconnect()
+            self._operation.undo()
+        except Exception as error:
+            self._hold.check()
+            self._write(problem=f"the undoing failed: {error}")
+            raise self._failure(UNDO, error, undone=False) from error
+        return self._end("undone")
 
-    def end(self, state: Literal["finished", "undone"]) -> Result:
+    def _end(self, state: Literal["finished", "undone"]) -> Result:
         """Write the end of the operation into the journal."""
+        # Before the write: after it the operation is over, whatever happens.
+        epoch = self._hold.topology().epoch
         self._write(state=state)
         return Result(
             title=self._title,
             state=state,
-            epoch=self._operation.fleet.topology().epoch,
+            epoch=epoch,
             pause=self._pause(),
             notes=self._hold.record.notes,
             steps=self._times,
         )
 
-    def _first(self, steps: Sequence[Step]) -> int:
+    def _first(self) -> int:
         """Return the index of the step to begin with."""
         done = set(self._hold.record.done)
-        names = [step.name for step in steps]
+        names = self._names
+        left = [index for index, name in enumerate(names) if name not in done]
         if PUBLISH in names and (PUBLISH in done or self._has_published()):
             after = names.index(PUBLISH) + 1
-            left = [
-                index
-                for index in range(after, len(names))
-                if names[index] not in done
-            ]
+            left = [index for index in left if index >= after]
             return left[0] if left else len(names)
-        critical = [i for i, step in enumerate(steps) if step.critical]
-        left = [i for i, name in enumerate(names) if name not in done]
         first = left[0] if left else len(names)
+        fence = [i for i, step in enumerate(self._steps) if step.critical][:1]
+        is_fenced = first < len(names) and (
+            self._steps[first].critical or names[first] == PUBLISH
+        )
         # What the fence has promised may be over: repeat it.
-        return min([first, *critical[:1]]) if first in critical else first
+        return min([first, *fence]) if is_fenced else first
 
-    def _run(self, step: Step, *, before: bool, after: bool) -> None:
+    def _run(self, step: Step, *, is_recorded: bool) -> None:
         """Run a step.
 
-        :param before: whether to write its beginning into the journal.
-        :param after: whether to write its end, and that of the steps before
-            it whose end was not written.
+        :param is_recorded: whether the journal says enough about it: it
+            follows another critical step.
         """
-        if before:
-            self._hold.check()
+        if not is_recorded:
+            # This also proves that no other process has taken over.
             self._write(step=step.name, problem=None)
+        self._began[step.name] = self._seconds()
         self._tell(step.name, "begin", step.text)
-        self._begins[step.name] = time.monotonic() - self._begin
         notes = step.run()
-        self._times[step.name] = time.monotonic() - self._begin
+        self._times[step.name] = self._seconds()
         record = self._hold.record
+        # It is written before the next step that is recorded.
         self._hold.record = replace(
             record,
-            step=step.name,
             done=(*(n for n in record.done if n != step.name), step.name),
             notes={**record.notes, **({step.name: notes} if notes else {})},
         )
-        if after:
-            self._write()
         self._tell(step.name, "done", step.text)
 
-    def _give_up(self, step: Step, error: Exception) -> None:
+    def _fail(self, step: str, error: BaseException) -> NoReturn:
+        """Undo everything after an error, unless it is too late."""
+        if isinstance(error, FleetLockLostError):
+            raise error
+        try:
+            # The error may be the work of a process that has taken over.
+            self._await_journal()
+            if step in self._after_publish() or self._has_published():
+                self._write(problem=_text(error))
+                self._raise(step, error, undone=False)
+        except TopologyUnavailableError as second:
+            raise self._failure(
+                step, f"{_text(error)}; and then: {second}", undone=False
+            ) from error
+        self._give_up(step, error)
+
+    def _give_up(self, step: str, error: BaseException) -> NoReturn:
         """Undo everything after an error before the commit point."""
         _log.warning(
             "%s: step %s failed, everything is undone: %s",
             self._title,
-            step.name,
-            error,
-            extra={"action": "undo operation", "step": step.name},
+            step,
+            _text(error),
+            extra={"action": "undo operation", "step": step},
         )
         try:
+            self._write(problem=_text(error))
             self.back()
         except FleetLockLostError:
             raise
-        except ShardError as second:
-            self._write(problem=f"{error}; and the undo failed: {second}")
-            raise OperationFailedError(
-                operation=self._title,
-                step=step.name,
-                reason=f"{error}; and the undo failed: {second}",
-                undone=False,
-            ) from error
-        raise OperationFailedError(
+        except OperationFailedError as second:
+            reason = f"{_text(error)}; and the undo failed: {second.reason}"
+            raise self._failure(step, reason, undone=False) from error
+        except Exception as second:
+            reason = f"{_text(error)}; and the undo failed: {second}"
+            raise self._failure(step, reason, undone=False) from error
+        self._raise(step, error, undone=True)
+
+    def _raise(
+        self, step: str, error: BaseException, *, undone: bool
+    ) -> NoReturn:
+        if not isinstance(error, Exception):
+            # KeyboardInterrupt and SystemExit end the program as always.
+            raise error
+        raise self._failure(step, error, undone=undone) from error
+
+    def _failure(
+        self, step: str, reason: object, *, undone: bool
+    ) -> OperationFailedError:
+        return OperationFailedError(
             operation=self._title,
-            step=step.name,
-            reason=str(error),
-            undone=True,
-        ) from error
+            step=step,
+            reason=str(reason),
+            undone=undone,
+        )
+
+    def _await_journal(self) -> None:
+        """Wait until the journal answers that this process has the lock."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self._hold.check()
+            except TopologyUnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def _after_publish(self) -> Sequence[str]:
+        if PUBLISH not in self._names:
+            return ()
+        return self._names[self._names.index(PUBLISH) + 1 :]
 
     def _has_published(self) -> bool:
-        operation = self._operation
-        return operation.is_published(operation.fleet.topology())
+        return self._operation.is_published(self._hold.topology())
+
+    def _other_epoch(self) -> list[Problem]:
+        """Return a problem if another topology was published."""
+        planned = self._operation.plan.epoch
+        epoch = self._hold.topology().epoch
+        if epoch == planned:
+            return []
+        return [
+            Problem(
+                "epoch",
+                f"the plan was made for epoch {planned}, but epoch {epoch} "
+                "is published; make a new plan",
+            )
+        ]
 
     def _pause(self) -> float | None:
-        """Return the time of ``fence``, ``open`` and the steps between."""
-        if "fence" in self._begins and "open" in self._times:
-            return self._times["open"] - self._begins["fence"]
-        return None
+        """Return the time from the begin of ``fence`` to the end of ``open``.
+
+        It is unknown if another process had stopped the writes.
+        """
+        critical = {step.name for step in self._steps if step.critical}
+        if critical & self._found or "fence" not in self._began:
+            return None
+        end = self._times.get("open")
+        return None if end is None else end - self._began["fence"]
 
     def _write(self, **changes: Any) -> None:
         self._hold.write(
             replace(self._hold.record, holder=holder_name(), **changes)
         )
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begin
 
     def _tell(
         self, step: str, state: Literal["begin", "done", "undo"], text: str
@@ -316,13 +405,27 @@ class _Run:
             state,
             extra={"action": "fleet step", "step": step, "state": state},
         )
-        if self._progress is not None:
-            self._progress(
-                StepEvent(
-                    operation=self._title,
-                    step=step,
-                    state=state,
-                    text=text,
-                    seconds=time.monotonic() - self._begin,
-                )
+        if self._progress is None:
+            return
+        event = StepEvent(
+            operation=self._title,
+            step=step,
+            state=state,
+            text=text,
+            seconds=self._seconds(),
+        )
+        try:
+            self._progress(event)
+        except Exception as error:
+            # A closed terminal must not stop an operation half way.
+            self._progress = None
+            _log.warning(
+                "%s: progress is not reported any more: %s",
+                self._title,
+                error,
+                extra={"action": "report progress"},
             )
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
