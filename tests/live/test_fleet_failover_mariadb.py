@@ -1,0 +1,341 @@
+"""Failovers under load: nothing acknowledged is lost, whatever dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+
+import pymysql
+import pytest
+
+from sqla_shard.exc import FleetLockedError
+from sqla_shard.exc import OperationFailedError
+from sqla_shard.exc import OperationRefusedError
+from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet import apply
+from sqla_shard.fleet import resume
+from sqla_shard.fleet import runner
+from sqla_shard.fleet import undo
+from sqla_shard.fleet.failover import Failover
+from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_processes import apply_until
+from tests.servers.load_checks import check
+from tests.servers.load_checks import only_old
+from tests.servers.load_checks import pauses
+from tests.servers.load_checks import rows_at
+from tests.servers.load_checks import rows_of_places
+from tests.servers.load_writers import create_tables
+from tests.servers.load_writers import RawWriter
+from tests.servers.published import places
+from tests.servers.writing_load import Load
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+
+SHARDS = 16
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+STEPS = (
+    "prepare",
+    "stop-events",
+    "fence",
+    "publish",
+    "open",
+    "attach",
+    "kill",
+    "move-events",
+    "verify",
+)
+BEFORE = STEPS[: STEPS.index("publish")]
+
+
+def started(folder, **options):
+    """Return pairs with one pair in the topology, and its tables."""
+    return FleetPairs(folder, pairs=1, shards=SHARDS, **options)
+
+
+def create(pairs):
+    names = [place[1] for place in places(pairs.document()).values()]
+    with pairs["server1"].primary.connect() as connection:
+        create_tables(connection, names)
+
+
+@pytest.fixture(scope="module")
+def pairs(mariadb_installed, tmp_path_factory):
+    with started(tmp_path_factory.mktemp("fleet")) as pairs:
+        create(pairs)
+        yield pairs
+
+
+@pytest.fixture
+def fleet(pairs):
+    return pairs.fleet()
+
+
+@pytest.fixture
+def rng(request, say):
+    seed = request.config.getoption("hypothesis_seed")
+    say(f"seed {seed}")
+    return random.Random(seed)
+
+
+def document(pairs):
+    return json.loads(pairs.path.read_text())
+
+
+def roles(pairs):
+    """Return the primary and the standby of the topology."""
+    (server,) = document(pairs)["keyspaces"]["objects"]["servers"]
+    by_url = {server.url: server for server in pairs.servers}
+    return by_url[server["primary"]], by_url.get(server.get("standby"))
+
+
+def rows_on(pairs, server):
+    names = {shard: p[1] for shard, p in places(document(pairs)).items()}
+    with server.root_connect() as connection:
+        return rows_at(connection, names)
+
+
+def prove(pairs, attempts, before=()):
+    """Check that nothing was lost, and that the standby is equal.
+
+    :param before: tokens of earlier tests.
+    """
+    primary, standby = roles(pairs)
+    wait_until_equal(primary, standby)
+    rows = rows_of_places(places(document(pairs)))
+    assert check([*before, *attempts], rows) == []
+    assert rows_on(pairs, standby) == rows
+    assert primary.root_execute("SELECT @@read_only") == [(0,)]
+    assert standby.root_execute("SELECT @@read_only") == [(1,)]
+
+
+def wait_until_equal(primary, standby):
+    ((position,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
+    answer = standby.root_execute(
+        "SELECT MASTER_GTID_WAIT(%s, 60)", (position,)
+    )
+    assert answer == [(0,)], standby.root_execute("SHOW SLAVE STATUS")
+
+
+def empty(pairs):
+    """Remove the rows of the test before."""
+    primary, standby = roles(pairs)
+    with primary.connect() as connection:
+        for _, name in places(document(pairs)).values():
+            for table in ("load_pins", "load_notes"):
+                connection.cursor().execute(f"TRUNCATE `{name}`.{table}")
+    wait_until_equal(primary, standby)
+
+
+@pytest.fixture
+def load(pairs, tmp_path, request):
+    empty(pairs)
+    with Load(
+        RawWriter(path=pairs.path),
+        shards=range(SHARDS),
+        folder=tmp_path,
+        seed=request.config.getoption("hypothesis_seed"),
+    ) as load:
+        load.wait_for_acks(200)
+        yield load
+
+
+def test_failovers_lose_nothing(pairs, fleet, load, say):
+    found = []
+    for _ in range(20 if SOAK else 4):
+        old, new = roles(pairs)
+        plan = Failover.planned(fleet, "server1")
+        assert plan.problems == ()
+        result = apply(fleet, plan)
+        assert result.state == "finished"
+        assert roles(pairs) == (new, old)
+        assert not any("problem" in note for note in result.notes.values())
+        found.append(result.pause)
+        load.wait_for_acks(100)
+    attempts = load.stop()
+    milliseconds = ", ".join(f"{1000 * pause:.0f}" for pause in found)
+    say(f"failovers, pauses {milliseconds} ms; {pauses(attempts)}")
+    prove(pairs, attempts)
+    errors = [attempt.error for attempt in attempts if attempt.error]
+    assert any("1290" in error for error in errors)
+
+
+def kill_points(rng):
+    """Return step, event, and what follows; some of them in the short run."""
+    every = [
+        (step, state, after)
+        for step, state in itertools.product(STEPS, ("begin", "done"))
+        for after in ("resume", "undo")
+        if after == "resume" or step in (*BEFORE, "publish")
+    ]
+    if SOAK:
+        return every
+    always = [("fence", "done", "resume"), ("fence", "done", "undo")]
+    return [*always, *rng.sample(every, 4)]
+
+
+@pytest.mark.thorough
+def test_a_killed_failover_is_resumed_or_undone(pairs, fleet, load, rng, say):
+    for step, state, after in kill_points(rng):
+        say(f"killed at {step} {state}, then {after}")
+        old, new = roles(pairs)
+        plan = Failover.planned(fleet, "server1")
+        apply_until(fleet, plan, step=step, state=state)
+        with pytest.raises(FleetLockedError):
+            apply(fleet, plan)
+        published = roles(pairs)[0] is new
+        assert published == (
+            step not in BEFORE and (step, state) != ("publish", "begin")
+        )
+        if after == "undo" and published:
+            with pytest.raises(UndoRefusedError):
+                undo(fleet)
+            after = "resume"
+        result = resume(fleet) if after == "resume" else undo(fleet)
+        assert result.state == ("finished" if after == "resume" else "undone")
+        expected = (new, old) if after == "resume" else (old, new)
+        assert roles(pairs) == expected
+        load.wait_for_acks(100)
+    prove(pairs, load.stop())
+
+
+class Unfenced(Failover):
+    """Leaves out what keeps the old primary from being written."""
+
+    def _fence(self):
+        self._new.stop()
+
+
+def test_without_the_fence_acknowledged_writes_are_lost(
+    tmp_path, request, monkeypatch, say
+):
+    monkeypatch.setitem(runner.KINDS, "failover", Unfenced)
+    with started(tmp_path) as pairs:
+        create(pairs)
+        fleet = pairs.fleet()
+        (tmp_path / "log").mkdir()
+        with Load(
+            RawWriter(path=pairs.path),
+            shards=range(SHARDS),
+            folder=tmp_path / "log",
+            seed=request.config.getoption("hypothesis_seed"),
+        ) as load:
+            load.wait_for_acks(200)
+            old, _ = roles(pairs)
+            result = apply(fleet, Failover.planned(fleet, "server1"))
+            load.wait_for_acks(200)
+            attempts = load.stop()
+        assert "problem" in result.notes["attach"]
+        rows = rows_of_places(places(document(pairs)))
+        problems = check(attempts, rows)
+        lost = [one for one in problems if one.endswith("and lost")]
+        say(f"no fence: {len(lost)} lost")
+        assert lost
+        assert len(only_old(rows_on(pairs, old), rows)) >= 2 * len(lost)
+
+
+def test_a_statement_in_the_way_undoes_everything(pairs, fleet):
+    old, new = roles(pairs)
+    with old.connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("LOCK TABLES db00000.load_pins WRITE")
+        with pytest.raises(OperationFailedError) as info:
+            apply(fleet, Failover.planned(fleet, "server1"))
+        assert info.value.undone
+        assert info.value.step == "fence"
+        cursor.execute("INSERT INTO db00000.load_pins (token) VALUES ('x')")
+        connection.rollback()
+    assert roles(pairs) == (old, new)
+    assert fleet.journal.pending() is None
+    assert old.root_execute("SELECT @@read_only") == [(0,)]
+    wait_until_equal(old, new)
+
+
+def test_an_open_transaction_does_not_survive(pairs, fleet):
+    old, _ = roles(pairs)
+    with old.connect() as connection:
+        connection.cursor().execute(
+            "INSERT INTO db00000.load_pins (token) VALUES ('open')"
+        )
+        result = apply(fleet, Failover.planned(fleet, "server1"))
+        with pytest.raises(pymysql.err.OperationalError):
+            connection.commit()
+    assert result.notes["kill"]["killed"] >= 1
+    for server in pairs.servers:
+        sql = "SELECT * FROM db00000.load_pins WHERE token = 'open'"
+        assert server.root_execute(sql) == []
+
+
+def test_events_and_semi_sync_change_sides(pairs, fleet):
+    old, new = roles(pairs)
+    old.root_execute(
+        "CREATE DEFINER = 'root'@'%' EVENT db00000.often ON SCHEDULE"
+        " EVERY 1 DAY DO DELETE FROM db00000.load_pins WHERE token = 'old'"
+    )
+    old.root_execute("SET GLOBAL event_scheduler = ON")
+    old.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")
+    new.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
+    for server in pairs.servers:
+        server.root_execute("SET GLOBAL rpl_semi_sync_master_timeout = 2000")
+    wait_until_equal(old, new)
+    new.root_execute("STOP SLAVE IO_THREAD")
+    new.root_execute("START SLAVE IO_THREAD")
+    result = apply(fleet, Failover.planned(fleet, "server1"))
+    assert len(result.notes["prepare"]["events"]) == 1
+    status = (
+        "SELECT status, definer FROM information_schema.events"
+        " WHERE event_name = 'often'"
+    )
+    assert old.root_execute(status) == [("SLAVESIDE_DISABLED", "root@%")]
+    assert new.root_execute(status) == [("ENABLED", "root@%")]
+    scheduler = "SELECT @@event_scheduler"
+    assert old.root_execute(scheduler) == [("OFF",)]
+    assert new.root_execute(scheduler) == [("ON",)]
+
+    def is_on():
+        return new.root_execute(
+            "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_status'"
+        ) == [("Rpl_semi_sync_master_status", "ON")]
+
+    assert wait_until(is_on, seconds=30)
+    new.root_execute("DROP EVENT db00000.often")
+    for server in pairs.servers:
+        server.root_execute("SET GLOBAL event_scheduler = OFF")
+        server.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 0")
+        server.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+    wait_until_equal(new, old)
+
+
+def test_everything_wrong_is_listed_at_once(pairs, fleet):
+    old, new = roles(pairs)
+    new.root_execute("SET GLOBAL read_only = 0")
+    new.root_execute("STOP SLAVE")
+    new.root_execute("SET GLOBAL replicate_wild_ignore_table = 'x.%'")
+    new.root_execute("CREATE DATABASE only_there")
+    new.root_execute("SET GLOBAL gtid_strict_mode = 0")
+    try:
+        with old.root_connect():
+            plan = Failover.planned(fleet, "server1")
+            with pytest.raises(OperationRefusedError):
+                apply(fleet, plan)
+    finally:
+        with new.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SET sql_log_bin = 0")
+            cursor.execute("DROP DATABASE only_there")
+            cursor.execute("SET GLOBAL replicate_wild_ignore_table = ''")
+            cursor.execute("SET GLOBAL gtid_strict_mode = 1")
+            cursor.execute("SET GLOBAL read_only = 1")
+    text = "\n".join(map(str, plan.problems))
+    for part in (
+        "gtid_strict_mode is OFF",
+        "replication does not run",
+        "replication filters",
+        "it is writable",
+        "transactions of",
+        "session",
+    ):
+        assert part in text
+    assert fleet.journal.pending() is None
