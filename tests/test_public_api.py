@@ -168,6 +168,7 @@ SAMPLES = [
     exc.FleetLockedError(
         fleet="t.json", operation="failover of a", holder="h 1", running=True
     ),
+    exc.CopyFailedError(target="b", reason="r"),
     exc.FleetLockLostError(fleet="t.json", operation="f", reason="expired"),
     exc.OperationRefusedError([exc.Problem("a", "b")], operation="f"),
     exc.OperationFailedError(operation="f", step="s", reason="r", undone=True),

@@ -87,6 +87,7 @@ statement raises it::
     ├── FleetError
     │   ├── FleetSetupError               no account, or a program is missing
     │   ├── FleetServerError              a server refuses, or is silent
+    │   ├── CopyFailedError               content was not copied
     │   ├── FleetLockedError              another operation is not finished
     │   ├── FleetLockLostError            another process has taken over
     │   ├── OperationRefusedError         checks have found problems

@@ -11,6 +11,7 @@ from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.definitions import Problem
 
 __all__ = [
+    "CopyFailedError",
     "FleetError",
     "FleetLockLostError",
     "FleetLockedError",
@@ -48,6 +49,20 @@ class FleetServerError(FleetError):
     def is_unanswered(self) -> bool:
         """Whether the driver got no answer, so that nothing is known."""
         return 2000 <= self.number < 3000
+
+
+class CopyFailedError(FleetError):
+    """Raised when the content of a server cannot be copied to another one.
+
+    The target is marked as not complete; a copy that is repeated starts over.
+
+    :ivar target: name and address of the target.
+    :ivar reason: why, and what to do.
+    """
+
+    target: str
+    reason: str
+    _text = "the copy to {target} failed: {reason}"
 
 
 class OperationRefusedError(FleetError):

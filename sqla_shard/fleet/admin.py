@@ -109,12 +109,20 @@ class Admin:
     def run(self, sql: str, *parameters: object) -> None:
         """Run a statement.
 
-        :param sql: with ``%s`` for each parameter.
+        :param sql: with ``%s`` for each parameter; another ``%`` is written
+            twice, even if there is no parameter.
         :raises FleetServerError: if the server refuses it, or does not
             respond in time.
         """
         with self._translated():
             self._connection.exec_driver_sql(sql, parameters or None).close()
+
+    def run_verbatim(self, sql: str) -> None:
+        """Run a statement without parameters, in which ``%`` is no mark."""
+        with self._translated():
+            self._connection.exec_driver_sql(
+                sql, execution_options={"no_parameters": True}
+            ).close()
 
     def run_many(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run a statement once for each tuple of parameters."""
@@ -138,6 +146,26 @@ class Admin:
         """Return the only value of a statement; see :meth:`run`."""
         ((found,),) = self.rows(sql, *parameters)
         return found
+
+    def stream(self, sql: str, most: int) -> Iterator[list[Any]]:
+        """Yield lists of values of the only column of a statement.
+
+        The rows are not collected in memory; the session can run no other
+        statement before the last one is read.
+
+        :param sql: a statement without parameters, in which ``%`` is no mark.
+        :param most: number of values in a list.
+        """
+        with self._translated():
+            found = self._connection.exec_driver_sql(
+                sql,
+                execution_options={
+                    "no_parameters": True,
+                    "stream_results": True,
+                },
+            )
+            for part in found.scalars().partitions(most):
+                yield list(part)
 
     def variables(self, *patterns: str) -> dict[str, str]:
         """Return global variables by name, in lower case.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
 
@@ -183,6 +184,37 @@ class Replication(ABC):
         :returns: number of transactions by their origin.
         """
 
+    @abstractmethod
+    def committed(self) -> str:
+        """Return the position of all that the server has, while it is locked.
+
+        Unlike :meth:`position`, it includes what a standby has applied before
+        its binary log begins.  It is exact only while nothing commits.
+        """
+
+    @abstractmethod
+    def adopt(self, position: str) -> None:
+        """Begin a new history after the content of another server was copied.
+
+        The server forgets its primary, and its binary log is deleted.
+
+        :param position: position of the content.
+        """
+
+    @abstractmethod
+    def clone_from(self, host: str, port: int, account: Account) -> None:
+        """Replace the content with that of another server, and restart.
+
+        The session is lost.
+
+        :param account: account for the other server.
+        :raises FleetSetupError: if servers of this kind cannot do it.
+        """
+
+    @abstractmethod
+    def required(self) -> Mapping[str, str]:
+        """Return the global variables that a server of a fleet must have."""
+
     # -- replicating ------------------------------------------------------
 
     @abstractmethod
@@ -304,6 +336,42 @@ class MariaDBReplication(Replication):
             f"{domain}-{server}": number - mine.get((domain, server), 0)
             for domain, server, number in gtids(history)
             if number > mine.get((domain, server), 0)
+        }
+
+    def committed(self) -> str:
+        """Return the later of ``gtid_binlog_pos`` and ``gtid_slave_pos``."""
+        # gtid_slave_pos alone is too low for a moment after a commit of the
+        # applier; gtid_binlog_pos alone lacks what was copied.
+        last: dict[int, tuple[int, int]] = {}
+        for text in (self.applied(), self.position()):
+            for domain, server, number in gtids(text):
+                if number >= last.get(domain, (0, -1))[1]:
+                    last[domain] = (server, number)
+        return ",".join(
+            f"{domain}-{server}-{number}"
+            for domain, (server, number) in sorted(last.items())
+        )
+
+    def adopt(self, position: str) -> None:
+        """``RESET MASTER``, and set ``gtid_slave_pos``."""
+        self.detach()
+        self.admin.run("RESET MASTER")
+        self.admin.run("SET GLOBAL gtid_slave_pos = %s", position)
+
+    def clone_from(self, host: str, port: int, account: Account) -> None:
+        """Refuse it."""
+        raise FleetSetupError(
+            f"{self.admin} is MariaDB, which has no CLONE; copy it as rows, "
+            "or with a command"
+        )
+
+    def required(self) -> Mapping[str, str]:
+        """Row format, strict GTIDs, and a binary log of what is applied."""
+        return {
+            "log_bin": "ON",
+            "binlog_format": "ROW",
+            "gtid_strict_mode": "ON",
+            "log_slave_updates": "ON",
         }
 
     def status(self) -> ReplicationStatus | None:
@@ -449,6 +517,38 @@ class MySQLReplication(Replication):
             if origin:
                 found[origin] = sum(map(_length, ranges.split(":")))
         return found
+
+    def committed(self) -> str:
+        """Return ``gtid_executed``."""
+        return self.position()
+
+    def adopt(self, position: str) -> None:
+        """``RESET MASTER``, and set ``gtid_purged``."""
+        self.detach()
+        self.admin.run("RESET MASTER")
+        self.admin.run("SET GLOBAL gtid_purged = %s", position)
+
+    def clone_from(self, host: str, port: int, account: Account) -> None:
+        """``CLONE INSTANCE FROM``; the plugin must be installed on both."""
+        self.admin.run(
+            "SET GLOBAL clone_valid_donor_list = %s", f"{host}:{port}"
+        )
+        self.admin.run(
+            f"CLONE INSTANCE FROM %s@%s:{int(port)} IDENTIFIED BY %s",
+            account.user,
+            host,
+            account.password,
+        )
+
+    def required(self) -> Mapping[str, str]:
+        """Row format, GTIDs, and a binary log of what is applied."""
+        return {
+            "log_bin": "ON",
+            "binlog_format": "ROW",
+            "gtid_mode": "ON",
+            "enforce_gtid_consistency": "ON",
+            "log_replica_updates": "ON",
+        }
 
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW REPLICA STATUS``."""

@@ -1,0 +1,324 @@
+"""Copies the rows of all tables, in several sessions, at one position.
+
+The source writes each row as the values of an INSERT statement; only that
+text passes through this process.  Times are UTC and texts utf8mb4 on both
+sides; binary values are written in hexadecimal.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqla_shard.exc import CopyFailedError
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.definitions import Column
+from sqla_shard.fleet.definitions import differences
+from sqla_shard.fleet.definitions import marked
+from sqla_shard.fleet.definitions import quoted
+from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.definitions import tables_of
+from sqla_shard.fleet.snapshots import Snapshots
+from sqla_shard.fleet.snapshots import snapshots
+
+__all__ = ["CopyEvent", "RowCopy"]
+
+_MIB = 2**20
+_ROWS = 500
+# The snapshot is older than the definition of a table.
+_CHANGED = 1412
+_BINARY = frozenset(
+    [
+        "binary",
+        "varbinary",
+        "tinyblob",
+        "blob",
+        "mediumblob",
+        "longblob",
+        "vector",
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geometrycollection",
+        "geomcollection",
+    ]
+)
+_NUMBERS = frozenset(
+    [
+        "tinyint",
+        "smallint",
+        "mediumint",
+        "int",
+        "bigint",
+        "decimal",
+        "double",
+        "year",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyEvent:
+    """Progress of a copy.
+
+    :ivar tables: tables that are complete.
+    :ivar all_tables: tables to copy.
+    :ivar rows: rows copied.
+    :ivar bytes: bytes sent to the target.
+    :ivar seconds: time since the start.
+    """
+
+    tables: int
+    all_tables: int
+    rows: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = self.bytes / _MIB / max(self.seconds, 0.001)
+        return (
+            f"{self.tables} of {self.all_tables} tables, {self.rows} rows, "
+            f"{self.bytes / _MIB:.1f} MiB in {self.seconds:.1f} s "
+            f"({rate:.1f} MiB/s)"
+        )
+
+
+class RowCopy:
+    """One copy of all rows of some databases.
+
+    :param source: session on the server that has them.
+    :param target: session on the server that has none of them.
+    :param databases: names of the databases.
+    :param workers: number of sessions on each side.
+    :param progress: is called about once a second, in any thread.
+    """
+
+    def __init__(
+        self,
+        source: Admin,
+        target: Admin,
+        databases: Sequence[str],
+        *,
+        workers: int,
+        progress: Callable[[CopyEvent], object] | None,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._databases = databases
+        self._workers = workers
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._begin = time.monotonic()
+        self._last = self._begin
+        self._all = 0
+        self._tables = 0
+        self._rows = 0
+        self._bytes = 0
+        self._most = int(
+            target.variables("max_allowed_packet")["max_allowed_packet"]
+        )
+
+    def run(self) -> str:
+        """Copy; return the position.
+
+        :raises CopyFailedError: if a table was changed meanwhile, or a row
+            is too long.
+        :raises FleetServerError: if a server refuses a statement.
+        """
+        before = tables_of(self._source, self._databases)
+        self._all = len(before)
+        with snapshots(self._source, self._workers) as found:
+            self._create(before)
+            self._copy(found, before.values())
+        after = tables_of(self._source, self._databases)
+        changed = differences(before, after)
+        if changed:
+            raise self._altered(changed)
+        self._set_counters(after)
+        return found.position
+
+    def failed(self, reason: str) -> CopyFailedError:
+        """Return the error of this copy."""
+        return CopyFailedError(target=str(self._target), reason=reason)
+
+    def _altered(self, changed: Sequence[str]) -> CopyFailedError:
+        return self.failed(
+            f"tables of {self._source} were changed meanwhile: "
+            f"{', '.join(changed[:5])}; repeat it while no migration runs"
+        )
+
+    @property
+    def event(self) -> CopyEvent:
+        """The progress so far."""
+        return CopyEvent(
+            tables=self._tables,
+            all_tables=self._all,
+            rows=self._rows,
+            bytes=self._bytes,
+            seconds=time.monotonic() - self._begin,
+        )
+
+    def _create(self, tables: Mapping[tuple[str, str], Table]) -> None:
+        with self._loading() as target:
+            for name in self._databases:
+                ((_, sql),) = self._source.rows(
+                    f"SHOW CREATE DATABASE {marked(name)}"
+                )
+                target.run_verbatim(sql)
+            for table in tables.values():
+                target.run_verbatim(f"USE {quoted(table.database)}")
+                target.run_verbatim(table.sql)
+
+    def _copy(self, found: Snapshots, tables: Iterable[Table]) -> None:
+        left: queue.SimpleQueue[Table] = queue.SimpleQueue()
+        # The largest first: the sessions end at about the same time.
+        for table in sorted(tables, key=lambda table: -table.size):
+            left.put(table)
+        with ThreadPoolExecutor(len(found.sessions)) as pool:
+            futures = [
+                pool.submit(self._work, session, left)
+                for session in found.sessions
+            ]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self._stopped.set()
+                # They would read the rest of their tables.
+                found.kill(self._source)
+                raise
+
+    def _work(self, session: Admin, left: queue.SimpleQueue[Table]) -> None:
+        try:
+            with self._loading() as target:
+                while not self._stopped.is_set():
+                    try:
+                        table = left.get_nowait()
+                    except queue.Empty:
+                        return
+                    self._copy_table(session, target, table)
+        except FleetServerError as error:
+            self._stopped.set()
+            if error.number == _CHANGED:
+                raise self._altered([str(error)]) from error
+            raise
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _copy_table(self, session: Admin, target: Admin, table: Table) -> None:
+        names = ", ".join(quoted(column.name) for column in table.columns)
+        values = ", ',', ".join(map(_literal, table.columns))
+        head = f"INSERT INTO {table.path} ({names}) VALUES "  # noqa: S608
+        # With the savepoint the lock of the table ends, for which a migration
+        # of the source would wait, and all writes behind it.
+        session.run("SAVEPOINT tables")
+        for rows in self._batches(
+            session.stream(
+                f"SELECT CONCAT('(', {values}, ')')"  # noqa: S608
+                f" FROM {table.path}",
+                _ROWS,
+            ),
+            len(head.encode()),
+            table,
+        ):
+            target.run_verbatim(head + ",".join(rows))
+        session.run("ROLLBACK TO SAVEPOINT tables")
+        with self._lock:
+            self._tables += 1
+            self._tell()
+
+    def _batches(
+        self, parts: Iterator[list[str | None]], head: int, table: Table
+    ) -> Iterator[list[str]]:
+        most = min(_MIB, self._most - 1024) - head
+        batch: list[str] = []
+        size = 0
+        for part in parts:
+            if self._stopped.is_set():
+                return
+            for row in part:
+                if row is None:
+                    raise self.failed(
+                        f"a row of {table.path} is longer than "
+                        "max_allowed_packet as text; raise it on both servers"
+                    )
+                length = len(row.encode()) + 1
+                if batch and size + length > most:
+                    yield batch
+                    self._count(batch, size)
+                    batch, size = [], 0
+                batch.append(row)
+                size += length
+        if batch:
+            yield batch
+            self._count(batch, size)
+
+    def _count(self, batch: list[str], size: int) -> None:
+        with self._lock:
+            self._rows += len(batch)
+            self._bytes += size
+            self._tell()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self._progress is not None and now > self._last + 1:
+            self._last = now
+            self._progress(self.event)
+
+    def _set_counters(self, tables: Mapping[tuple[str, str], Table]) -> None:
+        copied = tables_of(self._target, self._databases)
+        changed = differences(tables, copied)
+        if changed:
+            raise self.failed(
+                f"its tables are not those of {self._source}: "
+                f"{', '.join(changed[:5])}; do the servers have different "
+                "defaults or versions?"
+            )
+        with self._loading() as target:
+            for key, table in tables.items():
+                wanted = table.auto_increment
+                if wanted and wanted != copied[key].auto_increment:
+                    target.run_verbatim(
+                        f"ALTER TABLE {table.path} AUTO_INCREMENT = {wanted}"
+                    )
+
+    @contextmanager
+    def _loading(self) -> Iterator[Admin]:
+        with self._target.another(timeout=600) as target:
+            target.run(
+                "SET SESSION sql_log_bin = 0, foreign_key_checks = 0,"
+                " unique_checks = 0, time_zone = '+00:00',"
+                " sql_mode = 'NO_AUTO_VALUE_ON_ZERO'"
+            )
+            yield target
+
+
+def _literal(column: Column) -> str:
+    """Return SQL for the text of a value in an INSERT statement."""
+    name = quoted(column.name)
+    if column.type in _BINARY:
+        return f"IFNULL(CONCAT('x''', HEX({name}), ''''), 'NULL')"
+    if column.type in _NUMBERS:
+        return f"IFNULL({name}, 'NULL')"
+    if column.type == "bit":
+        return f"IFNULL({name} + 0, 'NULL')"
+    if column.type == "float":
+        # As FLOAT it would be written with six digits.
+        return f"IFNULL({name} + 0E0, 'NULL')"
+    return f"CONVERT(QUOTE({name}) USING utf8mb4)"
