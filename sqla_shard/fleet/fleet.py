@@ -94,6 +94,8 @@ class Fleet:
     :param accounts: accounts of the operator.
     :param placeholders: allowed names in ``${NAME}`` in the topology.
     :param timeout: seconds to wait for a server.
+    :param session_timeout: seconds after which ZooKeeper gives up the lock of
+        a process that is gone; not used for a file.
     :raises FleetSetupError: if the location is a TOML file.
     """
 
@@ -104,11 +106,13 @@ class Fleet:
         accounts: Accounts,
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
         timeout: float = 10.0,
+        session_timeout: float = 10.0,
     ) -> None:
         self.location = os.fspath(location)
         self.accounts = accounts
         self.placeholders = placeholders
         self.timeout = timeout
+        self.session_timeout = session_timeout
         self._environ = dict.fromkeys(placeholders, "")
         if not is_zookeeper(location) and not self.location.endswith(".json"):
             raise FleetSetupError(
@@ -121,6 +125,15 @@ class Fleet:
     @property
     def journal(self) -> Journal:
         """The journal of operations, where the topology is."""
+        if is_zookeeper(self.location):
+            # kazoo is needed for this one alone.
+            from sqla_shard.fleet.zookeeper_journal import ZooKeeperJournal
+
+            return ZooKeeperJournal(
+                self.location,
+                placeholders=self.placeholders,
+                session_timeout=self.session_timeout,
+            )
         return FileJournal(self.location, placeholders=self.placeholders)
 
     def topology(self) -> Topology:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,12 +73,14 @@ class Scene:
     :ivar folder: of the toy.
     :ivar forks: starts processes.
     :ivar options: of the fleet.
+    :ivar expire: ends the lock of a process that was killed.
     """
 
     location: str
     folder: Path
     forks: Forks
     options: dict[str, Any] = field(default_factory=dict)
+    expire: Callable[[], object] = bool
 
     @property
     def fleet(self) -> Fleet:
@@ -115,9 +118,14 @@ class Scene:
     def killed(self, step: str, state: str) -> int:
         """Apply in a process until it kills itself there."""
         process = self.start("apply", "kill", step, state)
-        wait_until(lambda: not _exists(process), seconds=60)
+        self.await_end(process)
         assert not (self.folder / "result.json").exists()
         return process
+
+    def await_end(self, process: int) -> None:
+        """Wait until a process that kills itself is gone."""
+        wait_until(lambda: not _exists(process), seconds=60)
+        self.expire()
 
     def record(self, name: str) -> Record:
         plan = Toy.plan(self.fleet, self.folder, title=name)
@@ -305,8 +313,7 @@ class Killing:
 
     def test_an_undo_that_was_killed_is_not_resumed_forward(self, scene):
         scene.killed("fence", "done")
-        process = scene.start("undo", "kill", "undo", "middle")
-        wait_until(lambda: not _exists(process), seconds=60)
+        scene.await_end(scene.start("undo", "kill", "undo", "middle"))
         found = status(scene.fleet)
         assert found.commands == ("sqla-shard fleet undo",)
         assert resume(scene.fleet).state == "undone"

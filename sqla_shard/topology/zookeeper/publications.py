@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
 __all__ = [
+    "FLEET",
     "HISTORY",
     "MAX_BYTES",
     "NOT_PUBLISHED",
+    "OPERATION",
+    "OPERATIONS",
     "TOPOLOGY",
     "Found",
     "HistoryEntry",
@@ -53,6 +56,15 @@ NOT_PUBLISHED = -1
 
 TOPOLOGY = "/topology"
 HISTORY = "/history"
+
+#: Parent node of the journal of fleet operations.
+FLEET = "/fleet"
+
+#: The pending fleet operation.
+OPERATION = f"{FLEET}/operation"
+
+#: Fleet operations that have ended.
+OPERATIONS = f"{FLEET}/history"
 
 _log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from typing import TYPE_CHECKING
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import StaleTopologyError
@@ -48,15 +49,21 @@ from sqla_shard.topology.generations import lowered_generations
 from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.topology.generations import without_generations
 from sqla_shard.topology.zookeeper.publications import faults
+from sqla_shard.topology.zookeeper.publications import FLEET
 from sqla_shard.topology.zookeeper.publications import Found
 from sqla_shard.topology.zookeeper.publications import HISTORY
 from sqla_shard.topology.zookeeper.publications import node_of
 from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.topology.zookeeper.publications import OPERATION
+from sqla_shard.topology.zookeeper.publications import OPERATIONS
 from sqla_shard.topology.zookeeper.publications import ProtectedNode
 from sqla_shard.topology.zookeeper.publications import Publication
 from sqla_shard.topology.zookeeper.publications import PublishedTopologies
 from sqla_shard.topology.zookeeper.publications import raises
 from sqla_shard.topology.zookeeper.publications import TOPOLOGY
+
+if TYPE_CHECKING:
+    from sqla_shard.topology.zookeeper.store import Check
 
 __all__ = ["Publisher"]
 
@@ -165,10 +172,19 @@ class Publisher(PublishedTopologies):
             parent node.
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """
-        return self._store.open_nodes(["", TOPOLOGY, *self._history_nodes()])
+        return self._store.open_nodes(["", TOPOLOGY, *self._other_nodes()])
 
-    def _history_nodes(self) -> list[str]:
-        return [HISTORY, *map(node_of, self._epochs())]
+    def _other_nodes(self) -> list[str]:
+        ended = self._store.names(OPERATIONS)
+        return [
+            HISTORY,
+            *map(node_of, self._epochs()),
+            # Resuming an operation does what its node says.
+            FLEET,
+            OPERATION,
+            OPERATIONS,
+            *(f"{OPERATIONS}/{name}" for name in ended),
+        ]
 
     def protect(self, *, dry_run: bool = False) -> list[ProtectedNode]:
         """Protect the published nodes from other users.
@@ -186,7 +202,7 @@ class Publisher(PublishedTopologies):
             ZooKeeper does not respond.
         """
         return self._store.protect(
-            TOPOLOGY, self._history_nodes(), folder="", dry_run=dry_run
+            TOPOLOGY, self._other_nodes(), folder="", dry_run=dry_run
         )
 
     def publish(
@@ -196,6 +212,7 @@ class Publisher(PublishedTopologies):
         expected_epoch: int | None = None,
         dry_run: bool = False,
         renamed: bool = False,
+        guard: Check | None = None,
     ) -> Publication:
         """Publish a topology.
 
@@ -213,12 +230,13 @@ class Publisher(PublishedTopologies):
         :param dry_run: check everything, and write nothing.
         :param renamed: changed primaries are the same machines with new
             names: no generation is raised for them.
+        :param guard: a version that another node must have.
         :raises StaleTopologyError: if the epoch is not higher.
         :raises TopologyRefusedError: if the topology would lose shards, give
             one a second primary, lower a generation, or publish a password.
         :raises TopologyConflictError: if the published epoch is not the
-            expected one, or another process has just published; nothing is
-            written.
+            expected one, another process has just published, or the guard is
+            not met; nothing is written.
         :raises TopologyUnavailableError: if ZooKeeper does not respond; the
             message says if the outcome is unknown.
         :raises TopologyError: if the topology has a placeholder that is not
@@ -231,7 +249,7 @@ class Publisher(PublishedTopologies):
         if found.newest is not None and self._has(found, topology):
             return self._publication(found, found.newest, None, topology)
         return self._replace(
-            found, topology, topology, expected_epoch, dry_run, renamed
+            found, topology, topology, expected_epoch, dry_run, renamed, guard
         )
 
     def rollback(
@@ -305,6 +323,7 @@ class Publisher(PublishedTopologies):
         expected_epoch: int | None,
         dry_run: bool,
         renamed: bool,
+        guard: Check | None = None,
     ) -> Publication:
         """Publish ``new`` with raised generations.
 
@@ -320,7 +339,7 @@ class Publisher(PublishedTopologies):
         self._store.prepare(HISTORY, like=TOPOLOGY)
         if old is not None and old.resets < new.resets:
             self._store.remove(map(node_of, self._invalidated_by(new)))
-        version = self._write(found, new, data)
+        version = self._write(found, new, data, guard)
         self._trim()
         _log.info(
             "%s: published the topology of epoch %d",
@@ -334,13 +353,20 @@ class Publisher(PublishedTopologies):
         )
         return self._publication(found, new, version, given)
 
-    def _write(self, found: Found, new: Topology, data: bytes) -> int:
+    def _write(
+        self,
+        found: Found,
+        new: Topology,
+        data: bytes,
+        guard: Check | None,
+    ) -> int:
         try:
             version = self._store.write(
                 data,
                 node=TOPOLOGY,
                 version=found.version,
                 copy=node_of(new.epoch),
+                guard=guard,
             )
         except TopologyUnavailableError as error:
             return self._outcome(found, new, data, error)

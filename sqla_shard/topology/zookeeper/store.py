@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from kazoo.exceptions import BadVersionError
 from kazoo.exceptions import KazooException
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
 __all__ = [
+    "Change",
+    "Check",
+    "Create",
     "NodeStat",
+    "Replace",
     "StoredNode",
     "ZooKeeperStore",
     "acl_of_first",
@@ -167,6 +172,50 @@ class StoredNode:
 
     data: bytes
     version: int
+
+
+@dataclass(frozen=True)
+class Create:
+    """A change: create a node, which must not exist.
+
+    :ivar node: path of the node.
+    :ivar data: its content.
+    :ivar is_ephemeral: whether it ends with the session.
+    """
+
+    node: str
+    data: bytes
+    is_ephemeral: bool = False
+
+
+@dataclass(frozen=True)
+class Replace:
+    """A change: replace the content of a node.
+
+    :ivar node: path of the node.
+    :ivar data: its new content.
+    :ivar version: version that it must have.
+    """
+
+    node: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition: a node has a version.
+
+    :ivar node: path of the node.
+    :ivar version: version that it must have.
+    """
+
+    node: str
+    version: int
+
+
+#: A part of a transaction.
+Change: TypeAlias = Create | Replace | Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +427,13 @@ class ZooKeeperStore:
             raise self._refused(error) from error
 
     def write(
-        self, data: bytes, *, node: str, version: int | None, copy: str
+        self,
+        data: bytes,
+        *,
+        node: str,
+        version: int | None,
+        copy: str,
+        guard: Check | None = None,
     ) -> int | None:
         """Write a node and a copy of it in one transaction.
 
@@ -387,37 +442,70 @@ class ZooKeeperStore:
         :param node: the node.
         :param version: expected version of the node; None creates the node.
         :param copy: a node to create.
-        :returns: the new version of the node; None if its version differs, or
+        :param guard: a further condition.
+        :returns: the new version of the node; None if its version differs, a
+            node to create already exists, or the condition is not met.
+        :raises TopologyUnavailableError: if permission is denied, or the
+            outcome is unknown.
+        """
+        first: Change = (
+            Create(node, data)
+            if version is None
+            else Replace(node, data, version)
+        )
+        guards = () if guard is None else (guard,)
+        found = self.commit(first, Create(copy, data), *guards)
+        return None if found is None else found[0]
+
+    def commit(self, *changes: Change) -> list[int] | None:
+        """Make all changes in one transaction, or none.
+
+        :meth:`prepare` must be called before nodes are created.
+
+        :returns: for each change the new version of its node, 0 if it is
+            new; None if a node does not have the given version, or
             a node to create already exists.
         :raises TopologyUnavailableError: if permission is denied, or the
-            connection was lost and the outcome is unknown.
+            outcome is unknown.
         """
-        path, acl = self._path + node, self._of_new
 
         def commit(client: KazooClient) -> Any:
             transaction = client.transaction()
-            if version is None:
-                transaction.create(path, data, acl=acl)
-            else:
-                transaction.set_data(path, data, version)
-            transaction.create(self._path + copy, data, acl=acl)
+            for change in changes:
+                path = self._path + change.node
+                match change:
+                    case Create(data=data, is_ephemeral=is_ephemeral):
+                        transaction.create(
+                            path,
+                            data,
+                            acl=self._of_new,
+                            ephemeral=is_ephemeral,
+                        )
+                    case Replace(data=data, version=version):
+                        transaction.set_data(path, data, version)
+                    case Check(version=version):
+                        transaction.check(path, version)
             return transaction.commit_async()
 
         results = self._ask(commit)
-        failed = [one for one in results if isinstance(one, Exception)]
+        failed = [
+            (change, one)
+            for change, one in zip(changes, results, strict=True)
+            if isinstance(one, Exception)
+        ]
         if not failed:
-            return 0 if version is None else int(results[0].version)
-        for one in failed:
+            return [getattr(one, "version", 0) for one in results]
+        for change, one in failed:
             if isinstance(one, (BadVersionError, NodeExistsError)):
                 return None
-            if isinstance(one, NoNodeError) and version is not None:
+            if isinstance(one, NoNodeError) and not isinstance(change, Create):
                 return None
         reasons = [
             one
-            for one in failed
+            for _, one in failed
             if not isinstance(one, (RolledBackError, RuntimeInconsistency))
         ]
-        raise self._refused((reasons or failed)[0])
+        raise self._refused((reasons or [failed[0][1]])[0])
 
     def remove(self, nodes: Iterable[str]) -> None:
         """Delete nodes, if they exist.
