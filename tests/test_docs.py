@@ -56,6 +56,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+#: Lines that a command prints after some seconds of work, on a busy machine.
+PROGRESS = re.compile(r"(?m)^\d+ of \d+, \d+ failed, .* s left\n")
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial.rst"
 #: Pages that go on with the files of another than that.
@@ -271,6 +273,7 @@ class Runner:
             pytest.fail(f"the page does not show: {self.printed}")
 
     def _same(self, block: Block, wanted: str, printed: str) -> None:
+        printed = PROGRESS.sub("", printed)
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         if not doctest.OutputChecker().check_output(wanted, printed, flags):
             pytest.fail(
