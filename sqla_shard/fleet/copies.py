@@ -62,6 +62,7 @@ __all__ = [
     "Copy",
     "CopyEvent",
     "Way",
+    "abandon_copy",
     "copy_state",
     "finish_copy",
 ]
@@ -141,6 +142,16 @@ def finish_copy(target: Admin) -> None:
         target.run(f"DROP DATABASE IF EXISTS {COPY_DATABASE}")
 
 
+def abandon_copy(target: Admin) -> None:
+    """Mark the content of a server as not complete, if it is a copy.
+
+    Another copy then starts over.
+    """
+    if copy_state(target) is not None:
+        with target.unlogged():
+            target.run(f"UPDATE {_TABLE} SET position = NULL")  # noqa: S608
+
+
 class Copy:
     """A copy of all content of a server to another one.
 
@@ -210,6 +221,9 @@ class Copy:
             respond in time.
         """
         begin = time.monotonic()
+        for admin in (self._source, self._target):
+            # These sessions are idle while the others copy.
+            admin.run("SET SESSION wait_timeout = 86400")
         databases = databases_of(self._source)
         state = copy_state(self._target)
         rows = RowCopy(

@@ -50,14 +50,15 @@ class StepEvent:
 
     :ivar operation: title of the operation.
     :ivar step: name of the step.
-    :ivar state: whether the step begins, is done, or is being undone.
-    :ivar text: sentence of the step.
+    :ivar state: whether the step begins, goes on, is done, or is being
+        undone.
+    :ivar text: sentence of the step, or how far it is.
     :ivar seconds: time since the operation was started in this process.
     """
 
     operation: str
     step: str
-    state: Literal["begin", "done", "undo"]
+    state: Literal["begin", "progress", "done", "undo"]
     text: str
     seconds: float
 
@@ -122,6 +123,8 @@ class Operation(ABC):
         #: The journal, while the operation is applied.
         self.hold: JournalHold | None = None
         self._next: Topology | None = None
+        #: Reports how far a step is, in any thread.
+        self.report: Callable[[str], object] = str
         self._open = ExitStack()
         self._admins: dict[str, Admin] = {}
 

@@ -212,8 +212,8 @@ class Replication(ABC):
         """
 
     @abstractmethod
-    def required(self) -> Mapping[str, str]:
-        """Return the global variables that a server of a fleet must have."""
+    def filters(self) -> tuple[str, ...]:
+        """Return options with which a standby would leave out data."""
 
     # -- replicating ------------------------------------------------------
 
@@ -365,14 +365,14 @@ class MariaDBReplication(Replication):
             "or with a command"
         )
 
-    def required(self) -> Mapping[str, str]:
-        """Row format, strict GTIDs, and a binary log of what is applied."""
-        return {
-            "log_bin": "ON",
-            "binlog_format": "ROW",
-            "gtid_strict_mode": "ON",
-            "log_slave_updates": "ON",
-        }
+    def filters(self) -> tuple[str, ...]:
+        """Read the variables ``replicate_do_db`` and so on."""
+        found = self.admin.variables(
+            "replicate_do_%", "replicate_ignore_%", "replicate_wild_%"
+        )
+        return tuple(
+            f"{name}={value}" for name, value in found.items() if value
+        )
 
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW SLAVE STATUS``."""
@@ -540,15 +540,13 @@ class MySQLReplication(Replication):
             account.password,
         )
 
-    def required(self) -> Mapping[str, str]:
-        """Row format, GTIDs, and a binary log of what is applied."""
-        return {
-            "log_bin": "ON",
-            "binlog_format": "ROW",
-            "gtid_mode": "ON",
-            "enforce_gtid_consistency": "ON",
-            "log_replica_updates": "ON",
-        }
+    def filters(self) -> tuple[str, ...]:
+        """Read ``replication_applier_global_filters``."""
+        rows = self.admin.rows(
+            "SELECT filter_name, filter_rule FROM"
+            " performance_schema.replication_applier_global_filters"
+        )
+        return tuple(f"{name}={value}" for name, value in rows if value)
 
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW REPLICA STATUS``."""

@@ -35,6 +35,8 @@ __all__ = ["CopyEvent", "RowCopy"]
 
 _MIB = 2**20
 _ROWS = 500
+# Seconds between reports.
+_EVERY = 1.0
 # The snapshot is older than the definition of a table.
 _CHANGED = 1412
 _BINARY = frozenset(
@@ -277,7 +279,7 @@ class RowCopy:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if self._progress is not None and now > self._last + 1:
+        if self._progress is not None and now >= self._last + _EVERY:
             self._last = now
             self._progress(self.event)
 

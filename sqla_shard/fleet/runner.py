@@ -46,6 +46,8 @@ from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.fleet.operation import UNDO
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.replica import Replica
+from sqla_shard.fleet.retire import Retire
 
 __all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
@@ -55,7 +57,7 @@ _log = logging.getLogger(__name__)
 #: until then writes may be stopped.
 _PATIENCE = 30.0
 
-_CLASSES: tuple[type[Operation], ...] = (Failover,)
+_CLASSES: tuple[type[Operation], ...] = (Failover, Replica, Retire)
 
 KINDS = {one.kind: one for one in _CLASSES}
 """Every kind of operation, by the name in plans and journals."""
@@ -170,6 +172,7 @@ class _Run:
         #: Steps that this process found done, or in progress.
         self._found = {*hold.record.done, hold.record.step}
         operation.hold = hold
+        operation.report = self._report
 
     def refuse(self) -> None:
         """Check the operation with the lock held, before the first step."""
@@ -395,8 +398,15 @@ class _Run:
     def _seconds(self) -> float:
         return time.monotonic() - self._begin
 
+    def _report(self, text: str) -> None:
+        """Tell how far the step is; see :attr:`Operation.report`."""
+        self._tell(list(self._began)[-1], "progress", text)
+
     def _tell(
-        self, step: str, state: Literal["begin", "done", "undo"], text: str
+        self,
+        step: str,
+        state: Literal["begin", "progress", "done", "undo"],
+        text: str,
     ) -> None:
         _log.info(
             "%s: %s (%s)",

@@ -1,0 +1,548 @@
+"""Builds, rebuilds and replaces the standby of a pair.
+
+======= ===================================================================
+action
+======= ===================================================================
+build   A new server becomes the standby of a pair that has none.  With
+        ``publish=False`` it only replicates, for a split; the topology does
+        not name it.
+rebuild The standby gets all its content anew.  What it has is dropped first.
+replace A new server becomes the standby; the old one is detached.
+======= ===================================================================
+
+Applications write meanwhile.  The content is copied from the standby of the
+pair if it is healthy and not the target, otherwise from the primary, where
+the begin of the copy stops writes for some milliseconds.
+
+Limits:
+
+* The free space of a server cannot be read with SQL; the plan says how much
+  is copied.
+* A rebuild that is undone does not bring the old content back: the standby
+  stays marked as not complete until it is rebuilt.
+* Migrations must not run while content is copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.addresses import address_in
+from sqla_shard.fleet.addresses import is_address
+from sqla_shard.fleet.addresses import roles_in
+from sqla_shard.fleet.addresses import url_at
+from sqla_shard.fleet.addresses import with_port
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.copies import abandon_copy
+from sqla_shard.fleet.copies import Copy
+from sqla_shard.fleet.copies import copy_state
+from sqla_shard.fleet.copies import finish_copy
+from sqla_shard.fleet.definitions import databases_of
+from sqla_shard.fleet.definitions import differences
+from sqla_shard.fleet.definitions import tables_of
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.operation import PUBLISH
+from sqla_shard.fleet.pair_checks import account_problems
+from sqla_shard.fleet.pair_checks import bypass_problems
+from sqla_shard.fleet.pair_checks import setting_problems
+from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.topology import Topology
+
+__all__ = ["ACTIONS", "Replica"]
+
+_log = logging.getLogger(__name__)
+
+ACTIONS = ("build", "rebuild", "replace")
+
+#: Seconds that the standby that is copied may be behind.
+_LAG = 30.0
+#: Seconds without progress after which a new standby is given up.
+_PATIENCE = 60.0
+_GIB = 2**30
+_PRIVILEGES = ("RELOAD", "SELECT", "INSERT", "CREATE", "DROP", "ALTER")
+
+
+class Replica(Operation):
+    """Build, rebuild or replace the standby of a pair."""
+
+    kind = "replica"
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet, plan)
+        arguments = plan.arguments
+        self.server = str(arguments["server"])
+        self._action = str(arguments["action"])
+        self._target = str(arguments["target"])
+        self._publishes = bool(arguments["publish"])
+        self._warnings: list[str] = []
+        self._costs: list[str] = []
+
+    @classmethod
+    def planned(
+        cls,
+        fleet: Fleet,
+        action: str,
+        server: str,
+        target: str | None = None,
+        *,
+        publish: bool = True,
+        way: str = "rows",
+        command: str | None = None,
+        discard_errant: bool = False,
+    ) -> Plan:
+        """Return the plan, with everything that speaks against it.
+
+        :param action: one of :data:`ACTIONS`.
+        :param server: name of the server in the topology, or
+            ``keyspace/name``.
+        :param target: ``host:port`` of the new server; not for a rebuild,
+            whose target is the standby.
+        :param publish: whether a server that is built becomes the standby in
+            the topology.
+        :param way: how to copy, see :mod:`sqla_shard.fleet.copies`.
+        :param command: the command, for that way; it is written into the
+            journal, so it must not contain a password.
+        :param discard_errant: whether a rebuild may drop transactions that
+            the primary does not have.
+        :raises UnknownServerError: if the topology has no such server.
+        """
+        topology = fleet.topology()
+        pair = pair_named(topology, server)
+        standby = None if pair.standby is None else address_in(pair.standby)
+        rebuilds = action == "rebuild"
+        wanted = standby if rebuilds and target is None else target
+        plan = Plan(
+            kind=cls.kind,
+            title=f"{action} of a standby of {server} on {wanted}",
+            epoch=topology.epoch,
+            arguments={
+                "action": action,
+                "server": server,
+                "primary": address_in(pair.primary),
+                "standby": standby,
+                "target": with_port(wanted or ""),
+                "source": None,
+                "publish": publish and not rebuilds,
+                "way": way,
+                "command": command,
+                "discard_errant": discard_errant,
+            },
+        )
+        operation = cls(fleet, plan)
+        with operation:
+            source = operation._choose()
+        plan = replace(plan, arguments={**plan.arguments, "source": source})
+        operation = cls(fleet, plan)
+        with operation:
+            return replace(
+                plan,
+                steps=tuple((s.name, s.text) for s in operation.steps()),
+                problems=tuple(operation.check()),
+                costs=tuple(operation._costs),
+                warnings=tuple(operation._warnings),
+            )
+
+    # -- checks -----------------------------------------------------------
+
+    def check(self) -> list[Problem]:
+        """Compare the servers with what a new standby needs."""
+        self._warnings, self._costs = [], []
+        problems = self._wrong_request()
+        if problems:
+            return problems
+        try:
+            return self._compare()
+        except FleetServerError as error:
+            return [
+                Problem(
+                    error.server,
+                    f"{error.reason} (error {error.number}); its state is "
+                    "unknown",
+                )
+            ]
+
+    def _wrong_request(self) -> list[Problem]:
+        standby = self.plan.arguments["standby"]
+        roles = roles_in(self.fleet.topology())
+        if self._action not in ACTIONS:
+            text = f"{self._action!r} is not one of {', '.join(ACTIONS)}"
+            return [Problem("action", text)]
+        if self._action != "build" and standby is None:
+            text = "the topology names no standby for it; build one"
+            return [Problem(self.server, text)]
+        if self._action == "build" and self._publishes and standby:
+            text = (
+                f"it has the standby {standby}; replace it, or build without "
+                "publishing"
+            )
+            return [Problem(self.server, text)]
+        if not is_address(self._target):
+            text = f"{self._target!r} is not host:port of a server"
+            return [Problem("target", text)]
+        if self._action == "rebuild":
+            if self._target != standby:
+                text = f"the standby of {self.server} is {standby}"
+                return [Problem(self._target, text)]
+            others = [r for r in roles.get(standby, ()) if "primary" in r]
+        else:
+            others = roles.get(self._target, [])
+        return [
+            Problem(
+                self._target,
+                f"it is {role} in the topology; its content would be lost",
+            )
+            for role in others
+        ]
+
+    def _compare(self) -> list[Problem]:
+        primary, target, source = self._primary, self._new, self._source
+        accounts = self.fleet.accounts
+        found = setting_problems(primary, target)
+        found += self._target_problems(target)
+        found += account_problems(accounts, primary, target)
+        found += bypass_problems(accounts, target)
+        found += _privilege_problems(source.admin)
+        found += _privilege_problems(target.admin)
+        found += self._copy().check()
+        if self.plan.arguments["source"] != self.plan.arguments["primary"]:
+            found += standby_problems(primary, source, lag=_LAG)
+        else:
+            self._warnings.append(
+                f"it is copied from the primary {source.admin}, whose writes "
+                "stop for some milliseconds at the begin"
+            )
+        if self._action == "rebuild":
+            found += self._rebuild_problems()
+        self._costs.append(_size(source.admin))
+        return found
+
+    def _target_problems(self, target: Replication) -> list[Problem]:
+        place = target.admin.name
+        found = []
+        if not target.is_read_only():
+            found.append(
+                Problem(
+                    place,
+                    "it is writable; set read_only=1 there, in its "
+                    "configuration too",
+                )
+            )
+        if target.filters():
+            found.append(
+                Problem(
+                    place,
+                    f"it has replication filters ({target.filters()}), so it "
+                    "would lack data; remove them",
+                )
+            )
+        status = target.status()
+        if status is not None and self._action != "rebuild":
+            found.append(
+                Problem(
+                    place,
+                    f"it replicates from {status.source}; detach it first, "
+                    "with: sqla-shard fleet retire",
+                )
+            )
+        return found
+
+    def _rebuild_problems(self) -> list[Problem]:
+        target = self._new
+        names = databases_of(target.admin)
+        self._warnings.append(
+            f"{len(names)} databases of {target.admin} are dropped: "
+            f"{', '.join(names)}"
+        )
+        self._warnings.append(
+            f"{self.server} has no usable standby until the end; an undo "
+            "does not bring the old content back"
+        )
+        errant = self._primary.errant(target.history())
+        if not errant or self.plan.arguments["discard_errant"]:
+            return []
+        named = ", ".join(f"{n} of {origin}" for origin, n in errant.items())
+        return [
+            Problem(
+                target.admin.name,
+                f"it has transactions that the primary does not have "
+                f"({named}); save its binary log, compare the data, and "
+                "then discard them with --discard-errant",
+            )
+        ]
+
+    def _choose(self) -> str:
+        """Return the address of the server to copy."""
+        standby = self.plan.arguments["standby"]
+        primary = str(self.plan.arguments["primary"])
+        if standby is None or standby == self._target:
+            return primary
+        try:
+            problems = standby_problems(
+                self._primary, self._at(standby, "standby"), lag=_LAG
+            )
+        except FleetServerError:
+            # A server that does not respond may be why it is replaced.
+            return primary
+        return primary if problems else str(standby)
+
+    # -- steps ------------------------------------------------------------
+
+    def steps(self) -> Sequence[Step]:
+        """Return the steps."""
+        primary, target = self.plan.arguments["primary"], self._target
+        steps = [
+            Step(
+                name="copy",
+                text=f"copy all databases of {self.plan.arguments['source']} "
+                f"to {target}",
+                run=self._copy_content,
+            ),
+            Step(
+                name="attach",
+                text=f"let {target} replicate from {primary}",
+                run=self._attach,
+            ),
+            Step(
+                name="catch-up",
+                text=f"wait until {target} is less than 100 ms behind",
+                run=self._catch_up,
+            ),
+            Step(
+                name="verify",
+                text=f"compare {target} with {primary}",
+                run=self._verify,
+            ),
+        ]
+        if self._publishes:
+            steps.append(
+                Step(
+                    name=PUBLISH,
+                    text=f"publish the topology with the standby {target}",
+                    run=self.publish,
+                )
+            )
+        steps.append(
+            Step(
+                name="finish",
+                text=f"remove the mark of the copy from {target}",
+                run=self._finish,
+            )
+        )
+        if self._action == "replace":
+            old = self.plan.arguments["standby"]
+            steps.append(
+                Step(
+                    name="detach",
+                    text=f"stop replication on {old}",
+                    run=self._detach_old,
+                )
+            )
+        return steps
+
+    def undo(self) -> None:
+        """Detach the target, and mark its content as not complete."""
+        try:
+            target = self._new
+            if copy_state(target.admin) is not None:
+                target.detach()
+                abandon_copy(target.admin)
+        except FleetServerError as error:
+            # It is no part of the topology, or has no usable content: the
+            # fleet must not stay locked until it responds.
+            _log.warning(
+                "%s: %s is left as it is: %s",
+                self.plan.title,
+                self._target,
+                error,
+                extra={"action": "undo operation"},
+            )
+
+    def changed(self, topology: Topology) -> Topology:
+        """Name the target as the standby."""
+        pair = pair_named(topology, self.server)
+        return pair.changed(
+            topology, standby=url_at(pair.primary, self._target)
+        )
+
+    def is_published(self, topology: Topology) -> bool:
+        """Look which server is the standby."""
+        pair = pair_named(topology, self.server)
+        return bool(
+            self._publishes
+            and topology.epoch > self.plan.epoch
+            and pair.standby is not None
+            and address_in(pair.standby) == self._target
+        )
+
+    def _copy_content(self) -> Mapping[str, Any]:
+        try:
+            return self._copy().run().as_dict()
+        finally:
+            # A command or CLONE restarts the server.
+            self.forget(self._url(self._target))
+
+    def _attach(self) -> None:
+        target, primary = self._new, self._primary
+        semi_sync = primary.semi_sync()
+        # A server that is only prepared must not acknowledge writes.
+        if semi_sync is not None and semi_sync.source_enabled:
+            target.set_semi_sync(
+                source=False,
+                replica=self._publishes or self._action == "rebuild",
+            )
+        target.attach(
+            primary.admin.host,
+            primary.admin.port,
+            self.fleet.accounts.for_replication(),
+        )
+
+    def _catch_up(self) -> Mapping[str, Any]:
+        target, primary = self._new, self._primary
+        begin = last = time.monotonic()
+        seen = ""
+        while True:
+            now = time.monotonic()
+            position = primary.position()
+            if target.reaches(position, 1.0) and time.monotonic() < now + 0.1:
+                return {"seconds": round(time.monotonic() - begin, 3)}
+            applied, status = target.applied(), target.status()
+            if status is None or status.applier != "Yes":
+                raise self._failed(
+                    "it does not apply the writes of its primary: "
+                    f"{status.error if status else 'not attached'}"
+                )
+            if applied != seen:
+                seen, last = applied, now
+            elif now > last + _PATIENCE:
+                raise self._failed(
+                    f"it makes no progress for {_PATIENCE:g} s: "
+                    f"{status.error or 'no error'}"
+                )
+            self.report(f"at {applied}, its primary at {position}")
+
+    def _verify(self) -> Mapping[str, Any]:
+        target, primary = self._new, self._primary
+        names = databases_of(primary.admin)
+        changed = differences(
+            tables_of(primary.admin, names),
+            tables_of(target.admin, databases_of(target.admin)),
+        )
+        if changed:
+            raise self._failed(
+                f"its tables are not those of its primary: "
+                f"{', '.join(changed[:5])}"
+            )
+        problems = standby_problems(primary, target, lag=_LAG)
+        if problems:
+            raise self._failed("; ".join(one.message for one in problems))
+        return {"databases": len(names)}
+
+    def _finish(self) -> None:
+        finish_copy(self._new.admin)
+
+    def _detach_old(self) -> Mapping[str, Any] | None:
+        address = str(self.plan.arguments["standby"])
+        try:
+            old = self._at(address, "former standby")
+            old.detach()
+            old.close_writes()
+        except FleetServerError as error:
+            # It may be lost, which is why it was replaced.
+            return {
+                "problem": f"{error}; retire it, when it responds, with: "
+                f"sqla-shard fleet retire {address}"
+            }
+        return None
+
+    def _failed(self, reason: str) -> FleetServerError:
+        return FleetServerError(
+            server=str(self._new.admin), number=0, reason=reason
+        )
+
+    # -- servers ----------------------------------------------------------
+
+    def _copy(self) -> Copy:
+        arguments = self.plan.arguments
+        owner = "" if self.hold is None else self.hold.record.id
+        return Copy(
+            self._source.admin,
+            self._new.admin,
+            owner=owner,
+            way=arguments["way"],
+            command=arguments["command"],
+            clear=self._action == "rebuild",
+            account=self.fleet.accounts.operator,
+            progress=lambda event: self.report(str(event)),
+        )
+
+    @property
+    def _primary(self) -> Replication:
+        return self._at(str(self.plan.arguments["primary"]), "primary")
+
+    @property
+    def _new(self) -> Replication:
+        role = "standby" if self._action == "rebuild" else "new standby"
+        return self._at(self._target, role)
+
+    @property
+    def _source(self) -> Replication:
+        source = str(self.plan.arguments["source"])
+        if source == self.plan.arguments["primary"]:
+            return self._primary
+        return self._at(source, "standby")
+
+    def _at(self, address: str, role: str) -> Replication:
+        return replication_of(
+            self.admin(self._url(address), f"{self.server} {role}")
+        )
+
+    def _url(self, address: str) -> str:
+        # Its TLS options are those of the primary.
+        pair = pair_named(self.fleet.topology(), self.server)
+        return url_at(pair.primary, address)
+
+
+def _privilege_problems(admin: Admin) -> list[Problem]:
+    """Return which privileges of the operator a copy misses."""
+    granted = " ".join(
+        line for (line,) in admin.rows("SHOW GRANTS") if " ON *.* TO " in line
+    )
+    if "ALL PRIVILEGES" in granted:
+        return []
+    words = set(re.findall(r"[A-Z]+(?: [A-Z]+)*", granted))
+    words = {word.removeprefix("GRANT ").strip() for word in words}
+    missing = [name for name in _PRIVILEGES if name not in words]
+    if not missing:
+        return []
+    return [
+        Problem(
+            admin.name,
+            f"the operator does not have {', '.join(missing)} on *.*; grant "
+            "what the documentation of fleet operations lists",
+        )
+    ]
+
+
+def _size(admin: Admin) -> str:
+    size = admin.value(
+        "SELECT SUM(data_length + index_length)"
+        " FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
+    )
+    return (
+        f"about {int(size or 0) / _GIB:.2f} GiB are copied from {admin}; the "
+        "free space of the target is not known here: compare it"
+    )

@@ -1,0 +1,149 @@
+"""Takes a server that the topology does not name out of service.
+
+It is made read-only and forgets its primary.  Its content is not touched, and
+it is not stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.addresses import is_address
+from sqla_shard.fleet.addresses import roles_in
+from sqla_shard.fleet.addresses import url_at
+from sqla_shard.fleet.addresses import with_port
+from sqla_shard.fleet.failover import applications
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.pair_checks import followers
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
+
+__all__ = ["Retire"]
+
+_AFTERWARDS = (
+    "afterwards: save its binary log if you need it, stop the server, remove "
+    "it from monitoring and backups, and delete its data some days later"
+)
+
+
+class Retire(Operation):
+    """Take a server out of service."""
+
+    kind = "retire"
+
+    @classmethod
+    def planned(cls, fleet: Fleet, target: str) -> Plan:
+        """Return the plan, with everything that speaks against it.
+
+        :param target: ``host:port`` of the server.
+        """
+        address = with_port(target)
+        plan = Plan(
+            kind=cls.kind,
+            title=f"retirement of {address}",
+            epoch=fleet.topology().epoch,
+            arguments={"target": address},
+            warnings=(_AFTERWARDS,),
+        )
+        operation = cls(fleet, plan)
+        with operation:
+            return replace(
+                plan,
+                steps=tuple((s.name, s.text) for s in operation.steps()),
+                problems=tuple(operation.check()),
+            )
+
+    def check(self) -> list[Problem]:
+        """Look who uses the server."""
+        target = str(self.plan.arguments["target"])
+        if not is_address(target):
+            text = f"{target!r} is not host:port of a server"
+            return [Problem("target", text)]
+        problems = [
+            Problem(
+                target,
+                f"it is {role} in the topology; replace it, or fail over, "
+                "before",
+            )
+            for role in roles_in(self.fleet.topology()).get(target, ())
+        ]
+        try:
+            return [*problems, *self._users()]
+        except FleetServerError as error:
+            text = f"{error.reason} (error {error.number}); is it lost?"
+            return [*problems, Problem(error.server, text)]
+
+    def _users(self) -> list[Problem]:
+        server, accounts = self._server, self.fleet.accounts
+        problems = []
+        standbys = followers(server)
+        if standbys:
+            problems.append(
+                Problem(
+                    str(server.admin),
+                    f"{standbys} servers replicate from it; attach them to "
+                    "their primary before",
+                )
+            )
+        ours = {accounts.operator.user}
+        if accounts.replication is not None:
+            ours.add(accounts.replication.user)
+        sessions = applications(server.admin, ours)
+        if sessions:
+            problems.append(
+                Problem(
+                    str(server.admin),
+                    f"{len(sessions)} sessions of others are open "
+                    f"({', '.join(map(str, sorted(sessions)[:5]))}); end them",
+                )
+            )
+        return problems
+
+    def steps(self) -> Sequence[Step]:
+        """Return the steps."""
+        target = self.plan.arguments["target"]
+        return (
+            Step(
+                name="close",
+                text=f"make {target} read-only",
+                run=self._close,
+            ),
+            Step(
+                name="detach",
+                text=f"stop replication on {target}, and forget its primary",
+                run=self._detach,
+            ),
+        )
+
+    def undo(self) -> None:
+        """Leave the server read-only: nothing may write to it."""
+
+    def _close(self) -> None:
+        self._server.close_writes()
+
+    def _detach(self) -> Mapping[str, Any]:
+        server = self._server
+        server.detach()
+        if not server.is_read_only() or server.status() is not None:
+            raise FleetServerError(
+                server=str(server.admin),
+                number=0,
+                reason="it is writable or replicates again; who changes it?",
+            )
+        return {"position": server.committed()}
+
+    @property
+    def _server(self) -> Replication:
+        # Its TLS options are those of the first server of the topology.
+        first = all_pairs(self.fleet.topology())[0].primary
+        url = url_at(first, str(self.plan.arguments["target"]))
+        return replication_of(self.admin(url, "server"))

@@ -1,0 +1,458 @@
+"""Standbys are built, rebuilt and replaced while applications write."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+
+import pytest
+
+from sqla_shard.exc import FleetLockedError
+from sqla_shard.exc import OperationFailedError
+from sqla_shard.exc import OperationRefusedError
+from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet import apply
+from sqla_shard.fleet import resume
+from sqla_shard.fleet import row_copy
+from sqla_shard.fleet import undo
+from sqla_shard.fleet.failover import Failover
+from sqla_shard.fleet.replica import Replica
+from sqla_shard.fleet.retire import Retire
+from sqla_shard.fleet.row_copy import RowCopy
+from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_pairs import FLEET_OPTIONS
+from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_processes import apply_until
+from tests.servers.load_checks import check
+from tests.servers.load_checks import rows_at
+from tests.servers.load_checks import rows_of_places
+from tests.servers.load_writers import create_tables
+from tests.servers.load_writers import RawWriter
+from tests.servers.published import places
+from tests.servers.published import publish_to
+from tests.servers.writing_load import Load
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+
+SHARDS = 8
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+
+
+class Scene:
+    """A pair, and servers that can become its standby."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+        self.fleet = pairs.fleet()
+        self.first = pairs["server1"].primary
+        self.servers = list(pairs.servers)
+        self.stack = contextlib.ExitStack()
+
+    def new_server(self, *options):
+        """Start an empty server with the accounts of the fleet."""
+        server = MariaDBServer(
+            f"new{len(self.servers)}",
+            password=self.first.password,
+            gtid_domain_id=self.first.gtid_domain_id,
+            fast=True,
+            options=(*FLEET_OPTIONS, "--read-only=1", *options),
+        )
+        server.start()
+        self.stack.callback(server.stop)
+        self.pairs.add_accounts(server)
+        self.servers.append(server)
+        return server
+
+    @property
+    def document(self):
+        return json.loads(self.pairs.path.read_text())
+
+    @property
+    def roles(self):
+        """Return the primary and the standby of the topology."""
+        (server,) = self.document["keyspaces"]["objects"]["servers"]
+        by_url = {server.url: server for server in self.servers}
+        return by_url[server["primary"]], by_url.get(server.get("standby"))
+
+    def without_standby(self):
+        """Publish a topology that names no standby."""
+        document = self.document
+        document["epoch"] += 1
+        del document["keyspaces"]["objects"]["servers"][0]["standby"]
+        publish_to(self.pairs.path, document)
+
+    def rows_on(self, server):
+        names = {shard: p[1] for shard, p in places(self.document).items()}
+        with server.root_connect() as connection:
+            return rows_at(connection, names)
+
+    def prove(self, attempts):
+        """Check that nothing was lost, and that the standby is equal."""
+        primary, standby = self.roles
+        wait_until_equal(primary, standby)
+        rows = rows_of_places(places(self.document))
+        assert check(attempts, rows) == []
+        assert self.rows_on(standby) == rows
+        assert primary.root_execute("SELECT @@read_only") == [(0,)]
+        assert standby.root_execute("SELECT @@read_only") == [(1,)]
+        databases = standby.root_execute("SHOW DATABASES")
+        assert ("sqla_shard_copy",) not in databases
+
+    def empty(self):
+        """Remove the rows of the test before."""
+        primary, _ = self.roles
+        with primary.connect() as connection:
+            for _, name in places(self.document).values():
+                for table in ("load_pins", "load_notes"):
+                    connection.cursor().execute(f"TRUNCATE `{name}`.{table}")
+
+    def planned(self, action, server=None, **options):
+        target = None if server is None else f"{server.host}:{server.port}"
+        return Replica.planned(
+            self.fleet, action, "server1", target, **options
+        )
+
+
+def wait_until_equal(primary, standby):
+    ((position,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
+    answer = standby.root_execute(
+        "SELECT MASTER_GTID_WAIT(%s, 60)", (position,)
+    )
+    assert answer == [(0,)], standby.root_execute("SHOW SLAVE STATUS")
+
+
+@pytest.fixture(scope="module")
+def scene(mariadb_installed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    with FleetPairs(folder, pairs=1, shards=SHARDS) as pairs:
+        scene = Scene(pairs)
+        names = [place[1] for place in places(pairs.document()).values()]
+        with scene.first.connect() as connection:
+            create_tables(connection, names)
+        pairs["server1"].wait_caught_up()
+        with scene.stack:
+            yield scene
+
+
+@pytest.fixture
+def rng(request, say):
+    seed = request.config.getoption("hypothesis_seed")
+    say(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def load(scene, tmp_path, request):
+    scene.empty()
+    with Load(
+        RawWriter(path=scene.pairs.path),
+        shards=range(SHARDS),
+        folder=tmp_path,
+        seed=request.config.getoption("hypothesis_seed"),
+        processes=4,
+    ) as load:
+        load.wait_for_acks(100)
+        yield load
+
+
+def applied(scene, plan, say):
+    assert plan.problems == ()
+    events = []
+    result = apply(scene.fleet, plan, progress=events.append)
+    assert result.state == "finished"
+    assert not any("problem" in note for note in result.notes.values())
+    say(f"{result}; {result.notes['copy']}")
+    return result
+
+
+def test_a_standby_is_built_and_promoted(scene, load, say):
+    scene.without_standby()
+    new = scene.new_server()
+    plan = scene.planned("build", new)
+    assert plan.arguments["source"] == plan.arguments["primary"]
+    assert any("copied from the primary" in text for text in plan.warnings)
+    applied(scene, plan, say)
+    primary, standby = scene.roles
+    assert standby is new
+    load.wait_for_acks(100)
+    applied_failover = apply(
+        scene.fleet, Failover.planned(scene.fleet, "server1")
+    )
+    assert applied_failover.state == "finished"
+    assert scene.roles == (new, primary)
+    load.wait_for_acks(100)
+    scene.prove(load.stop())
+
+
+def test_a_standby_is_rebuilt(scene, load, say):
+    primary, standby = scene.roles
+    standby.root_execute("CREATE DATABASE db_errant")
+    plan = scene.planned("rebuild")
+    (problem,) = plan.problems
+    assert "it has transactions that the primary does not have" in str(problem)
+    assert f"-{standby.server_id})" in str(problem)
+    with pytest.raises(OperationRefusedError):
+        apply(scene.fleet, plan)
+    assert ("db_errant",) in standby.root_execute("SHOW DATABASES")
+    plan = scene.planned("rebuild", discard_errant=True)
+    assert f"{SHARDS + 1} databases" in plan.warnings[1]
+    assert "db_errant" in plan.warnings[1]
+    applied(scene, plan, say)
+    assert ("db_errant",) not in standby.root_execute("SHOW DATABASES")
+    assert scene.roles == (primary, standby)
+    load.wait_for_acks(100)
+    scene.prove(load.stop())
+
+
+def test_a_standby_is_replaced(scene, load, say):
+    primary, old = scene.roles
+    new = scene.new_server()
+    plan = scene.planned("replace", new)
+    assert plan.arguments["source"] == f"{old.host}:{old.port}"
+    applied(scene, plan, say)
+    assert scene.roles == (primary, new)
+    assert old.root_execute("SHOW SLAVE STATUS") == []
+    load.wait_for_acks(100)
+    scene.prove(load.stop())
+
+
+def test_a_standby_that_is_lost_is_replaced(scene, load, say):
+    primary, old = scene.roles
+    old.kill()
+    new = scene.new_server()
+    plan = scene.planned("replace", new)
+    assert plan.arguments["source"] == plan.arguments["primary"]
+    assert plan.problems == ()
+    result = apply(scene.fleet, plan)
+    assert "fleet retire" in result.notes["detach"]["problem"]
+    assert scene.roles == (primary, new)
+    scene.prove(load.stop())
+
+
+def test_a_further_standby_is_built_for_a_split(scene, load, say):
+    primary, standby = scene.roles
+    primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")
+    try:
+        new = scene.new_server()
+        result = applied(
+            scene, scene.planned("build", new, publish=False), say
+        )
+    finally:
+        primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 0")
+    assert "publish" not in result.steps
+    assert scene.roles == (primary, standby)
+    assert new.root_execute("SELECT @@rpl_semi_sync_slave_enabled") == [(0,)]
+    attempts = load.stop()
+    wait_until_equal(primary, new)
+    assert scene.rows_on(new) == rows_of_places(places(scene.document))
+    scene.prove(attempts)
+    retired(scene, new)
+
+
+def retired(scene, server):
+    address = f"{server.host}:{server.port}"
+    plan = Retire.planned(scene.fleet, address)
+    assert plan.problems == ()
+    result = apply(scene.fleet, plan)
+    assert "position" in result.notes["detach"]
+    assert server.root_execute("SHOW SLAVE STATUS") == []
+    assert server.root_execute("SELECT @@read_only") == [(1,)]
+
+
+# -- a process that dies --------------------------------------------------
+
+STEPS = ("copy", "attach", "catch-up", "verify", "publish", "finish", "detach")
+BEFORE = STEPS[: STEPS.index("publish")]
+
+
+def kill_points(rng):
+    """Return step, event, and what follows; some of them in the short run."""
+    every = [
+        (step, state, after)
+        for step, state in itertools.product(STEPS, ("begin", "done"))
+        for after in ("resume", "undo")
+        if after == "resume" or step in BEFORE
+    ]
+    middle = [("copy", "progress", after) for after in ("resume", "undo")]
+    if SOAK:
+        return [*middle, *every]
+    return [*middle, *rng.sample(every, 3)]
+
+
+@pytest.mark.thorough
+def test_a_killed_replacement_is_resumed_or_undone(
+    scene, load, rng, say, monkeypatch
+):
+    monkeypatch.setattr(row_copy, "_EVERY", 0.0)
+    new = scene.new_server()
+    for step, state, after in kill_points(rng):
+        say(f"killed at {step} {state}, then {after}")
+        primary, old = scene.roles
+        plan = scene.planned("replace", new)
+        assert plan.problems == ()
+        apply_until(scene.fleet, plan, step=step, state=state)
+        with pytest.raises(FleetLockedError):
+            apply(scene.fleet, plan)
+        published = scene.roles == (primary, new)
+        assert published == (
+            step not in BEFORE and (step, state) != ("publish", "begin")
+        )
+        if published:
+            with pytest.raises(UndoRefusedError):
+                undo(scene.fleet)
+        if after == "resume":
+            assert resume(scene.fleet).state == "finished"
+            assert scene.roles == (primary, new)
+            clear(old)
+            new = old
+        else:
+            assert undo(scene.fleet).state == "undone"
+            assert scene.roles == (primary, old)
+            assert new.root_execute("SHOW SLAVE STATUS") == []
+        load.wait_for_acks(50)
+    scene.prove(load.stop())
+
+
+def clear(server):
+    """Remove all databases of a server that is retired."""
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET sql_log_bin = 0")
+        cursor.execute("SHOW DATABASES LIKE 'db%'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP DATABASE `{name}`")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("after", ["resume", "undo"])
+def test_a_rebuild_killed_while_copying(scene, load, monkeypatch, after):
+    monkeypatch.setattr(row_copy, "_EVERY", 0.0)
+    primary, standby = scene.roles
+    plan = scene.planned("rebuild", discard_errant=True)
+    apply_until(scene.fleet, plan, step="copy", state="progress")
+    if after == "undo":
+        undo(scene.fleet)
+        # It is marked, and is rebuilt as if nothing had been there.
+        assert ("sqla_shard_copy",) in standby.root_execute("SHOW DATABASES")
+        assert Failover.planned(scene.fleet, "server1").problems
+        apply(scene.fleet, scene.planned("rebuild"))
+    else:
+        resume(scene.fleet)
+    assert scene.roles == (primary, standby)
+    scene.prove(load.stop())
+
+
+# -- refusals -------------------------------------------------------------
+
+
+def test_everything_wrong_is_listed_at_once(scene):
+    primary, standby = scene.roles
+    new = scene.new_server(
+        "--replicate-do-db=db00001",
+        "--binlog-format=STATEMENT",
+        "--read-only=0",
+        f"--server-id={primary.server_id}",
+    )
+    new.root_execute("CREATE DATABASE db00000")
+    new.root_execute("DROP USER 'app'@'127.0.0.1'")
+    new.root_execute("DROP USER 'replica'@'127.0.0.1'")
+    new.root_execute("REVOKE RELOAD ON *.* FROM 'operator'@'127.0.0.1'")
+    plan = scene.planned("replace", new)
+    text = "\n".join(map(str, plan.problems))
+    for part in (
+        "replication filters",
+        "binlog_format is STATEMENT",
+        "it is writable",
+        "its server_id",
+        "it has 1 databases (db00000)",
+        "does not have the account 'app'@'127.0.0.1'",
+        "it has no user 'replica'",
+        "the operator does not have RELOAD",
+    ):
+        assert part in text
+    with pytest.raises(OperationRefusedError):
+        apply(scene.fleet, plan)
+    assert scene.fleet.journal.pending() is None
+    assert scene.roles == (primary, standby)
+
+
+@pytest.mark.parametrize(
+    ("action", "role", "reason"),
+    [
+        ("build", None, "it has the standby"),
+        ("replace", 0, "it is the primary of server1"),
+        ("replace", 1, "it is the standby of server1"),
+        ("rebuild", 0, "the standby of server1 is"),
+        ("remove", None, "is not one of build, rebuild, replace"),
+    ],
+)
+def test_requests_that_make_no_sense(scene, action, role, reason):
+    server = None if role is None else scene.roles[role]
+    (problem,) = scene.planned(action, server).problems
+    assert reason in str(problem)
+
+
+@pytest.mark.parametrize("target", ["", "a b:3306", "x/y:3306", "u@h:3306"])
+def test_a_target_that_is_no_address(scene, target):
+    plan = Replica.planned(scene.fleet, "replace", "server1", target)
+    (problem,) = plan.problems
+    assert "is not host:port" in str(problem)
+    (problem,) = Retire.planned(scene.fleet, target).problems
+    assert "is not host:port" in str(problem)
+
+
+def test_a_server_that_does_not_respond_is_unknown(scene):
+    plan = Replica.planned(scene.fleet, "replace", "server1", "127.0.0.1:1")
+    (problem,) = plan.problems
+    assert "its state is unknown" in str(problem)
+
+
+def test_servers_in_use_are_not_retired(scene):
+    primary, standby = scene.roles
+    for server, role in ((primary, "primary"), (standby, "standby")):
+        plan = Retire.planned(scene.fleet, f"{server.host}:{server.port}")
+        assert f"it is the {role} of server1" in str(plan.problems[0])
+    assert "1 servers replicate from it" in str(
+        Retire.planned(scene.fleet, f"{primary.host}:{primary.port}")
+    )
+
+
+def test_a_session_prevents_a_retirement(scene):
+    new = scene.new_server()
+    with new.connect():
+        plan = Retire.planned(scene.fleet, f"{new.host}:{new.port}")
+        (problem,) = plan.problems
+        assert "1 sessions of others are open" in str(problem)
+    assert wait_until(
+        lambda: (
+            not Retire.planned(scene.fleet, f"{new.host}:{new.port}").problems
+        ),
+        seconds=30,
+    )
+
+
+def test_a_migration_meanwhile_undoes_everything(scene, monkeypatch):
+    primary, standby = scene.roles
+    new = scene.new_server()
+    copy_rows = RowCopy._copy
+
+    def copy(self, *arguments):
+        primary.root_execute("ALTER TABLE db00001.load_pins ADD COLUMN x INT")
+        wait_until_equal(primary, standby)
+        copy_rows(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowCopy, "_copy", copy)
+        with pytest.raises(OperationFailedError) as info:
+            apply(scene.fleet, scene.planned("replace", new))
+    primary.root_execute("ALTER TABLE db00001.load_pins DROP COLUMN x")
+    assert info.value.step == "copy"
+    assert info.value.undone
+    assert "were changed meanwhile" in info.value.reason
+    assert scene.roles == (primary, standby)
+    # The next one starts over.
+    assert scene.planned("replace", new).problems == ()
