@@ -48,6 +48,7 @@ import sqla_shard
 from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard.topology import Topology
+from tests.servers.command_line import without_progress
 from tests.workers.warm import WarmPython
 
 if sys.version_info >= (3, 11):
@@ -56,8 +57,6 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-#: Lines that a command prints after some seconds of work, on a busy machine.
-PROGRESS = re.compile(r"(?m)^\d+ of \d+, \d+ failed, .* s left\n")
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial.rst"
 #: Pages that go on with the files of another than that.
@@ -273,7 +272,7 @@ class Runner:
             pytest.fail(f"the page does not show: {self.printed}")
 
     def _same(self, block: Block, wanted: str, printed: str) -> None:
-        printed = PROGRESS.sub("", printed)
+        printed = without_progress(printed)
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         if not doctest.OutputChecker().check_output(wanted, printed, flags):
             pytest.fail(

@@ -19,6 +19,7 @@ from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
 from tests.models.schema import on_mariadb
 from tests.models.schema import runner_fixture
+from tests.servers.command_line import without_progress
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -296,7 +297,9 @@ def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
     )
     assert done.stdout.startswith("upgrade to 0001: 4 virtual shards of obj")
     assert "  4 changed: 0-3" in done.stdout
-    assert done.stderr == "upgrade to 0001: 4 of 4 virtual shards to do\n"
+    assert without_progress(done.stderr) == (
+        "upgrade to 0001: 4 of 4 virtual shards to do\n"
+    )
     shown = on_terminal(two, "upgrade", "head")
     assert b"4/4" in shown
     assert b"4 changed: 0-3" in shown
@@ -306,7 +309,7 @@ def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
 def test_a_failing_command_ends_without_a_traceback(two):
     two.query(0, "CREATE TABLE {db}pins (id INT)")
     done = two.alembic("upgrade", "head", status=1)
-    first, second = done.stderr.splitlines()
+    first, second = without_progress(done.stderr).splitlines()
     assert first == "upgrade to head: 4 of 4 virtual shards to do"
     assert second.startswith("db_schcmd_00000 on server1: failed: (1050, ")
     assert "upgrade of 0001" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,12 +25,15 @@ __all__ = [
     "environment",
     "invoke",
     "run",
+    "without_progress",
     "write",
 ]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-W", "error", "-m", "sqla_shard.cli"]
 _UNWANTED = ("SQLA_SHARD_TOPOLOGY", "SQLA_SHARD_CACHE")
+
+_PROGRESS = re.compile(r"(?m)^\d+ of \d+, \d+ failed, .* s left\n")
 
 
 def commands(
@@ -80,6 +84,11 @@ def run(
         text=True,
         check=False,
     )
+
+
+def without_progress(text: str) -> str:
+    """Remove what a command prints every 5 s, as on a busy machine."""
+    return _PROGRESS.sub("", text)
 
 
 def write(directory: Path, document: Any, name: str = "topology.json") -> Path:
