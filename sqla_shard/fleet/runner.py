@@ -18,13 +18,16 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from typing import Literal
 from typing import NoReturn
+from typing import TypeVar
 
 from sqla_shard.exc import FleetLockLostError
 from sqla_shard.exc import FleetSetupError
@@ -53,9 +56,10 @@ __all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait for the journal after an error, before giving up the undo:
-#: until then writes may be stopped.
+#: Seconds to wait for a journal that cannot be reached.
 _PATIENCE = 30.0
+
+T = TypeVar("T")
 
 _CLASSES: tuple[type[Operation], ...] = (Failover, Replica, Retire)
 
@@ -188,7 +192,7 @@ class _Run:
 
     def refuse_undo(self) -> None:
         """Check that the topology is not published."""
-        topology = self._hold.topology()
+        topology = _patiently(self._hold.topology)
         if PUBLISH in self._hold.record.done or self._operation.is_published(
             topology
         ):
@@ -238,7 +242,7 @@ class _Run:
     def _end(self, state: Literal["finished", "undone"]) -> Result:
         """Write the end of the operation into the journal."""
         # Before the write: after it the operation is over, whatever happens.
-        epoch = self._hold.topology().epoch
+        epoch = _patiently(self._hold.topology).epoch
         self._write(state=state)
         return Result(
             title=self._title,
@@ -294,7 +298,7 @@ class _Run:
             raise error
         try:
             # The error may be the work of a process that has taken over.
-            self._await_journal()
+            _patiently(self._hold.check)
             if step in self._after_publish() or self._has_published():
                 self._write(problem=_text(error))
                 self._raise(step, error, undone=False)
@@ -344,31 +348,18 @@ class _Run:
             undone=undone,
         )
 
-    def _await_journal(self) -> None:
-        """Wait until the journal answers that this process has the lock."""
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                self._hold.check()
-            except TopologyUnavailableError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-            else:
-                return
-
     def _after_publish(self) -> Sequence[str]:
         if PUBLISH not in self._names:
             return ()
         return self._names[self._names.index(PUBLISH) + 1 :]
 
     def _has_published(self) -> bool:
-        return self._operation.is_published(self._hold.topology())
+        return self._operation.is_published(_patiently(self._hold.topology))
 
     def _other_epoch(self) -> list[Problem]:
         """Return a problem if another topology was published."""
         planned = self._operation.plan.epoch
-        epoch = self._hold.topology().epoch
+        epoch = _patiently(self._hold.topology).epoch
         if epoch == planned:
             return []
         return [
@@ -391,9 +382,8 @@ class _Run:
         return None if end is None else end - self._began["fence"]
 
     def _write(self, **changes: Any) -> None:
-        self._hold.write(
-            replace(self._hold.record, holder=holder_name(), **changes)
-        )
+        record = replace(self._hold.record, holder=holder_name(), **changes)
+        _patiently(partial(self._hold.write, record))
 
     def _seconds(self) -> float:
         return time.monotonic() - self._begin
@@ -435,6 +425,18 @@ class _Run:
                 error,
                 extra={"action": "report progress"},
             )
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Call the journal again while it cannot be reached."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return call()
+        except TopologyUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _text(error: BaseException) -> str:

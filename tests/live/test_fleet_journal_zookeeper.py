@@ -6,25 +6,35 @@ import json
 import os
 import signal
 from dataclasses import replace
+from threading import Timer
 
 import pytest
 
 pytest.importorskip("kazoo")
 
 from sqla_shard.exc import FleetLockLostError
+from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import TopologyConflictError
 from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
+from sqla_shard.fleet import runner
 from sqla_shard.fleet import status
 from sqla_shard.fleet import undo
+from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import Topology
 from sqla_shard.topology.zookeeper import Publisher
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from tests.servers.toy_operation import STEPS
+from tests.servers.toy_operation import Toy
 from tests.suites import fleet_journal
 
 pytestmark = pytest.mark.live
+
+#: Whether to take minutes.
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
 #: Seconds after which the lock of a process that was killed ends.
 SESSION = 2.0
@@ -197,3 +207,154 @@ def test_a_damaged_journal_is_named(scene, damage):
     ):
         with pytest.raises(TopologyUnavailableError, match="is damaged"):
             refused()
+
+
+class _Losing:
+    """Loses the answer of one transaction, or the transaction itself."""
+
+    def __init__(self, monkeypatch, *, after):
+        self.after = after
+        self.commit = ZooKeeperStore.commit
+        self.left = 0
+        monkeypatch.setattr(
+            ZooKeeperStore, "commit", lambda *args: self.lose(*args)
+        )
+
+    def lose(self, store, *changes):
+        if self.left == 0:
+            return self.commit(store, *changes)
+        self.left -= 1
+        if self.after:
+            self.commit(store, *changes)
+        raise store.unavailable("the connection was lost")
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_lost_answers_are_found_out(scene, monkeypatch, after):
+    losing = _Losing(monkeypatch, after=after)
+    record = scene.record("first")
+    losing.left = 1
+    if not after:
+        with pytest.raises(TopologyUnavailableError, match="was not started"):
+            scene.journal.begin(record)
+    hold = scene.journal.begin(record)
+    for step in ("copy", "fence"):
+        losing.left = 1
+        hold.write(replace(hold.record, step=step))
+        assert scene.journal.pending().record.step == step
+    hold.release()
+    losing.left = 1
+    if not after:
+        with pytest.raises(TopologyUnavailableError, match="not taken over"):
+            scene.journal.take_over()
+    hold = scene.journal.take_over()
+    assert hold.record.token == 2
+    losing.left = 1
+    new = replace(hold.topology(), epoch=2)
+    if not after:
+        with pytest.raises(TopologyUnavailableError, match="nothing was pub"):
+            hold.publish(new, expected_epoch=1)
+    assert hold.publish(new, expected_epoch=1).epoch == 2
+    losing.left = 1
+    hold.write(replace(hold.record, state="finished"))
+    assert [one.state for one in scene.journal.history()] == ["finished"]
+    hold.release()
+    assert scene.journal.pending() is None
+
+
+@pytest.mark.thorough
+def test_an_operation_is_undone_after_zookeeper_was_away(
+    zookeeper_proxy, tmp_path, forks
+):
+    """It waits for the journal, since writes are stopped."""
+    proxy = zookeeper_proxy
+    scene = scene_at(f"{proxy.host}:{proxy.port}", tmp_path, forks)
+    plan = Toy.plan(scene.fleet, scene.folder)
+    timer = Timer(7.0, proxy.restore)
+
+    def cut(event):
+        if (event.step, event.state) == ("fence", "done"):
+            proxy.hang()
+            timer.start()
+
+    with pytest.raises(OperationFailedError) as caught:
+        apply(scene.fleet, plan, progress=cut)
+    timer.join()
+    assert caught.value.undone
+    assert "no answer in 5 seconds" in str(caught.value)
+    assert scene.state == set()
+    (record,) = scene.journal.history()
+    assert record.state == "undone"
+
+
+@pytest.mark.thorough
+def test_an_operation_stays_if_zookeeper_stays_away(
+    zookeeper_proxy, tmp_path, forks, monkeypatch
+):
+    monkeypatch.setattr(runner, "_PATIENCE", 0.1)
+    proxy = zookeeper_proxy
+    scene = scene_at(f"{proxy.host}:{proxy.port}", tmp_path, forks)
+    plan = Toy.plan(scene.fleet, scene.folder)
+
+    def cut(event):
+        if (event.step, event.state) == ("copy", "done"):
+            proxy.hang()
+
+    with pytest.raises(OperationFailedError) as caught:
+        apply(scene.fleet, plan, progress=cut)
+    assert not caught.value.undone
+    assert "and then: " in str(caught.value)
+    proxy.restore()
+    assert undo(scene.fleet).state == "undone"
+    assert scene.state == set()
+
+
+@pytest.mark.thorough
+def test_the_leader_is_killed_between_steps(
+    zookeeper_installed, tmp_path_factory, forks
+):
+    with ZooKeeperEnsemble(servers=3) as ensemble:
+        for step in STEPS if SOAK else ("publish",):
+            folder = tmp_path_factory.mktemp(step)
+            scene = scene_at(ensemble.hosts, folder, forks)
+            plan = Toy.plan(scene.fleet, folder)
+
+            def kill(event, step=step):
+                if (event.step, event.state) == (step, "begin"):
+                    ensemble.leader().kill()
+
+            try:
+                done = apply(scene.fleet, plan, progress=kill)
+            except OperationFailedError as error:
+                # While writes are stopped, it does not wait for an election.
+                failed = error
+                assert step in ("fence", "publish")
+                assert scene.state == set()
+            else:
+                failed = None
+                assert (done.state, done.epoch) == ("finished", 2)
+                assert scene.state == {"copy", "tidy"}
+                assert [
+                    name for _, name, state in scene.log if state == "done"
+                ] == list(STEPS)
+            assert failed is None or failed.undone
+            assert scene.journal.pending() is None
+            ensemble.start()
+            # And a process that is killed with it.
+            folder = tmp_path_factory.mktemp(step)
+            scene = scene_at(ensemble.hosts, folder, forks)
+            process = scene.start("apply", "kill", step, "middle")
+            ensemble.leader().kill()
+            wait_until(lambda process=process: not _runs(process), seconds=60)
+            ensemble.start()
+            if status(scene.fleet).pending is not None:
+                assert resume(scene.fleet).state == "finished"
+                assert scene.state == {"copy", "tidy"}
+
+
+def _runs(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
