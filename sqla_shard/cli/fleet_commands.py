@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from sqla_shard.cli.fleet_failover import failover_command
+from sqla_shard.cli.fleet_failover import reopen_command
 from sqla_shard.cli.fleet_plans import blank_fleet_of
 from sqla_shard.cli.fleet_plans import confirm
 from sqla_shard.cli.fleet_plans import fleet_of
@@ -152,6 +153,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     resume_command,
     undo_command,
     failover_command,
+    reopen_command,
 )
 
 

@@ -12,9 +12,11 @@ from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import examples
+from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
+from sqla_shard.fleet.reopen import Reopen
 
-__all__ = ["failover_command"]
+__all__ = ["failover_command", "reopen_command"]
 
 
 @click.command(
@@ -22,21 +24,59 @@ __all__ = ["failover_command"]
     epilog=examples(
         "sqla-shard fleet failover sharddb001 --plan-only",
         "sqla-shard fleet failover sharddb001",
+        "sqla-shard fleet failover sharddb001 --dead",
     ),
 )
 @click.argument("server")
+@click.option(
+    "--dead",
+    is_flag=True,
+    help="The primary is lost: promote the standby as it is.",
+)
+@click.option(
+    "--fenced",
+    is_flag=True,
+    help="With --dead: you have switched the primary off.",
+)
 @plan_options
 @pass_settings
 def failover_command(
     settings: Settings,
     /,
     server: str,
+    dead: bool,
+    fenced: bool,
     **options: Any,
 ) -> None:
     """Make the standby of SERVER its primary, and the primary its standby.
 
     No acknowledged write is lost.  SERVER is a name in the topology, or
     keyspace/name.
+
+    With --dead the primary is lost, and acknowledged writes that the standby
+    has not received, too; the plan prints what is known about them.
+    """
+    if fenced and not dead:
+        raise click.UsageError("--fenced needs --dead")
+    fleet = fleet_of(settings)
+    if dead:
+        plan = DeadFailover.planned(fleet, server, fenced=fenced)
+    else:
+        plan = Failover.planned(fleet, server)
+    run_plan(fleet, plan, **options)
+
+
+@click.command(
+    "reopen",
+    epilog=examples("sqla-shard fleet reopen sharddb001"),
+)
+@click.argument("server")
+@plan_options
+@pass_settings
+def reopen_command(settings: Settings, /, server: str, **options: Any) -> None:
+    """Open the primary of SERVER, which was restarted.
+
+    It is refused if its standby has writes that the primary lacks.
     """
     fleet = fleet_of(settings)
-    run_plan(fleet, Failover.planned(fleet, server), **options)
+    run_plan(fleet, Reopen.planned(fleet, server), **options)

@@ -27,11 +27,9 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.events import disable_events
@@ -40,7 +38,6 @@ from sqla_shard.fleet.events import events_of
 from sqla_shard.fleet.events import set_scheduler
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.pair_checks import account_problems
 from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import followers
@@ -50,9 +47,8 @@ from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.role_change import RoleChange
 from sqla_shard.topology import Topology
-from sqla_shard.topology.urls import address_of
 
 __all__ = ["Failover"]
 
@@ -66,17 +62,13 @@ _FENCE = 5
 _PATIENCE = 30.0
 
 
-class Failover(Operation):
+class Failover(RoleChange):
     """Exchange the roles of a primary and its standby."""
 
     kind = "failover"
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
-        self.server = str(plan.arguments["server"])
-        # What the last check has found and does not refuse.
-        self._warnings: list[str] = []
-        self._urls: dict[str, str] = {}
         self._is_fenced = False
 
     @classmethod
@@ -87,15 +79,10 @@ class Failover(Operation):
             ``keyspace/name``.
         :raises UnknownServerError: if the topology has no such server.
         """
-        topology = fleet.topology()
-        pair = pair_named(topology, server)
-        old = address_of(pair.primary)
-        new = None if pair.standby is None else str(address_of(pair.standby))
-        plan = Plan(
-            kind=cls.kind,
-            title=f"failover of {server} from {old} to {new}",
-            epoch=topology.epoch,
-            arguments={"server": server, "old": str(old), "new": new},
+        return cls.plan_of(
+            fleet,
+            server,
+            title="failover of {server} from {old} to {new}",
             costs=(
                 "writes stop for about 0.1 s, plus the lag of the standby",
                 "transactions that are open then are rolled back",
@@ -103,28 +90,14 @@ class Failover(Operation):
                 "new writes are on one server only until it replicates",
             ),
         )
-        operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-                warnings=tuple(operation._warnings),
-            )
 
     def check(self) -> list[Problem]:
         """Compare both servers with what a failover needs."""
-        self._warnings = []
+        self.warnings.clear()
         if self.plan.arguments["new"] is None:
-            return [
-                Problem(
-                    self.server,
-                    "the topology names no standby for it; build one with: "
-                    "sqla-shard fleet replica",
-                )
-            ]
+            return [self.lacks_standby()]
         try:
-            return self._compare(self._old, self._new)
+            return self._compare(self.old, self.new)
         except FleetServerError as error:
             return [
                 Problem(
@@ -158,17 +131,17 @@ class Failover(Operation):
         found += account_problems(accounts, old, new)
         found += bypass_problems(accounts, old)
         found += bypass_problems(accounts, new)
-        self._warnings += long_work(old)
+        self.warnings += long_work(old)
         others = followers(old) - 1
         if others > 0:
-            self._warnings.append(
+            self.warnings.append(
                 f"{others} more servers replicate from {old.admin}; they "
                 "will follow the new primary through it until they are "
                 "attached to the new one"
             )
         events = events_of(old.admin)
         if events:
-            self._warnings.append(
+            self.warnings.append(
                 f"{len(events)} events move to {new.admin}; events that are "
                 "due during the failover do not run"
             )
@@ -230,14 +203,12 @@ class Failover(Operation):
 
     def undo(self) -> None:
         """Let the old primary be written, and the standby replicate."""
-        # A session that was lost cannot be used, and its fence ends with it.
-        self.forget(*self._urls.values())
         self._is_fenced = False
-        self._new.start()
-        self._old.open_writes()
+        self.new.start()
+        self.old.open_writes()
         prepared = self.notes.get("prepare", {})
         if prepared.get("scheduler"):
-            set_scheduler(self._old.admin, on=True)
+            set_scheduler(self.old.admin, on=True)
 
     def changed(self, topology: Topology) -> Topology:
         """Exchange the URLs of the pair."""
@@ -246,18 +217,10 @@ class Failover(Operation):
             topology, primary=pair.standby, standby=pair.primary
         )
 
-    def is_published(self, topology: Topology) -> bool:
-        """Look which server is the primary."""
-        pair = pair_named(topology, self.server)
-        return bool(
-            topology.epoch > self.plan.epoch
-            and str(address_of(pair.primary)) == self.plan.arguments["new"]
-        )
-
     # -- steps ------------------------------------------------------------
 
     def _prepare(self) -> Mapping[str, Any]:
-        old, new = self._old, self._new
+        old, new = self.old, self.new
         deadline = time.monotonic() + _LAG
         while True:
             begin = time.monotonic()
@@ -284,10 +247,10 @@ class Failover(Operation):
         }
 
     def _stop_events(self) -> None:
-        set_scheduler(self._old.admin, on=False)
+        set_scheduler(self.old.admin, on=False)
 
     def _fence(self) -> Mapping[str, Any]:
-        old, new = self._old, self._new
+        old, new = self.old, self.new
         old.freeze(_FENCE)
         position = old.position()
         if not new.reaches(position, _CATCH_UP):
@@ -320,20 +283,20 @@ class Failover(Operation):
             # Another process has fenced it.  It may have been restarted with
             # a configuration that lets it be written.
             try:
-                self._old.close_writes()
+                self.old.close_writes()
             except FleetServerError as error:
                 found = {"problem": f"{error}; look at the old primary"}
-        self._new.open_writes()
+        self.new.open_writes()
         if self._is_fenced:
-            self._old.thaw()
+            self.old.thaw()
         return found
 
     def _attach(self) -> Mapping[str, Any] | None:
-        self._new.detach()
+        self.new.detach()
         return self._if_reachable(self._attach_old)
 
     def _attach_old(self) -> Mapping[str, Any] | None:
-        old, new = self._old, self._new
+        old, new = self.old, self.new
         errant = new.errant(old.history())
         if errant:
             return {
@@ -360,12 +323,12 @@ class Failover(Operation):
     def _wait_for_old(self) -> None:
         deadline = time.monotonic() + _PATIENCE
         while True:
-            status = self._old.status()
+            status = self.old.status()
             if status is not None and status.runs:
                 return
             if time.monotonic() > deadline:
                 raise FleetServerError(
-                    server=str(self._old.admin),
+                    server=str(self.old.admin),
                     number=0,
                     reason="it does not replicate from the new primary: "
                     f"{status.error if status else 'not attached'}",
@@ -377,7 +340,7 @@ class Failover(Operation):
 
     def _kill_applications(self) -> Mapping[str, Any]:
         accounts = self.fleet.accounts
-        admin = self._old.admin
+        admin = self.old.admin
         users = {accounts.operator.user, accounts.for_replication().user}
         before = applications(admin, users)
         for number in before:
@@ -396,15 +359,15 @@ class Failover(Operation):
     def _move_events(self) -> Mapping[str, Any] | None:
         prepared = self.notes.get("prepare", {})
         events = prepared.get("events", ())
-        enable_events(self._new.admin, events)
+        enable_events(self.new.admin, events)
         if prepared.get("scheduler"):
-            set_scheduler(self._new.admin, on=True)
+            set_scheduler(self.new.admin, on=True)
         return self._if_reachable(
-            lambda: disable_events(self._old.admin, events)
+            lambda: disable_events(self.old.admin, events)
         )
 
     def _verify(self) -> Mapping[str, Any] | None:
-        new = self._new
+        new = self.new
         if new.is_read_only() or new.status() is not None:
             raise FleetServerError(
                 server=str(new.admin),
@@ -415,7 +378,7 @@ class Failover(Operation):
         return self._if_reachable(self._verify_old)
 
     def _verify_old(self) -> Mapping[str, Any] | None:
-        old, new = self._old, self._new
+        old, new = self.old, self.new
         if not old.is_read_only():
             return {
                 "problem": f"{old.admin} can be written, although it is no "
@@ -437,44 +400,13 @@ class Failover(Operation):
         try:
             return work()
         except FleetServerError as error:
-            if error.server != self._name(self.plan.arguments["old"]):
+            if error.server != self.full_name(self.plan.arguments["old"]):
                 raise
-            self.forget(*self._urls.values())
+            self.disconnect()
             return {
                 "problem": f"{error}; attach or rebuild it with: sqla-shard "
                 "fleet replica"
             }
-
-    # -- servers ----------------------------------------------------------
-
-    @property
-    def _old(self) -> Replication:
-        return self._at(self.plan.arguments["old"])
-
-    @property
-    def _new(self) -> Replication:
-        return self._at(self.plan.arguments["new"])
-
-    def _at(self, address: str) -> Replication:
-        if address not in self._urls:
-            pair = pair_named(self.fleet.topology(), self.server)
-            urls = filter(None, (pair.primary, pair.standby))
-            self._urls.update({str(address_of(url)): url for url in urls})
-        if address not in self._urls:
-            raise FleetSetupError(
-                f"{address} is no longer a server of {self.server} in the "
-                "topology; make a new plan"
-            )
-        return replication_of(
-            self.admin(self._urls[address], self._role(address))
-        )
-
-    def _role(self, address: str) -> str:
-        old = address == self.plan.arguments["old"]
-        return f"{self.server} {'primary' if old else 'standby'}"
-
-    def _name(self, address: str) -> str:
-        return f"{self._role(address)} ({address})"
 
 
 def applications(admin: Admin, users: Collection[str]) -> set[int]:

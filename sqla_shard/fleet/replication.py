@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+_BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicationStatus:
     """State of a standby, as it reports it.
@@ -44,6 +47,7 @@ class ReplicationStatus:
     :ivar received: position up to which it has received.
     :ivar lag: seconds behind the primary; None if unknown.
     :ivar error: last error of the receiver or the applier; empty if none.
+    :ivar applier_error: last error of the applier.
     :ivar filters: options that leave out databases or tables.
     :ivar uses_gtid: whether it finds its position by GTID.
     """
@@ -55,6 +59,7 @@ class ReplicationStatus:
     received: str
     lag: int | None
     error: str
+    applier_error: str
     filters: tuple[str, ...]
     uses_gtid: bool
 
@@ -215,6 +220,13 @@ class Replication(ABC):
     def filters(self) -> tuple[str, ...]:
         """Return options with which a standby would leave out data."""
 
+    @abstractmethod
+    def next_ids(self) -> list[tuple[str, str, int, int]]:
+        """Return the AUTO_INCREMENT of all tables.
+
+        :returns: database, table, next id, and highest id of the column.
+        """
+
     # -- replicating ------------------------------------------------------
 
     @abstractmethod
@@ -374,6 +386,10 @@ class MariaDBReplication(Replication):
             f"{name}={value}" for name, value in found.items() if value
         )
 
+    def next_ids(self) -> list[tuple[str, str, int, int]]:
+        """Read ``information_schema``."""
+        return _next_ids(self.admin)
+
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW SLAVE STATUS``."""
         rows = self.admin.mappings("SHOW SLAVE STATUS")
@@ -388,6 +404,7 @@ class MariaDBReplication(Replication):
             received=row["Gtid_IO_Pos"],
             lag=row["Seconds_Behind_Master"],
             error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+            applier_error=row["Last_SQL_Error"],
             filters=_filters(row),
             uses_gtid=row["Using_Gtid"] != "No",
         )
@@ -548,6 +565,11 @@ class MySQLReplication(Replication):
         )
         return tuple(f"{name}={value}" for name, value in rows if value)
 
+    def next_ids(self) -> list[tuple[str, str, int, int]]:
+        """Read ``information_schema``, whose numbers are cached otherwise."""
+        self.admin.run("SET SESSION information_schema_stats_expiry = 0")
+        return _next_ids(self.admin)
+
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW REPLICA STATUS``."""
         rows = self.admin.mappings("SHOW REPLICA STATUS")
@@ -562,6 +584,7 @@ class MySQLReplication(Replication):
             received=row["Retrieved_Gtid_Set"],
             lag=row["Seconds_Behind_Source"],
             error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+            applier_error=row["Last_SQL_Error"],
             filters=_filters(row),
             uses_gtid=bool(row["Auto_Position"]),
         )
@@ -660,6 +683,26 @@ def _users_with(admin: Admin, *privileges: str) -> set[str]:
         for grantee, privilege in rows
         if privilege in privileges
     }
+
+
+def _next_ids(admin: Admin) -> list[tuple[str, str, int, int]]:
+    rows = admin.rows(
+        "SELECT t.table_schema, t.table_name, t.auto_increment,"
+        " c.data_type, c.column_type"
+        " FROM information_schema.tables t"
+        " JOIN information_schema.columns c"
+        " ON c.table_schema = t.table_schema AND c.table_name = t.table_name"
+        " WHERE t.auto_increment IS NOT NULL AND c.extra = 'auto_increment'"
+    )
+    return [
+        (database, table, int(number), _highest(kind, column))
+        for database, table, number, kind, column in rows
+    ]
+
+
+def _highest(kind: str, column: str) -> int:
+    bits = 8 * _BYTES.get(kind.lower(), 4)
+    return int(2 ** (bits if "unsigned" in column else bits - 1)) - 1
 
 
 def _semi_sync(admin: Admin, source: str, replica: str) -> SemiSync | None:

@@ -36,6 +36,7 @@ from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import holder_name
@@ -49,6 +50,7 @@ from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.fleet.operation import UNDO
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.retire import Retire
 
@@ -61,7 +63,13 @@ _PATIENCE = 30.0
 
 T = TypeVar("T")
 
-_CLASSES: tuple[type[Operation], ...] = (Failover, Replica, Retire)
+_CLASSES: tuple[type[Operation], ...] = (
+    Failover,
+    DeadFailover,
+    Reopen,
+    Replica,
+    Retire,
+)
 
 KINDS = {one.kind: one for one in _CLASSES}
 """Every kind of operation, by the name in plans and journals."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 
@@ -20,21 +19,24 @@ from sqla_shard.fleet import runner
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_load import create
+from tests.servers.fleet_load import document
+from tests.servers.fleet_load import lost
+from tests.servers.fleet_load import prove
+from tests.servers.fleet_load import roles
+from tests.servers.fleet_load import rows_now
+from tests.servers.fleet_load import rows_on
+from tests.servers.fleet_load import SHARDS
+from tests.servers.fleet_load import wait_until_equal
+from tests.servers.fleet_load import writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
-from tests.servers.load_checks import check
 from tests.servers.load_checks import only_old
 from tests.servers.load_checks import pauses
-from tests.servers.load_checks import rows_at
-from tests.servers.load_checks import rows_of_places
-from tests.servers.load_writers import create_tables
-from tests.servers.load_writers import RawWriter
 from tests.servers.published import places
-from tests.servers.writing_load import Load
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
-SHARDS = 16
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 STEPS = (
     "prepare",
@@ -53,12 +55,6 @@ BEFORE = STEPS[: STEPS.index("publish")]
 def started(folder, **options):
     """Return pairs with one pair in the topology, and its tables."""
     return FleetPairs(folder, pairs=1, shards=SHARDS, **options)
-
-
-def create(pairs):
-    names = [place[1] for place in places(pairs.document()).values()]
-    with pairs["server1"].primary.connect() as connection:
-        create_tables(connection, names)
 
 
 @pytest.fixture(scope="module")
@@ -80,45 +76,6 @@ def rng(request, say):
     return random.Random(seed)
 
 
-def document(pairs):
-    return json.loads(pairs.path.read_text())
-
-
-def roles(pairs):
-    """Return the primary and the standby of the topology."""
-    (server,) = document(pairs)["keyspaces"]["objects"]["servers"]
-    by_url = {server.url: server for server in pairs.servers}
-    return by_url[server["primary"]], by_url.get(server.get("standby"))
-
-
-def rows_on(pairs, server):
-    names = {shard: p[1] for shard, p in places(document(pairs)).items()}
-    with server.root_connect() as connection:
-        return rows_at(connection, names)
-
-
-def prove(pairs, attempts, before=()):
-    """Check that nothing was lost, and that the standby is equal.
-
-    :param before: tokens of earlier tests.
-    """
-    primary, standby = roles(pairs)
-    wait_until_equal(primary, standby)
-    rows = rows_of_places(places(document(pairs)))
-    assert check([*before, *attempts], rows) == []
-    assert rows_on(pairs, standby) == rows
-    assert primary.root_execute("SELECT @@read_only") == [(0,)]
-    assert standby.root_execute("SELECT @@read_only") == [(1,)]
-
-
-def wait_until_equal(primary, standby):
-    ((position,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
-    answer = standby.root_execute(
-        "SELECT MASTER_GTID_WAIT(%s, 60)", (position,)
-    )
-    assert answer == [(0,)], standby.root_execute("SHOW SLAVE STATUS")
-
-
 def empty(pairs):
     """Remove the rows of the test before."""
     primary, standby = roles(pairs)
@@ -132,12 +89,8 @@ def empty(pairs):
 @pytest.fixture
 def load(pairs, tmp_path, request):
     empty(pairs)
-    with Load(
-        RawWriter(path=pairs.path),
-        shards=range(SHARDS),
-        folder=tmp_path,
-        seed=request.config.getoption("hypothesis_seed"),
-    ) as load:
+    seed = request.config.getoption("hypothesis_seed")
+    with writing(pairs, tmp_path / "log", seed) as load:
         load.wait_for_acks(200)
         yield load
 
@@ -205,7 +158,7 @@ class Unfenced(Failover):
     """Leaves out what keeps the old primary from being written."""
 
     def _fence(self):
-        self._new.stop()
+        self.new.stop()
 
 
 def test_without_the_fence_acknowledged_writes_are_lost(
@@ -215,25 +168,19 @@ def test_without_the_fence_acknowledged_writes_are_lost(
     with started(tmp_path) as pairs:
         create(pairs)
         fleet = pairs.fleet()
-        (tmp_path / "log").mkdir()
-        with Load(
-            RawWriter(path=pairs.path),
-            shards=range(SHARDS),
-            folder=tmp_path / "log",
-            seed=request.config.getoption("hypothesis_seed"),
-        ) as load:
+        seed = request.config.getoption("hypothesis_seed")
+        with writing(pairs, tmp_path / "log", seed) as load:
             load.wait_for_acks(200)
             old, _ = roles(pairs)
             result = apply(fleet, Failover.planned(fleet, "server1"))
             load.wait_for_acks(200)
             attempts = load.stop()
         assert "problem" in result.notes["attach"]
-        rows = rows_of_places(places(document(pairs)))
-        problems = check(attempts, rows)
-        lost = [one for one in problems if one.endswith("and lost")]
-        say(f"no fence: {len(lost)} lost")
-        assert lost
-        assert len(only_old(rows_on(pairs, old), rows)) >= 2 * len(lost)
+        gone = lost(pairs, attempts)
+        say(f"no fence: {len(gone)} lost")
+        assert gone
+        left = only_old(rows_on(pairs, old), rows_now(pairs))
+        assert len(left) >= 2 * len(gone)
 
 
 def test_a_statement_in_the_way_undoes_everything(pairs, fleet):

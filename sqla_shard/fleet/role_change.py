@@ -1,0 +1,137 @@
+"""Operations that give a pair another primary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
+
+__all__ = ["RoleChange"]
+
+
+class RoleChange(Operation):
+    """An operation from an old primary of a pair to a new one.
+
+    Its plan has the addresses of both: URLs of a topology may have passwords.
+
+    :ivar server: name of the pair in the topology.
+    :ivar warnings: what the last check has found and does not refuse.
+    """
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet, plan)
+        self.server = str(plan.arguments["server"])
+        self.warnings: list[str] = []
+        self._urls: dict[str, str] = {}
+
+    @classmethod
+    def plan_of(
+        cls,
+        fleet: Fleet,
+        server: str,
+        *,
+        title: str,
+        costs: Sequence[str],
+        **arguments: Any,
+    ) -> Plan:
+        """Return a plan with everything that speaks against it.
+
+        :param server: name of the pair.
+        :param title: with the fields ``{server}``, ``{old}`` and ``{new}``.
+        :param arguments: further arguments of the plan.
+        """
+        topology = fleet.topology()
+        pair = pair_named(topology, server)
+        old = str(address_of(pair.primary))
+        new = None if pair.standby is None else str(address_of(pair.standby))
+        plan = Plan(
+            kind=cls.kind,
+            title=title.format(server=server, old=old, new=new),
+            epoch=topology.epoch,
+            arguments={"server": server, "old": old, "new": new, **arguments},
+            costs=tuple(costs),
+        )
+        operation = cls(fleet, plan)
+        with operation:
+            return replace(
+                plan,
+                steps=tuple((s.name, s.text) for s in operation.steps()),
+                problems=tuple(operation.check()),
+                warnings=tuple(operation.warnings),
+            )
+
+    def is_published(self, topology: Topology) -> bool:
+        """Look which server is the primary."""
+        pair = pair_named(topology, self.server)
+        return bool(
+            topology.epoch > self.plan.epoch
+            and str(address_of(pair.primary)) == self.plan.arguments["new"]
+        )
+
+    def lacks_standby(self) -> Problem:
+        """Return the problem of a pair without a standby."""
+        return Problem(
+            self.server,
+            "the topology names no standby for it; build one with: "
+            "sqla-shard fleet replica",
+        )
+
+    # -- servers ----------------------------------------------------------
+
+    @property
+    def old(self) -> Replication:
+        """The old primary.
+
+        :raises FleetServerError: if it cannot be connected to.
+        """
+        return self._at(self.plan.arguments["old"])
+
+    @property
+    def new(self) -> Replication:
+        """The new primary.
+
+        :raises FleetServerError: if it cannot be connected to.
+        """
+        return self._at(self.plan.arguments["new"])
+
+    def url_of(self, address: str) -> str:
+        """Return the URL of a server of the pair.
+
+        :raises FleetSetupError: if the topology no longer has it.
+        """
+        if address not in self._urls:
+            pair = pair_named(self.fleet.topology(), self.server)
+            urls = filter(None, (pair.primary, pair.standby))
+            self._urls.update({str(address_of(url)): url for url in urls})
+        try:
+            return self._urls[address]
+        except KeyError:
+            raise FleetSetupError(
+                f"{address} is no longer a server of {self.server} in the "
+                "topology; make a new plan"
+            ) from None
+
+    def full_name(self, address: str) -> str:
+        """Return the name of a server as errors have it."""
+        return f"{self.role(address)} ({address})"
+
+    def role(self, address: str) -> str:
+        """Return the name of a server, by its role before the operation."""
+        is_old = address == self.plan.arguments["old"]
+        return f"{self.server} {'primary' if is_old else 'standby'}"
+
+    def _at(self, address: str) -> Replication:
+        return replication_of(
+            self.admin(self.url_of(address), self.role(address))
+        )
