@@ -22,6 +22,8 @@ from sqla_shard.cli.fleet_plans import plan_options
 from sqla_shard.cli.fleet_plans import progress_of
 from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.fleet_plans import yes_option
+from sqla_shard.cli.fleet_replica import replica_group
+from sqla_shard.cli.fleet_replica import retire_command
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
@@ -154,6 +156,8 @@ _COMMANDS: tuple[click.Command, ...] = (
     undo_command,
     failover_command,
     reopen_command,
+    replica_group,
+    retire_command,
 )
 
 

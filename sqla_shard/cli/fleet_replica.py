@@ -1,0 +1,179 @@
+"""``sqla-shard fleet replica`` and ``fleet retire``: standbys come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.fleet_plans import run_plan
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import with_options
+from sqla_shard.fleet.copies import WAYS
+from sqla_shard.fleet.replica import Replica
+from sqla_shard.fleet.retire import Retire
+
+__all__ = ["replica_group", "retire_command"]
+
+_copy_options = with_options(
+    click.option(
+        "--way",
+        type=click.Choice(WAYS),
+        default=None,
+        help="How to copy; rows by default, command with --command.",
+    ),
+    click.option(
+        "--command",
+        metavar="COMMAND",
+        help="Shell command that copies the server and prints its position; "
+        "it is written into the journal, without a password.",
+    ),
+)
+
+
+@click.group("replica")
+def replica_group() -> None:
+    """Build, rebuild or replace the standby of a server.
+
+    Applications write meanwhile.  The new standby is attached, has caught up
+    and is compared before the topology is published.
+    """
+
+
+@replica_group.command(
+    "build",
+    epilog=examples(
+        "sqla-shard fleet replica build sharddb001 mysql001c --plan-only",
+        "sqla-shard fleet replica build sharddb001 mysql001c:3307",
+    ),
+)
+@click.argument("server")
+@click.argument("target")
+@click.option(
+    "--publish/--no-publish",
+    default=True,
+    show_default=True,
+    help="Whether it becomes the standby in the topology; without, it only "
+    "replicates, for a split.",
+)
+@_copy_options
+@plan_options
+@pass_settings
+def build_command(
+    settings: Settings,
+    /,
+    server: str,
+    target: str,
+    publish: bool,
+    way: str | None,
+    command: str | None,
+    **options: Any,
+) -> None:
+    """Make the empty server TARGET, a host:port, a standby of SERVER."""
+    fleet = fleet_of(settings)
+    plan = Replica.planned(
+        fleet,
+        "build",
+        server,
+        target,
+        publish=publish,
+        way=_way(way, command),
+        command=command,
+    )
+    run_plan(fleet, plan, **options)
+
+
+@replica_group.command(
+    "rebuild",
+    epilog=examples("sqla-shard fleet replica rebuild sharddb001"),
+)
+@click.argument("server")
+@click.option(
+    "--discard-errant",
+    is_flag=True,
+    help="Drop transactions that the primary does not have.",
+)
+@_copy_options
+@plan_options
+@pass_settings
+def rebuild_command(
+    settings: Settings,
+    /,
+    server: str,
+    discard_errant: bool,
+    way: str | None,
+    command: str | None,
+    **options: Any,
+) -> None:
+    """Drop the content of the standby of SERVER and copy it again."""
+    fleet = fleet_of(settings)
+    plan = Replica.planned(
+        fleet,
+        "rebuild",
+        server,
+        discard_errant=discard_errant,
+        way=_way(way, command),
+        command=command,
+    )
+    run_plan(fleet, plan, **options)
+
+
+@replica_group.command(
+    "replace",
+    epilog=examples(
+        "sqla-shard fleet replica replace sharddb001 mysql001c",
+    ),
+)
+@click.argument("server")
+@click.argument("target")
+@_copy_options
+@plan_options
+@pass_settings
+def replace_command(
+    settings: Settings,
+    /,
+    server: str,
+    target: str,
+    way: str | None,
+    command: str | None,
+    **options: Any,
+) -> None:
+    """Make the empty server TARGET the standby of SERVER in place of another.
+
+    TARGET is host:port; the port is 3306 by default.
+    """
+    fleet = fleet_of(settings)
+    plan = Replica.planned(
+        fleet,
+        "replace",
+        server,
+        target,
+        way=_way(way, command),
+        command=command,
+    )
+    run_plan(fleet, plan, **options)
+
+
+@click.command(
+    "retire",
+    epilog=examples("sqla-shard fleet retire mysql001b"),
+)
+@click.argument("target")
+@plan_options
+@pass_settings
+def retire_command(settings: Settings, /, target: str, **options: Any) -> None:
+    """Take TARGET, which the topology does not name, out of service.
+
+    TARGET is host:port; the port is 3306 by default.  It is
+    made read-only and forgets its primary; it is not stopped.
+    """
+    fleet = fleet_of(settings)
+    run_plan(fleet, Retire.planned(fleet, target), **options)
+
+
+def _way(way: str | None, command: str | None) -> str:
+    return way or ("rows" if command is None else "command")
