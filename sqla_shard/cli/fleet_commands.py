@@ -24,6 +24,8 @@ from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.fleet_plans import yes_option
 from sqla_shard.cli.fleet_replica import replica_group
 from sqla_shard.cli.fleet_replica import retire_command
+from sqla_shard.cli.fleet_split import move_command
+from sqla_shard.cli.fleet_split import split_command
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
@@ -158,6 +160,8 @@ _COMMANDS: tuple[click.Command, ...] = (
     reopen_command,
     replica_group,
     retire_command,
+    split_command,
+    move_command,
 )
 
 

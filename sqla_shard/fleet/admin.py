@@ -7,6 +7,7 @@ the session had set (a lock, a timeout) is silently gone in a later statement.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import suppress
@@ -50,9 +51,9 @@ class Admin:
         self.port = url.port or 3306
         self.name = name
         self._url = url
-        backend = backend_for(url.drivername, driver="pymysql")
-        engine_url, _ = backend.locate(url, "")
-        self._engine = backend.open(
+        self._backend = backend_for(url.drivername, driver="pymysql")
+        engine_url, _ = self._backend.locate(url, "")
+        self._engine = self._backend.open(
             engine_url,
             {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"},
             timeout=timeout,
@@ -166,6 +167,14 @@ class Admin:
             )
             for part in found.scalars().partitions(most):
                 yield list(part)
+
+    def digests(self, databases: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return a digest of the definition of every table, by database.
+
+        :param databases: names; those that do not exist are left out.
+        """
+        with self._translated():
+            return self._backend.catalogue.digests(self._connection, databases)
 
     def variables(self, *patterns: str) -> dict[str, str]:
         """Return global variables by name, in lower case.

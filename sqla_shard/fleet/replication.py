@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from typing import ClassVar
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import FleetSetupError
@@ -103,6 +104,9 @@ class Replication(ABC):
 
     :param admin: session on the server.
     """
+
+    #: Global privileges that the operator needs.
+    operator_privileges: ClassVar[tuple[str, ...]]
 
     def __init__(self, admin: Admin) -> None:
         self.admin = admin
@@ -227,6 +231,24 @@ class Replication(ABC):
         :returns: database, table, next id, and highest id of the column.
         """
 
+    @abstractmethod
+    def has_first_write(self) -> bool:
+        """Return whether the binary log begins with the first write."""
+
+    @abstractmethod
+    def domain(self) -> int:
+        """Return the GTID domain of its own writes; 0 if it has none."""
+
+    @abstractmethod
+    def set_domain(self, domain: int) -> None:
+        """Set the GTID domain of new sessions, until the server restarts."""
+
+    # -- accounts ---------------------------------------------------------
+
+    @abstractmethod
+    def role_members(self) -> list[tuple[str, str, str]]:
+        """Return user, host and role of each account that has a role."""
+
     # -- replicating ------------------------------------------------------
 
     @abstractmethod
@@ -275,6 +297,12 @@ class Replication(ABC):
 
 class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
+
+    operator_privileges = (
+        *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
+        *("BINLOG ADMIN", "BINLOG MONITOR", "CONNECTION ADMIN"),
+        *("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
+    )
 
     def is_read_only(self) -> bool:
         """Read ``read_only``."""
@@ -390,6 +418,32 @@ class MariaDBReplication(Replication):
         """Read ``information_schema``."""
         return _next_ids(self.admin)
 
+    def has_first_write(self) -> bool:
+        """Read the list of GTIDs at the beginning of the oldest log."""
+        logs = self.admin.rows("SHOW BINARY LOGS")
+        if not logs:
+            return False
+        # The events 'Format_desc', 'Gtid_list' and others.
+        events = self.admin.rows(
+            f"SHOW BINLOG EVENTS IN '{logs[0][0]}' LIMIT 3"
+        )
+        return any(row[2] == "Gtid_list" and row[5] == "[]" for row in events)
+
+    def domain(self) -> int:
+        """Return ``gtid_domain_id``."""
+        return int(self.admin.value("SELECT @@GLOBAL.gtid_domain_id"))
+
+    def set_domain(self, domain: int) -> None:
+        """Set ``gtid_domain_id``."""
+        self.admin.run(f"SET GLOBAL gtid_domain_id = {int(domain)}")
+
+    def role_members(self) -> list[tuple[str, str, str]]:
+        """Read ``mysql.roles_mapping``."""
+        rows = self.admin.rows(
+            "SELECT User, Host, Role FROM mysql.roles_mapping"
+        )
+        return [(row[0], row[1], row[2]) for row in rows]
+
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW SLAVE STATUS``."""
         rows = self.admin.mappings("SHOW SLAVE STATUS")
@@ -467,6 +521,12 @@ class MariaDBReplication(Replication):
 
 class MySQLReplication(Replication):
     """MySQL 8.0.26 and later, with GTIDs."""
+
+    operator_privileges = (
+        *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
+        *("BINLOG_ADMIN", "REPLICATION CLIENT", "CONNECTION_ADMIN"),
+        *("REPLICATION_SLAVE_ADMIN", "SYSTEM_VARIABLES_ADMIN"),
+    )
 
     def is_read_only(self) -> bool:
         """Read ``read_only``."""
@@ -569,6 +629,24 @@ class MySQLReplication(Replication):
         """Read ``information_schema``, whose numbers are cached otherwise."""
         self.admin.run("SET SESSION information_schema_stats_expiry = 0")
         return _next_ids(self.admin)
+
+    def has_first_write(self) -> bool:
+        """Read ``gtid_purged``."""
+        return not self.admin.value("SELECT @@GLOBAL.gtid_purged")
+
+    def domain(self) -> int:
+        """Return 0: its GTIDs begin with the identity of the server."""
+        return 0
+
+    def set_domain(self, domain: int) -> None:
+        """Do nothing: there are no domains."""
+
+    def role_members(self) -> list[tuple[str, str, str]]:
+        """Read ``mysql.role_edges``."""
+        rows = self.admin.rows(
+            "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
+        )
+        return [(row[0], row[1], row[2]) for row in rows]
 
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW REPLICA STATUS``."""

@@ -53,6 +53,7 @@ from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.retire import Retire
+from sqla_shard.fleet.split import Split
 
 __all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
@@ -69,6 +70,7 @@ _CLASSES: tuple[type[Operation], ...] = (
     Reopen,
     Replica,
     Retire,
+    Split,
 )
 
 KINDS = {one.kind: one for one in _CLASSES}

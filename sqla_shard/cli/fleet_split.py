@@ -1,0 +1,121 @@
+"""``sqla-shard fleet split`` and ``move``: shards go to another pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.fleet_plans import run_plan
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import with_options
+from sqla_shard.fleet.split import Split
+
+__all__ = ["move_command", "split_command"]
+
+_target_options = with_options(
+    click.option(
+        "--to",
+        "target",
+        metavar="NAME",
+        required=True,
+        help="Name of the new server in the topology.",
+    ),
+    click.option(
+        "--primary",
+        metavar="HOST:PORT",
+        required=True,
+        help="Its primary. Users and passwords are those of SERVER.",
+    ),
+    click.option("--standby", metavar="HOST:PORT", help="Its standby."),
+    click.option(
+        "--weight",
+        type=FiniteRange(least=0),
+        help="Its share of new roots.  [default: that of SERVER]",
+    ),
+    click.option(
+        "--allow-user",
+        "allowed_users",
+        metavar="USER",
+        multiple=True,
+        help="A user whose privileges bypass the fence, and who does not "
+        "write. May be repeated.",
+    ),
+    click.option(
+        "--patience",
+        metavar="SECONDS",
+        type=FiniteRange(least=0.1),
+        default=3.0,
+        show_default=True,
+        help="Time for the last writes while writes are stopped; after it, "
+        "everything is undone.",
+    ),
+)
+
+
+@click.command(
+    "split",
+    epilog=examples(
+        "sqla-shard fleet split sharddb001 --shards 256-511"
+        " --to sharddb009 --primary mysql009a --standby mysql009b --plan-only",
+    ),
+)
+@click.argument("server")
+@click.option(
+    "--shards",
+    metavar="RANGE",
+    multiple=True,
+    required=True,
+    help="Shards that move, such as 8-15, 8, or objects:8-15. May be "
+    "repeated.",
+)
+@_target_options
+@plan_options
+@pass_settings
+def split_command(
+    settings: Settings, /, shards: tuple[str, ...], **options: Any
+) -> None:
+    """Move some shards of SERVER to a new pair.
+
+    Writes to SERVER stop for some tenths of a second.  Its copies of what has
+    moved, and the copies of what has not on the new pair, are removed later:
+    sqla-shard fleet orphans.
+    """
+    _run(settings, shards=shards, **options)
+
+
+@click.command(
+    "move",
+    epilog=examples(
+        "sqla-shard fleet move sharddb001"
+        " --to sharddb009 --primary mysql009a --standby mysql009b",
+    ),
+)
+@click.argument("server")
+@_target_options
+@plan_options
+@pass_settings
+def move_command(settings: Settings, /, **options: Any) -> None:
+    """Move all shards of SERVER to a new pair.
+
+    SERVER is not in the topology afterwards.
+    """
+    _run(settings, shards=None, **options)
+
+
+def _run(
+    settings: Settings,
+    *,
+    plan_only: bool,
+    yes: bool,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    fleet = fleet_of(settings)
+    plan = Split.planned(fleet, **arguments)
+    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)

@@ -1,0 +1,342 @@
+"""Fences of single databases: shadow grants.
+
+An application usually has one grant on a pattern of databases.  Of the rows
+of ``mysql.db`` that match a database the server uses the most specific one
+alone.  So a row for exactly that database, with fewer privileges, takes the
+others away: the fence.  It allows SELECT only, and later nothing.  Setting it
+up takes milliseconds for hundreds of databases.
+
+Limits:
+
+- A row is not enough.  A transaction that was open still commits, and a
+  session whose default database it is keeps its privileges.  The sessions
+  must be killed after the rows took effect.
+- Global privileges, roles and grants on tables bypass it;
+  :meth:`Fence.problems` finds them.
+- The rows are not replicated: the target of a move replicates from the
+  source, and would fence itself.  Write them on each server.
+- Untested on MySQL 8.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import Problem
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.replication import replication_of
+
+__all__ = ["SYSTEM_USERS", "Fence", "escaped"]
+
+SYSTEM_USERS = frozenset(
+    (
+        *("root", "mysql", "debian-sys-maint", "mariadb.sys"),
+        *("mysql.sys", "mysql.session", "mysql.infoschema"),
+    )
+)
+"""Users of the server itself, which a fence does not hold off."""
+
+_SELECT = "Select_priv"
+#: Privileges to change data, or to change it while the server is read-only.
+_WRITES = frozenset(
+    (
+        *("INSERT", "UPDATE", "DELETE", "DELETE HISTORY", "CREATE", "DROP"),
+        *("ALTER", "INDEX", "TRIGGER", "EVENT", "CREATE VIEW"),
+        *("READ_ONLY ADMIN", "SUPER", "CONNECTION_ADMIN"),
+    )
+)
+# The row of a fence has none: it matches its own database only.
+_WILDCARD = re.compile(r"(?<!\\)[%_]")
+_CHUNK = 500
+_KILL_SECONDS = 30.0
+
+
+def escaped(database: str) -> str:
+    """Return the value of ``mysql.db.Db`` that matches one database."""
+    return re.sub(r"([\\_%])", r"\\\1", database)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """A row of ``mysql.db``.
+
+    :ivar account: user and host.
+    :ivar pattern: the databases, with wildcards.
+    :ivar privileges: names of the columns that are ``'Y'``.
+    """
+
+    account: tuple[str, str]
+    pattern: str
+    privileges: frozenset[str]
+
+
+class Fence:
+    """The fence of some databases on one server.
+
+    :param admin: session of the operator on the server.
+    :param databases: names of the databases.
+    :param exempt: users who keep their access, besides those of the server.
+    """
+
+    def __init__(
+        self,
+        admin: Admin,
+        databases: Iterable[str],
+        *,
+        exempt: Collection[str] = (),
+    ) -> None:
+        self.admin = admin
+        self.databases = tuple(databases)
+        self._by_pattern = {escaped(name): name for name in self.databases}
+        self._exempt = SYSTEM_USERS | frozenset(exempt)
+        self._known: list[tuple[str, str]] | None = None
+
+    # -- reading ----------------------------------------------------------
+
+    def accounts(self) -> list[tuple[str, str]]:
+        """Return user and host of each account with grants on them.
+
+        They are read once: later, writes may be waiting.
+        """
+        if self._known is None:
+            rows = self._rows()
+            self._known = list(
+                dict.fromkeys(
+                    account
+                    for name in self.databases
+                    for account in self._matching(rows, name)
+                )
+            )
+        return self._known
+
+    def users(self) -> list[str]:
+        """Return the users of :meth:`accounts`."""
+        return list(dict.fromkeys(user for user, _ in self.accounts()))
+
+    def missing(self) -> list[str]:
+        """Return the databases that an account can still use."""
+        rows = self._rows()
+        shut = {
+            (row.account, row.pattern) for row in rows if not row.privileges
+        }
+        return [
+            name
+            for pattern, name in self._by_pattern.items()
+            if any(
+                (account, pattern) not in shut
+                for account in self._matching(rows, name)
+            )
+        ]
+
+    def problems(self, place: str) -> list[Problem]:
+        """Return everything that defeats the fence.
+
+        :param place: the server, for the problems.
+        """
+        return [
+            Problem(place, message)
+            for message in (
+                *self._global_grants(),
+                *self._roles(),
+                *self._own_grants(),
+                *self._table_grants(),
+            )
+        ]
+
+    # -- writing ----------------------------------------------------------
+
+    def insert(self, *, readable: bool) -> None:
+        """Write the rows; they take effect with :meth:`flush`.
+
+        Or with any GRANT, or a restart: do not leave them without an effect.
+
+        :param readable: whether SELECT is allowed.
+        """
+        allowed = "Y" if readable else "N"
+        rows: list[tuple[object, ...]] = [
+            (user, host, pattern, allowed)
+            for user, host in self.accounts()
+            for pattern in self._by_pattern
+        ]
+        with self.admin.unlogged():
+            self.admin.run_many(
+                "INSERT INTO mysql.db (User, Host, Db, Select_priv)"
+                " VALUES (%s, %s, %s, %s)"
+                " ON DUPLICATE KEY UPDATE Select_priv = VALUES(Select_priv)",
+                rows,
+            )
+
+    def delete(self) -> None:
+        """Delete the rows, and flush."""
+        others = " AND ".join(
+            f"{name} = 'N'" for name in self._columns() if name != _SELECT
+        )
+        with self.admin.unlogged():
+            for chunk in _chunks(list(self._by_pattern)):
+                marks = ", ".join(["%s"] * len(chunk))
+                where = f"Db IN ({marks}) AND {others}"
+                # Names of columns of the server.
+                sql = f"DELETE FROM mysql.db WHERE {where}"  # noqa: S608
+                self.admin.run(sql, *chunk)
+        self.flush()
+
+    def flush(self) -> None:
+        """Let the rows take effect for new sessions and statements."""
+        # LOCAL: not replicated either.
+        self.admin.run("FLUSH LOCAL PRIVILEGES")
+
+    def kill_sessions(self, seconds: float = _KILL_SECONDS) -> int:
+        """End the sessions of the fenced accounts, and wait for their end.
+
+        :param seconds: time to wait.
+        :returns: number of sessions.
+        :raises FleetServerError: if one is still there then.
+        """
+        users = self.users()
+        killed = self.admin.sessions(*users)
+        for number in killed:
+            self.admin.kill(number)
+        deadline = time.monotonic() + seconds
+        while left := killed & self.admin.sessions(*users):
+            if time.monotonic() > deadline:
+                raise FleetServerError(
+                    server=str(self.admin),
+                    number=0,
+                    reason=f"sessions {shortened_list(sorted(left), 5)} are "
+                    f"killed, but still there after {seconds:g} s",
+                )
+            time.sleep(0.001)
+        return len(killed)
+
+    # -- mysql.db ---------------------------------------------------------
+
+    def _rows(self) -> list[_Row]:
+        """Read the rows of accounts that are not exempt."""
+        return [
+            _Row(
+                account=(row["User"], row["Host"]),
+                pattern=row["Db"],
+                privileges=frozenset(
+                    name
+                    for name, value in row.items()
+                    if name.endswith("_priv") and value == "Y"
+                ),
+            )
+            for row in self.admin.mappings("SELECT * FROM mysql.db")
+            if row["User"] not in self._exempt
+        ]
+
+    def _matching(
+        self, rows: Sequence[_Row], name: str
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the accounts that could use a database without the fence."""
+        for row in rows:
+            if _WILDCARD.search(row.pattern) and _like(row.pattern, name):
+                yield row.account
+
+    def _columns(self) -> list[str]:
+        listed = self.admin.rows(
+            "SELECT COLUMN_NAME FROM information_schema.columns"
+            " WHERE TABLE_SCHEMA = 'mysql' AND TABLE_NAME = 'db'"
+        )
+        return [name for (name,) in listed if name.endswith("_priv")]
+
+    # -- what defeats it --------------------------------------------------
+
+    def _global_grants(self) -> Iterator[str]:
+        found: dict[str, set[str]] = {}
+        for grantee, privilege in self.admin.rows(
+            "SELECT GRANTEE, PRIVILEGE_TYPE"
+            " FROM information_schema.user_privileges"
+        ):
+            if privilege in _WRITES and _user(grantee) not in self._exempt:
+                found.setdefault(grantee, set()).add(privilege)
+        for grantee, privileges in sorted(found.items()):
+            yield (
+                f"{grantee} has the global privileges "
+                f"{shortened_list(sorted(privileges), 4)}, which no fence of "
+                "a database stops; grant it on the databases only, or name "
+                "its user with --allow-user if it writes nothing"
+            )
+
+    def _roles(self) -> Iterator[str]:
+        members = [
+            f"{user}@{host} (role {role})"
+            for user, host, role in replication_of(self.admin).role_members()
+            if user not in self._exempt
+        ]
+        # MariaDB 10.11: what is granted to it, everybody has.
+        members += ["PUBLIC"] if "PUBLIC" in self.users() else []
+        if members:
+            yield (
+                f"{shortened_list(sorted(members), 5)} have roles, whose "
+                "privileges are added to those that a fence leaves; revoke "
+                "the roles, or name the users with --allow-user"
+            )
+
+    def _own_grants(self) -> Iterator[str]:
+        own = [
+            row
+            for row in self._rows()
+            if row.pattern in self._by_pattern and row.privileges
+        ]
+        names = sorted({self._by_pattern[row.pattern] for row in own})
+        users = sorted({row.account[0] for row in own})
+        if own:
+            yield (
+                f"{shortened_list(users, 5)} has grants on single databases "
+                f"({shortened_list(names, 5)}), which a fence would replace; "
+                "grant it on a pattern of databases instead"
+            )
+
+    def _table_grants(self) -> Iterator[str]:
+        listed = self.admin.rows(
+            "SELECT User, Db, Table_name FROM mysql.tables_priv UNION "
+            "SELECT User, Db, Table_name FROM mysql.columns_priv UNION "
+            "SELECT User, Db, Routine_name FROM mysql.procs_priv"
+        )
+        names = set(self._by_pattern.values())
+        found = [
+            f"{user} on {database}.{table}"
+            for user, database, table in listed
+            if database in names and user not in self._exempt
+        ]
+        if found:
+            yield (
+                f"grants on tables, columns or routines bypass a fence: "
+                f"{shortened_list(sorted(found), 5)}; revoke them"
+            )
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = []
+    for token in re.findall(r"\\.|.", pattern, re.DOTALL):
+        wild = {"%": ".*", "_": "."}.get(token)
+        parts.append(re.escape(token[-1]) if wild is None else wild)
+    # Some servers ignore the case of names.
+    return re.compile("".join(parts), re.DOTALL | re.IGNORECASE)
+
+
+def _like(pattern: str, name: str) -> bool:
+    """Return whether a pattern of ``mysql.db`` matches a name."""
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+def _user(grantee: str) -> str:
+    """Return the user of ``'user'@'host'``."""
+    return grantee.rpartition("@")[0].strip("'").replace("''", "'")
+
+
+def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), _CHUNK):
+        yield names[start : start + _CHUNK]

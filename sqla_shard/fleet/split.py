@@ -1,0 +1,555 @@
+"""Split: some shards of a server go to a new pair.
+
+Moving all shards of a server is the same, after which the topology does not
+have it any more.
+
+The target replicates everything from the source, without filters.  Then
+writes to the source stop for some tenths of a second: its databases that move
+are fenced (:mod:`sqla_shard.fleet.fences`), the target applies the last write,
+the topology is published, and both sides are opened.  Limits:
+
+- Writes to the shards that stay stop, too, and all sessions of the
+  application on the source are ended.
+- A write of a late client to the old home is an error of the server, never
+  lost.  For that the application must have no global privileges or roles.
+- Each side has copies of the databases of the other, which nobody can use;
+  :mod:`sqla_shard.fleet.orphans` removes them.
+- Databases that move have no views, triggers, events, or foreign keys to
+  others.
+- The target must be a copy of the source, and a standby of it; if it is empty
+  and the binary log of the source has everything, it is attached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import OperationRefusedError
+from sqla_shard.exc import Problem
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.fences import Fence
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.moves import Move
+from sqla_shard.fleet.moves import Request
+from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.operation import PUBLISH
+from sqla_shard.fleet.pair_checks import bypass_problems
+from sqla_shard.fleet.pair_checks import long_work
+from sqla_shard.fleet.pair_checks import setting_problems
+from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.split_checks import copy_problems
+from sqla_shard.fleet.split_checks import empty_problems
+from sqla_shard.fleet.split_checks import privilege_problems
+from sqla_shard.fleet.split_checks import schema_problems
+from sqla_shard.fleet.split_checks import source_problems
+from sqla_shard.topology import Topology
+
+__all__ = ["Split"]
+
+#: Seconds in which the target must catch up before writes are stopped.
+_WAIT = 600.0
+#: Seconds that it may be behind at the fence.
+_LAG = 0.1
+#: Seconds that a standby may be behind when the split is planned.
+_PLAN_LAG = 30.0
+
+
+class Split(Operation):
+    """Move shards of a server to a new pair.
+
+    :param fleet: the fleet.
+    :param plan: a plan of :meth:`planned`.
+    """
+
+    kind = "split"
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet, plan)
+        arguments = plan.arguments
+        asked = dict(arguments["request"])
+        if asked["shards"] is not None:
+            asked["shards"] = tuple(asked["shards"])
+        self._request = Request(**asked)
+        self._allowed = tuple(arguments["allowed_users"])
+        self._patience = float(arguments["patience"])
+        self._move = Move.from_arguments(arguments["move"])
+        self._fences: dict[tuple[str, bool], Fence] = {}
+
+    @classmethod
+    def planned(
+        cls,
+        fleet: Fleet,
+        *,
+        server: str,
+        target: str,
+        primary: str,
+        standby: str | None = None,
+        shards: Sequence[str] | None = None,
+        weight: float | None = None,
+        allowed_users: Sequence[str] = (),
+        patience: float = 3.0,
+    ) -> Plan:
+        """Plan a split.
+
+        :param server: name of the server that has the shards.
+        :param target: name of the new server.
+        :param primary: address of its primary, ``host:port``; user and
+            password are those of ``server``.
+        :param standby: address of its standby; None if it has none.
+        :param shards: ranges such as ``"8-15"`` or ``"objects:8-15"``; None
+            for all shards of the server.
+        :param weight: weight of the target; None for that of ``server``.
+        :param allowed_users: users that may keep privileges which bypass the
+            fence, since they do not write.
+        :param patience: seconds that the target may need for the last
+            writes, while writes are stopped; then everything is undone.
+        :raises OperationRefusedError: if the arguments do not fit the
+            topology, with all problems of them.
+        """
+        request = Request(
+            server=server,
+            shards=None if shards is None else tuple(shards),
+            target=target,
+            primary=primary,
+            standby=standby,
+            weight=weight,
+        )
+        topology = fleet.topology()
+        problems: list[Problem] = []
+        move = request.resolve(topology, problems)
+        title = request.title
+        if move is None or not move.moving:
+            raise OperationRefusedError(tuple(problems), operation=title)
+        plan = Plan(
+            kind=cls.kind,
+            title=title,
+            epoch=topology.epoch,
+            arguments={
+                "request": asdict(request),
+                "move": move.as_arguments(),
+                "allowed_users": list(allowed_users),
+                "patience": patience,
+            },
+        )
+        operation = cls(fleet, plan)
+        with operation:
+            return replace(
+                plan,
+                steps=tuple((s.name, s.text) for s in operation.steps()),
+                problems=tuple(operation.check()),
+                costs=tuple(operation.costs(topology)),
+                warnings=tuple(operation.warnings()),
+            )
+
+    # -- checks -----------------------------------------------------------
+
+    def check(self) -> list[Problem]:
+        """Compare the arguments with the topology, and look at each server."""
+        problems: list[Problem] = []
+        self._request.resolve(self.fleet.topology(), problems)
+        reached: dict[str, Replication] = {}
+        for role in self._move.urls:
+            try:
+                reached[role] = self._at(role)
+            except FleetServerError as error:
+                problems.append(_unknown(error))
+        try:
+            problems += self._compare_servers(reached)
+        except FleetServerError as error:
+            problems.append(_unknown(error))
+        return problems
+
+    def _compare_servers(
+        self, reached: Mapping[str, Replication]
+    ) -> list[Problem]:
+        """Look at the servers that answer, by their role."""
+        accounts = self.fleet.accounts
+        found = setting_problems(*reached.values())
+        for server in reached.values():
+            found += privilege_problems(server)
+        source, target = reached.get("source"), reached.get("target")
+        if source is not None:
+            fence = self._fence_of(source)
+            found += source_problems(source, fence, accounts)
+        if source is not None and target is not None:
+            found += copy_problems(source, target, fence.databases, accounts)
+            found += bypass_problems(accounts, target)
+        for primary, role in (
+            (source, "source standby"),
+            (target, "target standby"),
+        ):
+            standby = reached.get(role)
+            if primary is None or standby is None:
+                continue
+            if standby.status() is None and primary is target:
+                found += empty_problems(primary, standby, accounts)
+            else:
+                found += standby_problems(primary, standby, lag=_PLAN_LAG)
+        return found
+
+    def costs(self, topology: Topology) -> list[str]:
+        """Return sentences about pauses and space."""
+        server = self._move.server
+        moving = len(self._move.databases(topology))
+        staying = len(self._move.staying_databases(topology))
+        return [
+            f"{moving} databases move, {staying} stay",
+            f"writes to all shards of {server} stop for some tenths of 1 s",
+            (
+                f"after {self._patience:g} s without the last write on the "
+                "target everything is undone"
+            ),
+            f"the sessions of the application on {server} end",
+            (
+                "each side has copies of the databases of the other, until "
+                "they are removed with: sqla-shard fleet orphans"
+            ),
+        ]
+
+    def warnings(self) -> list[str]:
+        """Return what would delay the fence now."""
+        try:
+            return long_work(self._source)
+        except FleetServerError:
+            # It is a problem already.
+            return []
+
+    # -- steps ------------------------------------------------------------
+
+    def steps(self) -> Sequence[Step]:
+        """Return the steps."""
+        source, target = self._move.server, self._move.target
+        return (
+            Step(
+                name="attach",
+                text=f"let {target} replicate from {source}, if it is empty",
+                run=self._attach,
+            ),
+            Step(
+                name="compare",
+                text=f"compare the tables of {target} and {source}",
+                run=self._compare,
+            ),
+            Step(
+                name="prepare",
+                text="fence the copies of what stays on the target, and what "
+                "moves on the standby of the source",
+                run=self._prepare,
+            ),
+            Step(
+                name="wait",
+                text=f"wait until {target} is less than 100 ms behind",
+                run=self._wait,
+            ),
+            Step(
+                name="fence",
+                text=f"stop writes on {source}, end its sessions",
+                run=self._close,
+                critical=True,
+            ),
+            Step(
+                name="drain",
+                text=f"let {target} apply the last write",
+                run=self._drain,
+                critical=True,
+            ),
+            Step(
+                name=PUBLISH,
+                text="publish the topology",
+                run=self._publish,
+                critical=True,
+            ),
+            Step(
+                name="open",
+                text=f"let applications write to {target}",
+                run=self._open_target,
+                critical=True,
+            ),
+            Step(
+                name="reopen",
+                text=f"let applications write to what stays on {source}",
+                run=self._reopen,
+                critical=True,
+            ),
+            Step(
+                name="detach",
+                text=f"end the replication of {target} from {source}",
+                run=self._detach,
+            ),
+            Step(
+                name="shut",
+                text=f"forbid reading what has moved on {source}",
+                run=self._shut,
+            ),
+            Step(
+                name="verify",
+                text="look at both pairs",
+                run=self._verify,
+            ),
+        )
+
+    def undo(self) -> None:
+        """Let the source be written; the target goes on replicating."""
+        # A session that was lost cannot be used again.
+        self.forget(*self._move.urls.values())
+        self._fences.clear()
+        # First: until then nobody can write.
+        self._fence_of(self._source).delete()
+        self._source.open_writes()
+        for standby in self._source_standbys:
+            self._fence_of(standby).delete()
+        for server in self._targets:
+            self._staying_fence_of(server).delete()
+        if self._target.status() is not None:
+            self._target.start()
+
+    def changed(self, topology: Topology) -> Topology:
+        """Return the topology with the shards on the target."""
+        return self._move.changed(topology)
+
+    def is_published(self, topology: Topology) -> bool:
+        """Look where the shards are."""
+        return self._move.is_in(topology)
+
+    def _attach(self) -> Mapping[str, Any] | None:
+        attached = []
+        accounts = self.fleet.accounts
+        for primary, server in zip(
+            (self._source, self._target), self._targets, strict=False
+        ):
+            if server.status() is None:
+                server.close_writes()
+                server.attach(
+                    primary.admin.host,
+                    primary.admin.port,
+                    accounts.for_replication(),
+                )
+                attached.append(str(server.admin))
+        return {"attached": attached} if attached else None
+
+    def _compare(self) -> None:
+        target = self._target
+        self._catch_up(_WAIT, lag=1.0)
+        problems = schema_problems(
+            self._source, target, self._move.databases(self.fleet.topology())
+        )
+        if problems:
+            raise FleetServerError(
+                server=str(target.admin),
+                number=0,
+                reason="; ".join(problem.message for problem in problems),
+            )
+
+    def _prepare(self) -> None:
+        for server in self._targets:
+            # Of an earlier move in the other direction.
+            self._fence_of(server).delete()
+            fence = self._staying_fence_of(server)
+            fence.insert(readable=False)
+            fence.flush()
+        for standby in self._source_standbys:
+            fence = self._fence_of(standby)
+            fence.insert(readable=True)
+            fence.flush()
+
+    def _wait(self) -> None:
+        self._catch_up(_WAIT, lag=_LAG)
+        self._fence_of(self._source).users()
+        self.prepare_publish()
+
+    def _close(self) -> Mapping[str, Any]:
+        fence = self._fence_of(self._source)
+        fence.insert(readable=True)
+        self._source.close_writes()
+        fence.flush()
+        return {"sessions": fence.kill_sessions()}
+
+    def _drain(self) -> Mapping[str, Any]:
+        source, target = self._source, self._target
+        if target.status() is None:
+            raise FleetServerError(
+                server=str(target.admin),
+                number=0,
+                reason="it does not replicate any more",
+            )
+        # After a crash in this step it is stopped.
+        target.start()
+        position = source.position()
+        self._reach(position, self._patience)
+        target.stop()
+        # What root or an event has written since is seen here.
+        last, applied = source.position(), target.applied()
+        if not (
+            source.covers(position, last) and target.covers(applied, last)
+        ):
+            raise FleetServerError(
+                server=str(source.admin),
+                number=0,
+                reason=f"it was at {position} when writes were stopped, and "
+                f"is at {last} now, which {target.admin.name} has applied up "
+                f"to {applied}: somebody bypasses read_only",
+            )
+        return {"position": last}
+
+    def _publish(self) -> Mapping[str, Any]:
+        return self.publish()
+
+    def _open_target(self) -> None:
+        source, target = self._source, self._target
+        if target.domain() == source.domain():
+            own = int(target.admin.variables("server_id")["server_id"])
+            for server in self._targets:
+                server.set_domain(own)
+        target.open_writes()
+
+    def _reopen(self) -> None:
+        self._source.open_writes()
+
+    def _detach(self) -> None:
+        self._target.detach()
+
+    def _shut(self) -> None:
+        for server in (self._source, *self._source_standbys):
+            fence = self._fence_of(server)
+            fence.insert(readable=False)
+            fence.flush()
+
+    def _verify(self) -> Mapping[str, Any]:
+        problems = [
+            f"{server.admin} does not fence {shortened_list(open_ones, 5)}"
+            for server, fence in (
+                *(
+                    (s, self._fence_of(s))
+                    for s in (self._source, *self._source_standbys)
+                ),
+                *((t, self._staying_fence_of(t)) for t in self._targets),
+            )
+            if (open_ones := fence.missing())
+        ]
+        for server in (self._source, self._target):
+            if server.is_read_only():
+                problems.append(f"{server.admin} is read-only")
+            if server.status() is not None:
+                problems.append(f"{server.admin} replicates")
+        for server in (*self._source_standbys, *self._targets[1:]):
+            status = server.status()
+            if not server.is_read_only():
+                problems.append(f"{server.admin} is writable")
+            if status is None or not status.runs:
+                problems.append(f"{server.admin} does not replicate")
+        if problems:
+            raise FleetServerError(
+                server=self._move.target, number=0, reason="; ".join(problems)
+            )
+        return {"domain": self._target.domain()}
+
+    # -- servers ----------------------------------------------------------
+
+    def _at(self, role: str) -> Replication:
+        move = self._move
+        pair, _, place = role.partition(" ")
+        name = move.server if pair == "source" else move.target
+        return replication_of(
+            self.admin(move.urls[role], f"{name} {place or 'primary'}")
+        )
+
+    @property
+    def _source(self) -> Replication:
+        return self._at("source")
+
+    @property
+    def _target(self) -> Replication:
+        return self._at("target")
+
+    @property
+    def _source_standbys(self) -> list[Replication]:
+        role = "source standby"
+        return [self._at(role)] if role in self._move.urls else []
+
+    @property
+    def _targets(self) -> list[Replication]:
+        """The primary of the target, then its standby."""
+        role = "target standby"
+        standbys = [self._at(role)] if role in self._move.urls else []
+        return [self._target, *standbys]
+
+    def _fence_of(self, server: Replication) -> Fence:
+        """Return the fence of what moves."""
+        return self._fence(server, is_moving=True)
+
+    def _staying_fence_of(self, server: Replication) -> Fence:
+        """Return the fence of what stays on the source."""
+        return self._fence(server, is_moving=False)
+
+    def _fence(self, server: Replication, *, is_moving: bool) -> Fence:
+        key = server.admin.address, is_moving
+        if key not in self._fences:
+            topology = self.fleet.topology()
+            accounts = self.fleet.accounts
+            exempt = {accounts.operator.user, *self._allowed}
+            if accounts.replication is not None:
+                exempt.add(accounts.replication.user)
+            self._fences[key] = Fence(
+                server.admin,
+                self._move.databases(topology)
+                if is_moving
+                else self._move.staying_databases(topology),
+                exempt=exempt,
+            )
+        return self._fences[key]
+
+    # -- waiting ----------------------------------------------------------
+
+    def _catch_up(self, seconds: float, *, lag: float) -> None:
+        """Wait until the target applies a position in less than ``lag``.
+
+        :raises FleetServerError: after ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            begin = time.monotonic()
+            position = self._source.position()
+            reached = all(
+                server.reaches(position, 1.0) for server in self._targets
+            )
+            if reached and time.monotonic() < begin + lag:
+                return
+            if time.monotonic() > deadline:
+                raise FleetServerError(
+                    server=str(self._target.admin),
+                    number=0,
+                    reason=f"it is still behind {self._move.server} after "
+                    f"{seconds:g} s",
+                )
+
+    def _reach(self, position: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for server in self._targets:
+            # No wait is longer than the timeout of the session.
+            while not server.reaches(
+                position, min(1.0, max(0.01, deadline - time.monotonic()))
+            ):
+                if time.monotonic() > deadline:
+                    raise FleetServerError(
+                        server=str(server.admin),
+                        number=0,
+                        reason=f"it has not applied {position} within "
+                        f"{seconds:g} s",
+                    )
+
+
+def _unknown(error: FleetServerError) -> Problem:
+    return Problem(
+        error.server,
+        f"{error.reason} (error {error.number}); its state is unknown",
+    )

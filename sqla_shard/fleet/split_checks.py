@@ -1,0 +1,236 @@
+"""What must hold before shards can move to another pair.
+
+Each function returns problems, all at once, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from sqla_shard.exc import Problem
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.fences import Fence
+from sqla_shard.fleet.pair_checks import account_problems
+from sqla_shard.fleet.pair_checks import bypass_problems
+from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.replication import Replication
+
+__all__ = [
+    "copy_problems",
+    "empty_problems",
+    "privilege_problems",
+    "schema_problems",
+    "source_problems",
+]
+
+#: Seconds that a server may be behind when the split is planned.
+_LAG = 30.0
+_SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
+_CHUNK = 500
+#: Names of what does not move with a database, in the databases ``{0}``.
+_NOT_MOVED = {
+    "views": (
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.views"
+        " WHERE TABLE_SCHEMA IN ({0})"
+    ),
+    "triggers": (
+        "SELECT TRIGGER_SCHEMA, TRIGGER_NAME FROM information_schema.triggers"
+        " WHERE TRIGGER_SCHEMA IN ({0})"
+    ),
+    "events": (
+        "SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.events"
+        " WHERE EVENT_SCHEMA IN ({0})"
+    ),
+    "foreign keys from or to other databases,": (
+        "SELECT CONSTRAINT_SCHEMA, CONSTRAINT_NAME"
+        " FROM information_schema.referential_constraints"
+        " WHERE UNIQUE_CONSTRAINT_SCHEMA <> CONSTRAINT_SCHEMA"
+        " AND (CONSTRAINT_SCHEMA IN ({0})"
+        " OR UNIQUE_CONSTRAINT_SCHEMA IN ({0}))"
+    ),
+}
+
+
+def source_problems(
+    source: Replication, fence: Fence, accounts: Accounts
+) -> list[Problem]:
+    """Return why databases cannot leave a primary."""
+    place = source.admin.name
+    found = []
+    if source.is_read_only():
+        found.append(
+            Problem(
+                place,
+                "it is read-only already; if it was restarted, open it with: "
+                "sqla-shard fleet reopen",
+            )
+        )
+    if source.status() is not None:
+        found.append(
+            Problem(
+                place,
+                "it replicates from another server, although it is the "
+                "primary; look at it before anything else",
+            )
+        )
+    found += fence.problems(place)
+    found += [
+        Problem(place, text) for text in _objects(source, fence.databases)
+    ]
+    found += bypass_problems(accounts, source)
+    return found
+
+
+def copy_problems(
+    source: Replication,
+    target: Replication,
+    databases: Sequence[str],
+    accounts: Accounts,
+) -> list[Problem]:
+    """Return why a server cannot become the new home of databases.
+
+    :param databases: names of the databases that move.
+    """
+    if target.status() is None:
+        return empty_problems(source, target, accounts)
+    found = standby_problems(source, target, lag=_LAG)
+    if found:
+        # Its tables may be different for that reason alone.
+        return found
+    found += schema_problems(source, target, databases)
+    place = target.admin.name
+    has = set(Fence(target.admin, databases).accounts())
+    lacks = [
+        f"{user}@{host}"
+        for user, host in Fence(source.admin, databases).accounts()
+        if (user, host) not in has
+    ]
+    if lacks:
+        found.append(
+            Problem(
+                place,
+                f"it lacks the grants of {shortened_list(lacks, 5)} on the "
+                "databases that move; create the accounts there",
+            )
+        )
+    return found
+
+
+def empty_problems(
+    source: Replication, target: Replication, accounts: Accounts
+) -> list[Problem]:
+    """Return why a server cannot replicate another from the first write."""
+    place = target.admin.name
+    remedy = "build a copy with: sqla-shard fleet replica build"
+    names = [
+        name
+        for (name,) in target.admin.rows("SHOW DATABASES")
+        if name.lower() not in _SYSTEM
+    ]
+    if names:
+        return [
+            Problem(
+                place,
+                f"it has databases ({shortened_list(sorted(names), 5)}) and "
+                f"is not a standby of {source.admin.name}; empty it, and "
+                f"{remedy}",
+            )
+        ]
+    found = []
+    if target.history() or target.applied():
+        found.append(
+            Problem(place, f"it has a history of its own writes; {remedy}")
+        )
+    if not source.has_first_write():
+        found.append(
+            Problem(
+                place,
+                f"it is empty, and {source.admin.name} has deleted the "
+                f"beginning of its binary log; {remedy}",
+            )
+        )
+    return found + account_problems(accounts, source)
+
+
+def schema_problems(
+    source: Replication, target: Replication, databases: Sequence[str]
+) -> list[Problem]:
+    """Return which databases have other tables on the target."""
+    there = source.admin.digests(databases)
+    here = target.admin.digests(databases)
+    found = []
+    for what, names in (
+        ("lacks", [name for name in there if name not in here]),
+        (
+            "has other definitions of tables in",
+            [n for n in there if n in here and there[n] != here[n]],
+        ),
+    ):
+        if names:
+            found.append(
+                Problem(
+                    target.admin.name,
+                    f"it {what} {shortened_list(names, 5)}; if tables are "
+                    "being changed, wait for the end, otherwise rebuild it",
+                )
+            )
+    missing = [name for name in databases if name not in there]
+    if missing:
+        found.append(
+            Problem(
+                source.admin.name,
+                f"it has no databases {shortened_list(missing, 5)}, although "
+                "the topology says so; see: sqla-shard fleet doctor",
+            )
+        )
+    return found
+
+
+def privilege_problems(server: Replication) -> list[Problem]:
+    """Return which privileges the operator lacks on a server."""
+    admin = server.admin
+    user, _, host = str(admin.value("SELECT CURRENT_USER()")).rpartition("@")
+    has = {
+        privilege
+        for (privilege,) in admin.rows(
+            "SELECT PRIVILEGE_TYPE FROM information_schema.user_privileges"
+            " WHERE GRANTEE = %s",
+            f"'{user}'@'{host}'",
+        )
+    }
+    lacks = [name for name in server.operator_privileges if name not in has]
+    if not lacks:
+        return []
+    return [
+        Problem(
+            admin.name,
+            f"{user}@{host} lacks {', '.join(lacks)}; grant these ON *.*",
+        )
+    ]
+
+
+def _objects(server: Replication, databases: Collection[str]) -> Iterator[str]:
+    """Yield sentences about what cannot move with its database."""
+    for what, sql in _NOT_MOVED.items():
+        rows = _in_chunks(server, sql, sorted(databases))
+        names = sorted({f"{schema}.{name}" for schema, name in rows})
+        if names:
+            yield (
+                f"the databases that move have {what} "
+                f"{shortened_list(names, 5)}; drop them before the move"
+            )
+
+
+def _in_chunks(
+    server: Replication, sql: str, names: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    for start in range(0, len(names), _CHUNK):
+        chunk = names[start : start + _CHUNK]
+        marks = ", ".join(["%s"] * len(chunk))
+        for row in server.admin.rows(
+            sql.format(marks), *(list(chunk) * sql.count("{0}"))
+        ):
+            yield row[0], row[1]

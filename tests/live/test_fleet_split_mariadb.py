@@ -1,0 +1,560 @@
+"""Splits under load: nothing acknowledged is lost, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+
+import pymysql
+import pytest
+
+from sqla_shard.exc import OperationFailedError
+from sqla_shard.exc import OperationRefusedError
+from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet import apply
+from sqla_shard.fleet import resume
+from sqla_shard.fleet import undo
+from sqla_shard.fleet.fences import Fence
+from sqla_shard.fleet.split import Split
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.mariadb_setup import system_user
+from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_processes import apply_until
+from tests.servers.load_checks import check
+from tests.servers.load_checks import only_old
+from tests.servers.load_checks import pauses
+from tests.servers.load_checks import rows_at
+from tests.servers.load_checks import rows_of_places
+from tests.servers.load_log import Attempt
+from tests.servers.load_writers import create_tables
+from tests.servers.load_writers import RawWriter
+from tests.servers.published import connect_to
+from tests.servers.published import places
+from tests.servers.published import publish_to
+from tests.servers.writing_load import Load
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+
+SHARDS = 16
+STAYING = range(8)
+MOVING = range(8, 16)
+SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+STEPS = (
+    *("attach", "compare", "prepare", "wait", "fence", "drain", "publish"),
+    *("open", "reopen", "detach", "shut", "verify"),
+)
+BEFORE = STEPS[: STEPS.index("publish")]
+AFTER = STEPS[STEPS.index("publish") :]
+
+
+@pytest.fixture(scope="module")
+def pairs(mariadb_installed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    with FleetPairs(folder, pairs=1, spare=1, shards=SHARDS) as pairs:
+        names = [place[1] for place in places(pairs.document()).values()]
+        with pairs["server1"].primary.connect() as connection:
+            create_tables(connection, names)
+        yield pairs
+
+
+@pytest.fixture
+def seed(request, say):
+    seed = request.config.getoption("hypothesis_seed")
+    say(f"seed {seed}")
+    return seed
+
+
+@pytest.fixture
+def fleet(pairs):
+    return renewed(pairs)
+
+
+def renewed(pairs):
+    """Return the fleet with one pair in its topology, and an empty one."""
+    source, target = pairs["server1"], pairs["server2"]
+    in_parallel(source.servers, unfenced)
+    with source.primary.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET GLOBAL read_only = 0")
+        for _, name in places(pairs.document()).values():
+            for table in ("load_pins", "load_notes"):
+                cursor.execute(f"DELETE FROM `{name}`.{table}")
+    source.wait_caught_up()
+    in_parallel(target.servers, emptied)
+    target.attach(target.standby)
+    publish_to(pairs.path, pairs.document())
+    return pairs.fleet()
+
+
+def unfenced(server):
+    """Remove the fences of the test before."""
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
+        cursor.execute("FLUSH LOCAL PRIVILEGES")
+
+
+def emptied(server):
+    """Make a server one that has never had a write."""
+    unfenced(server)
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute("SET GLOBAL read_only = 1")
+        cursor.execute("STOP SLAVE")
+        cursor.execute("RESET SLAVE ALL")
+        cursor.execute("SHOW DATABASES LIKE 'db%'")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DROP DATABASE `{name}`")
+        cursor.execute("RESET MASTER")
+        cursor.execute("SET GLOBAL gtid_slave_pos = ''")
+
+
+def planned(fleet, pairs, **changes):
+    """Return the plan to move the second half of the shards."""
+    target = pairs["server2"]
+    arguments = {
+        "server": "server1",
+        "shards": ["8-15"],
+        "target": "server2",
+        "primary": address(target.primary),
+        "standby": address(target.standby),
+        "allowed_users": [system_user()],
+        # The machine of the tests is shared.
+        "patience": 30.0,
+        **changes,
+    }
+    return Split.planned(fleet, **arguments)
+
+
+def address(server):
+    return f"{server.host}:{server.port}"
+
+
+def loaded(pairs, folder, seed, processes=8):
+    folder.mkdir()
+    return Load(
+        RawWriter(path=pairs.path),
+        shards=range(SHARDS),
+        folder=folder,
+        seed=seed,
+        processes=processes,
+    )
+
+
+def rows_on(pairs, server, shards=range(SHARDS)):
+    """Read what a server has, whether it should or not."""
+    where = places(pairs.document())
+    with server.root_connect() as connection:
+        return rows_at(connection, {s: where[s][1] for s in shards})
+
+
+def prove(pairs, attempts):
+    """Check that nothing is lost, and that standbys have the same."""
+    source, target = pairs["server1"], pairs["server2"]
+    where = places(json.loads(pairs.path.read_text()))
+    is_moved = where[MOVING[0]][0] == target.primary.url
+    rows = rows_of_places(where)
+    assert check(attempts, rows) == []
+    source.wait_caught_up()
+    for server in source.servers:
+        assert only_old(rows_on(pairs, server), rows) == []
+    if not is_moved:
+        assert rows_on(pairs, source.standby) == rows
+        return
+    target.wait_caught_up()
+    for pair, shards in ((source, STAYING), (target, MOVING)):
+        assert pair.primary.root_execute("SELECT @@read_only") == [(0,)]
+        for server in pair.servers:
+            there = rows_on(pairs, server, shards)
+            assert there == {shard: rows[shard] for shard in shards}
+
+
+class Stale:
+    """Writes to the old home of the shards that move, whatever happens.
+
+    :ivar attempts: what was acknowledged.
+    """
+
+    def __init__(self, pairs):
+        self.attempts = []
+        self._places = places(pairs.document())
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), daemon=True)
+            for number in range(2)
+        ]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, number):
+        rng = random.Random(number)
+        serial = 0
+        while not self._stopped.is_set():
+            shard = rng.choice(MOVING)
+            url, name = self._places[shard]
+            try:
+                # With a default database, whose privileges are cached, or
+                # without.
+                with connect_to(url, database=name if number else None) as raw:
+                    while not self._stopped.is_set():
+                        serial += 1
+                        self._write(raw, f"stale{number}-{serial}", shard)
+            except pymysql.err.MySQLError:
+                self._stopped.wait(0.02)
+
+    def _write(self, connection, token, shard):
+        name = self._places[shard][1]
+        begin = time.monotonic()
+        cursor = connection.cursor()
+        connection.begin()
+        cursor.execute(
+            f"INSERT INTO `{name}`.load_pins (token) VALUES (%s)", (token,)
+        )
+        local_id = cursor.lastrowid
+        cursor.execute(
+            f"INSERT INTO `{name}`.load_notes VALUES (%s, %s)",
+            (token, local_id),
+        )
+        now = {"token": token, "shard": shard, "t0": begin}
+        try:
+            connection.commit()
+        except pymysql.err.MySQLError:
+            end = time.monotonic()
+            self.attempts.append(Attempt(**now, t1=end, outcome="unknown"))
+            raise
+        end = time.monotonic()
+        acked = Attempt(**now, t1=end, outcome="acked", local_id=local_id)
+        self.attempts.append(acked)
+
+
+def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
+    for number in range(20 if SOAK else 1):
+        fleet = renewed(pairs)
+        with (
+            loaded(pairs, tmp_path / str(number), f"{seed} {number}") as load,
+            Stale(pairs) as stale,
+        ):
+            load.wait_for_acks(800)
+            plan = planned(fleet, pairs)
+            assert plan.problems == ()
+            result = apply(fleet, plan)
+            load.wait_for_acks(400, shards=MOVING)
+            attempts = load.stop()
+        say(str(result))
+        for name, shards in (("staying", STAYING), ("moving", MOVING)):
+            say(f"  {name}: {pauses(attempts, shards=shards)}")
+        assert (result.state, result.epoch) == ("finished", 2)
+        assert stale.attempts
+        prove(pairs, [*attempts, *stale.attempts])
+
+
+def test_the_pause_of_a_quiet_split(fleet, pairs, tmp_path, seed, say):
+    with loaded(pairs, tmp_path / "load", seed, processes=2) as load:
+        load.wait_for_acks(200)
+        result = apply(fleet, planned(fleet, pairs))
+        load.wait_for_acks(100, shards=MOVING)
+        attempts = load.stop()
+    say(f"2 writers: {result}")
+    say(f"  {pauses(attempts)}")
+    prove(pairs, attempts)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM db00015.load_pins",
+        "INSERT INTO db00015.load_pins (token) VALUES ('x')",
+        "DROP DATABASE db00015",
+    ],
+)
+def test_the_old_home_is_shut(split_once, index, sql):
+    with split_once["server1"].servers[index].connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT COUNT(*) FROM db00007.load_pins")
+        with pytest.raises(pymysql.err.OperationalError) as info:
+            cursor.execute(sql)
+    assert info.value.args[0] in {1142, 1044} | ({1290} if index else set())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_copies_on_the_target_are_shut(split_once, index):
+    with split_once["server2"].servers[index].connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT COUNT(*) FROM db00008.load_pins")
+        with pytest.raises(pymysql.err.OperationalError) as info:
+            cursor.execute("SELECT COUNT(*) FROM db00007.load_pins")
+    assert info.value.args[0] in {1142, 1044}
+
+
+def test_both_sides_write_under_their_own_domain(split_once):
+    source, target = split_once["server1"], split_once["server2"]
+    domains = set()
+    for pair, shard in ((source, 0), (target, 15)):
+        with pair.primary.connect(autocommit=True) as connection:
+            connection.cursor().execute(
+                f"INSERT INTO db{shard:05d}.load_pins (token) VALUES ('own')"
+            )
+        pair.wait_caught_up()
+        ((last,),) = pair.primary.root_execute("SELECT @@gtid_binlog_pos")
+        own = f"-{pair.primary.server_id}-"
+        domains |= {x.split("-")[0] for x in last.split(",") if own in x}
+    assert len(domains) == 2
+    assert target.primary.root_execute("SHOW SLAVE STATUS") == []
+
+
+@pytest.fixture(scope="module")
+def split_once(pairs):
+    fleet = renewed(pairs)
+    apply(fleet, planned(fleet, pairs))
+    return pairs
+
+
+# -- a process that dies --------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_kill_9_before_it_is_published(pairs, tmp_path, seed, say):
+    rng = random.Random(seed)
+    fleet = renewed(pairs)
+    choices = [(step, end) for step in BEFORE for end in (undo, resume)]
+    if not SOAK:
+        # Those after which writes are stopped, and another.
+        choices = [
+            (rng.choice(BEFORE[:4]), undo),
+            ("fence", undo),
+            ("drain", undo),
+            (rng.choice(BEFORE[4:]), resume),
+        ]
+    for number, (step, end) in enumerate(choices):
+        say(f"kill -9 after {step}, {end.__name__}")
+        folder = tmp_path / str(number)
+        with loaded(pairs, folder, f"{seed} {number}") as load:
+            load.wait_for_acks(100)
+            apply_until(
+                pairs.fleet(), planned(fleet, pairs), step=step, state="done"
+            )
+            result = end(pairs.fleet())
+            load.wait_for_acks(100, shards=MOVING)
+            attempts = load.stop()
+        assert result.state == ("undone" if end is undo else "finished")
+        prove(pairs, attempts)
+        fleet = renewed(pairs)
+
+
+@pytest.mark.thorough
+def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
+    rng = random.Random(seed)
+    steps = AFTER if SOAK else ("publish", rng.choice(AFTER[1:]))
+    for number, step in enumerate(steps):
+        say(f"kill -9 after {step}")
+        fleet = renewed(pairs)
+        folder = tmp_path / str(number)
+        with loaded(pairs, folder, f"{seed} {number}") as load:
+            load.wait_for_acks(100)
+            apply_until(
+                pairs.fleet(), planned(fleet, pairs), step=step, state="done"
+            )
+            with pytest.raises(UndoRefusedError, match="resume"):
+                undo(pairs.fleet())
+            assert resume(pairs.fleet()).state == "finished"
+            load.wait_for_acks(100, shards=MOVING)
+            attempts = load.stop()
+        prove(pairs, attempts)
+
+
+# -- what is not fenced ---------------------------------------------------
+
+
+def open_transaction(server, shard, token):
+    """Return a connection that has written, and not committed."""
+    connection = server.connect()
+    cursor = connection.cursor()
+    cursor.execute(
+        f"INSERT INTO db{shard:05d}.load_pins (token) VALUES (%s)", (token,)
+    )
+    cursor.execute(
+        f"INSERT INTO db{shard:05d}.load_notes VALUES (%s, %s)",
+        (token, cursor.lastrowid),
+    )
+    return connection, cursor.lastrowid
+
+
+def test_without_the_kill_a_write_is_lost(fleet, pairs, monkeypatch):
+    monkeypatch.setattr(Fence, "kill_sessions", lambda self: 0)
+    connection, _ = open_transaction(
+        pairs["server1"].primary, MOVING[0], "open"
+    )
+    with connection:
+        apply(fleet, planned(fleet, pairs))
+        connection.commit()
+    now = time.monotonic()
+    acked = Attempt(
+        token="open",
+        shard=MOVING[0],
+        t0=now,
+        t1=now,
+        outcome="acked",
+        local_id=None,
+    )
+    rows = rows_of_places(places(json.loads(pairs.path.read_text())))
+    (problem,) = check([acked], rows)
+    assert problem.endswith("and lost")
+    assert only_old(rows_on(pairs, pairs["server1"].primary), rows)
+
+
+def test_an_open_transaction_does_not_survive(fleet, pairs):
+    connection, _ = open_transaction(
+        pairs["server1"].primary, MOVING[0], "open"
+    )
+    with connection:
+        apply(fleet, planned(fleet, pairs))
+        with pytest.raises(pymysql.err.OperationalError):
+            connection.commit()
+    prove(
+        pairs,
+        [
+            Attempt(token="open", shard=8, t0=0, t1=0, outcome="failed"),
+            acked_now(pairs, MOVING[0]),
+        ],
+    )
+
+
+def acked_now(pairs, shard):
+    """Write a row where the topology says."""
+    url, name = places(json.loads(pairs.path.read_text()))[shard]
+    with connect_to(url) as connection:
+        cursor = connection.cursor()
+        cursor.execute(
+            f"INSERT INTO `{name}`.load_pins (token) VALUES ('now')"
+        )
+        local_id = cursor.lastrowid
+        cursor.execute(
+            f"INSERT INTO `{name}`.load_notes VALUES ('now', %s)", (local_id,)
+        )
+        connection.commit()
+    return Attempt(
+        token="now",
+        shard=shard,
+        t0=0,
+        t1=0,
+        outcome="acked",
+        local_id=local_id,
+    )
+
+
+# -- what fails, and what is refused --------------------------------------
+
+
+def test_a_statement_in_the_way_undoes_it(fleet, pairs):
+    with pairs["server1"].primary.connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("LOCK TABLES db00000.load_pins WRITE")
+        with pytest.raises(OperationFailedError) as info:
+            apply(fleet, planned(fleet, pairs))
+        assert info.value.undone
+        assert info.value.step == "fence"
+        cursor.execute("UNLOCK TABLES")
+    prove(pairs, [acked_now(pairs, MOVING[0])])
+
+
+def test_everything_that_speaks_against_it_is_said_at_once(fleet, pairs):
+    source, target = pairs["server1"].primary, pairs["server2"].primary
+    source.root_execute("SET GLOBAL binlog_format = STATEMENT")
+    source.root_execute("CREATE VIEW db00009.v AS SELECT 1 AS one")
+    source.root_execute("CREATE USER cron@localhost")
+    source.root_execute("GRANT INSERT ON *.* TO cron@localhost")
+    source.root_execute("CREATE ROLE writers")
+    source.root_execute("GRANT writers TO cron@localhost")
+    source.root_execute("GRANT SELECT ON db00010.load_pins TO cron@localhost")
+    source.root_execute("GRANT UPDATE ON db00011.* TO cron@localhost")
+    target.root_execute("CREATE DATABASE other")
+    try:
+        plan = planned(fleet, pairs)
+        with pytest.raises(OperationRefusedError) as info:
+            apply(fleet, plan)
+        problems = "\n".join(map(str, plan.problems))
+        assert info.value.problems == plan.problems
+        for words in (
+            "binlog_format is STATEMENT",
+            "views db00009.v",
+            "'cron'@'localhost' has the global privileges INSERT",
+            "cron@localhost (role writers)",
+            "cron on db00010.load_pins",
+            "cron has grants on single databases (db00011)",
+            "server2 primary: it has databases (other)",
+        ):
+            assert words in problems, problems
+    finally:
+        source.root_execute("SET GLOBAL binlog_format = ROW")
+        source.root_execute("DROP VIEW db00009.v")
+        source.root_execute("DROP USER cron@localhost")
+        source.root_execute("DROP ROLE writers")
+        target.root_execute("DROP DATABASE other")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"server": "server9"}, "no server 'server9'"),
+        ({"shards": ["8-20"]}, "does not have shards 16 to 20"),
+        ({"shards": ["8-9", "9-10"]}, "repeats shard 9"),
+        ({"shards": ["9-8"]}, "is reversed"),
+        ({"shards": ["x"]}, "is not a range"),
+        ({"shards": ["lookup:1"]}, "the keyspace 'lookup'"),
+        ({"shards": ["0-15"]}, "sqla-shard fleet move"),
+        ({"target": "server1"}, "already a server"),
+        ({"primary": "app:secret@host:1"}, "has a user"),
+        ({"primary": "host:port"}, "is not the address"),
+        ({"weight": -1.0}, "-1.0 must be 0 or more"),
+    ],
+)
+def test_arguments_that_do_not_fit(fleet, pairs, changes, words):
+    try:
+        problems = planned(fleet, pairs, **changes).problems
+    except OperationRefusedError as error:
+        problems = error.problems
+    shown = "\n".join(map(str, problems))
+    assert words in shown
+    assert "secret" not in shown
+
+
+def test_servers_of_the_topology_are_no_target(fleet, pairs):
+    source = pairs["server1"]
+    plan = planned(fleet, pairs, standby=address(source.standby))
+    assert "is the standby of 'server1' already" in str(plan.problems)
+
+
+def test_a_server_that_does_not_answer_is_unknown(fleet, pairs):
+    pairs["server2"].standby.pause()
+    try:
+        plan = planned(pairs.fleet(timeout=1.0), pairs)
+    finally:
+        pairs["server2"].standby.resume()
+    (problem,) = [p for p in plan.problems if "standby" in p.place]
+    assert "its state is unknown" in problem.message
+
+
+def test_a_whole_server_moves(fleet, pairs):
+    result = apply(fleet, planned(fleet, pairs, shards=None))
+    assert result.state == "finished"
+    (server,) = json.loads(pairs.path.read_text())["keyspaces"]["objects"][
+        "servers"
+    ]
+    assert server["name"] == "server2"
+    assert server["shards"] == [0, 15]
+    assert server["primary"] == pairs["server2"].primary.url
+    assert server["standby"] == pairs["server2"].standby.url
