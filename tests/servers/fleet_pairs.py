@@ -35,7 +35,19 @@ FLEET_OPTIONS = (
 
 #: The privileges of the operator that the documentation lists.
 OPERATOR_GRANTS = (
-    "GRANT ALL PRIVILEGES ON *.* TO {account} WITH GRANT OPTION",
+    # Rows and tables of the application: copies, comparisons, restores.
+    "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX,"
+    " REFERENCES, LOCK TABLES, SHOW DATABASES ON *.* TO {account}",
+    # What tables have beside them.
+    "GRANT CREATE VIEW, SHOW VIEW, TRIGGER, CREATE ROUTINE, ALTER ROUTINE,"
+    " EXECUTE, EVENT ON *.* TO {account}",
+    # Fences: read_only, the global read lock, shadow rows of grants, KILL.
+    "GRANT RELOAD, READ_ONLY ADMIN, CONNECTION ADMIN, PROCESS, SUPER"
+    " ON *.* TO {account}",
+    # Replication.
+    "GRANT REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN,"
+    " SLAVE MONITOR, BINLOG ADMIN, BINLOG MONITOR, BINLOG REPLAY"
+    " ON *.* TO {account}",
 )
 _REPLICATION_GRANTS = ("GRANT REPLICATION SLAVE ON *.* TO {account}",)
 
