@@ -34,20 +34,20 @@ FLEET_OPTIONS = (
 )
 
 #: The privileges of the operator that the documentation lists.
-OPERATOR_GRANTS = (
+_PRIVILEGES = (
     # Rows and tables of the application: copies, comparisons, restores.
-    "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX,"
-    " REFERENCES, LOCK TABLES, SHOW DATABASES ON *.* TO {account}",
-    # What tables have beside them.
-    "GRANT CREATE VIEW, SHOW VIEW, TRIGGER, CREATE ROUTINE, ALTER ROUTINE,"
-    " EXECUTE, EVENT ON *.* TO {account}",
-    # Fences: read_only, the global read lock, shadow rows of grants, KILL.
-    "GRANT RELOAD, READ_ONLY ADMIN, CONNECTION ADMIN, PROCESS, SUPER"
-    " ON *.* TO {account}",
+    "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, LOCK TABLES",
+    # Views, triggers, procedures and events, also of other users.
+    "CREATE VIEW, SHOW VIEW, TRIGGER, CREATE ROUTINE, ALTER ROUTINE, EXECUTE",
+    "EVENT, SET USER",
+    # Fences: read_only, the global read lock, KILL, event_scheduler.
+    "RELOAD, READ_ONLY ADMIN, CONNECTION ADMIN, PROCESS, SUPER",
     # Replication.
-    "GRANT REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN,"
-    " SLAVE MONITOR, BINLOG ADMIN, BINLOG MONITOR, BINLOG REPLAY"
-    " ON *.* TO {account}",
+    "REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN, SLAVE MONITOR",
+    "BINLOG ADMIN, BINLOG MONITOR, BINLOG REPLAY",
+)
+OPERATOR_GRANTS = tuple(
+    f"GRANT {names} ON *.* TO {{account}}" for names in _PRIVILEGES
 )
 _REPLICATION_GRANTS = ("GRANT REPLICATION SLAVE ON *.* TO {account}",)
 

@@ -1,0 +1,120 @@
+"""The privileges of the operator: each is needed for a statement."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+import pymysql
+import pytest
+
+from sqla_shard.testing import MariaDBServer
+from tests.servers.fleet_pairs import FLEET_OPTIONS
+from tests.servers.fleet_pairs import OPERATOR_GRANTS
+
+pytestmark = pytest.mark.live
+
+#: A statement as the operations send it, which fails without the privilege.
+NEEDED = {
+    "SELECT": "SELECT * FROM db1.there",
+    "INSERT": "INSERT INTO mysql.db (host, db, user) VALUES ('h', 'd', 'u')",
+    "UPDATE": "UPDATE db1.there SET id = id + 1",
+    "DELETE": "DELETE FROM mysql.db WHERE user = 'u'",
+    "CREATE": "CREATE TABLE IF NOT EXISTS db1.new (id INT)",
+    "ALTER": "ALTER TABLE db1.there AUTO_INCREMENT = 9",
+    "DROP": "DROP TABLE IF EXISTS db1.missing",
+    "INDEX": "CREATE INDEX IF NOT EXISTS i ON db1.there (id)",
+    "LOCK TABLES": "LOCK TABLES db1.there READ",
+    "CREATE VIEW": "CREATE OR REPLACE VIEW db1.new_view AS SELECT 1",
+    "SHOW VIEW": "SHOW CREATE VIEW db1.seen",
+    "TRIGGER": "SHOW CREATE TRIGGER db1.fires",
+    "CREATE ROUTINE": "CREATE PROCEDURE IF NOT EXISTS db1.there() DO 1",
+    "ALTER ROUTINE": "ALTER PROCEDURE db1.there COMMENT 'x'",
+    "EXECUTE": "CALL db1.there()",
+    "EVENT": "ALTER EVENT db1.daily DISABLE",
+    "RELOAD": "FLUSH TABLES WITH READ LOCK",
+    "READ_ONLY ADMIN": "SET GLOBAL read_only = 0",
+    "CONNECTION ADMIN": "KILL {session}",
+    "PROCESS": "SELECT * FROM information_schema.innodb_trx",
+    "SUPER": "SET GLOBAL event_scheduler = OFF",
+    "SET USER": "CREATE OR REPLACE DEFINER = 'other'@'%' VIEW db1.new_view"
+    " AS SELECT 1",
+    "REPLICATION SLAVE ADMIN": "STOP SLAVE",
+    "REPLICATION MASTER ADMIN": "SET GLOBAL rpl_semi_sync_master_enabled = 0",
+    "SLAVE MONITOR": "SHOW SLAVE STATUS",
+    "BINLOG ADMIN": "SET SESSION sql_log_bin = 0",
+    "BINLOG MONITOR": "SHOW BINARY LOGS",
+    "BINLOG REPLAY": "SET SESSION gtid_seq_no = 7777",
+}
+GRANTED = {
+    name
+    for grant in OPERATOR_GRANTS
+    for name in re.findall(r"GRANT (.*) ON", grant)[0].split(", ")
+}
+_SETUP = (
+    "CREATE DATABASE db1",
+    "CREATE TABLE db1.there (id INT PRIMARY KEY AUTO_INCREMENT)",
+    "CREATE VIEW db1.seen AS SELECT 1",
+    "CREATE PROCEDURE db1.there() DO 1",
+    "CREATE EVENT db1.daily ON SCHEDULE EVERY 1 DAY DO DO 1",
+    "CREATE TRIGGER db1.fires AFTER INSERT ON db1.there FOR EACH ROW DO 1",
+    "CREATE USER 'other'@'%' IDENTIFIED BY 'other'",
+    "CREATE USER 'tried'@'%' IDENTIFIED BY 'tried'",
+)
+
+
+@pytest.fixture(scope="module")
+def attempt(mariadb_installed):
+    """Run a statement with some privileges; return the error, if any."""
+    with (
+        MariaDBServer(
+            "privileges", fast=True, options=FLEET_OPTIONS
+        ) as server,
+        server.root_connect() as connection,
+        connection.cursor() as root,
+    ):
+        for statement in _SETUP:
+            root.execute(statement)
+
+        def connect(user):
+            return pymysql.connect(
+                host=server.host, port=server.port, user=user, password=user
+            )
+
+        def run(privileges, statement):
+            root.execute(
+                "REVOKE ALL PRIVILEGES, GRANT OPTION FROM 'tried'@'%'"
+            )
+            names = ", ".join(sorted(privileges))
+            root.execute(f"GRANT {names} ON *.* TO 'tried'@'%'")
+            other = connect("other")
+            try:
+                with connect("tried") as mine, mine.cursor() as cursor:
+                    number = other.thread_id()
+                    cursor.execute(statement.format(session=number))
+            except pymysql.Error as error:
+                return error.args[0]
+            finally:
+                # It may have been killed.
+                with suppress(pymysql.Error):
+                    other.close()
+            return None
+
+        yield run
+
+
+def test_each_has_a_statement():
+    assert NEEDED.keys() == GRANTED
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_it_is_needed_and_suffices_with_the_others(attempt, name):
+    assert attempt(GRANTED, NEEDED[name]) is None
+    # Before MariaDB 11, SUPER includes some of the others.
+    assert attempt(GRANTED - {name, "SUPER"}, NEEDED[name]) in (
+        1044,
+        1095,
+        1142,
+        1227,
+        1370,
+    )
