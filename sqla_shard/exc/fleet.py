@@ -136,17 +136,22 @@ class OperationFailedError(FleetError):
     :ivar operation: the operation.
     :ivar step: name of the step.
     :ivar reason: message of the error, which is the cause of this one.
-    :ivar undone: whether all is as before.
+    :ivar undone: whether it was undone.
+    :ivar left: what is not as before although it was undone; empty if
+        everything is.
     """
 
     operation: str
     step: str
     reason: str
     undone: bool
+    left: str = ""
 
     def _describe(self) -> str:
         state = (
-            "everything is as before"
+            f"it was undone, but {self.left}"
+            if self.undone and self.left
+            else "everything is as before"
             if self.undone
             else "it is not finished; what to do now: sqla-shard fleet status"
         )

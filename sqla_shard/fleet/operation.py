@@ -150,11 +150,14 @@ class Operation(ABC):
         """Return the steps, in order; connects to nothing."""
 
     @abstractmethod
-    def undo(self) -> None:
+    def undo(self) -> str | None:
         """Restore what the steps before ``publish`` have changed.
 
         It can be called after a crash in any place of them, and repeated.  It
         has sessions of its own, since an error may have ended the others.
+
+        :returns: what could not be restored, in a few words; None if all is
+            as before.
         """
 
     def changed(self, topology: Topology) -> Topology:

@@ -18,14 +18,13 @@ Limits:
 
 * The free space of a server cannot be read with SQL; the plan says how much
   is copied.
-* A rebuild that is undone does not bring the old content back: the standby
-  stays marked as not complete until it is rebuilt.
+* A rebuild that is undone does not bring the old content back, and says so:
+  the standby stays marked as not complete until it is rebuilt.
 * Migrations must not run while content is copied.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Mapping
@@ -63,8 +62,6 @@ from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 
 __all__ = ["ACTIONS", "Replica"]
-
-_log = logging.getLogger(__name__)
 
 ACTIONS = ("build", "rebuild", "replace")
 
@@ -353,23 +350,22 @@ class Replica(Operation):
             )
         return steps
 
-    def undo(self) -> None:
+    def undo(self) -> str | None:
         """Detach the target, and mark its content as not complete."""
         try:
             target = self._new
-            if copy_state(target.admin) is not None:
-                target.detach()
-                abandon_copy(target.admin)
+            if copy_state(target.admin) is None:
+                return None
+            target.detach()
+            abandon_copy(target.admin)
         except FleetServerError as error:
-            # It is no part of the topology, or has no usable content: the
-            # fleet must not stay locked until it responds.
-            _log.warning(
-                "%s: %s is left as it is: %s",
-                self.plan.title,
-                self._target,
-                error,
-                extra={"action": "undo operation"},
+            # The fleet must not stay locked until it responds.
+            return f"{error}; look at it before it is used"
+        if self._action == "rebuild":
+            return (
+                f"the content of {target.admin} was dropped: rebuild it again"
             )
+        return None
 
     def changed(self, topology: Topology) -> Topology:
         """Name the target as the standby."""

@@ -185,6 +185,8 @@ class _Run:
         self._title = operation.plan.title
         #: Steps that this process found done, or in progress.
         self._found = {*hold.record.done, hold.record.step}
+        #: What the undoing could not restore.
+        self._left = ""
         operation.hold = hold
         operation.report = self._report
 
@@ -242,11 +244,14 @@ class _Run:
         try:
             # The sessions may be what has failed.
             self._operation.disconnect()
-            self._operation.undo()
+            self._left = self._operation.undo() or ""
         except Exception as error:
             self._hold.check()
             self._write(problem=f"the undoing failed: {error}")
             raise self._failure(UNDO, error, undone=False) from error
+        if self._left:
+            notes = {**self._hold.record.notes, UNDO: {"problem": self._left}}
+            self._hold.record = replace(self._hold.record, notes=notes)
         return self._end("undone")
 
     def _end(self, state: Literal["finished", "undone"]) -> Result:
@@ -356,6 +361,7 @@ class _Run:
             step=step,
             reason=str(reason),
             undone=undone,
+            left=self._left,
         )
 
     def _after_publish(self) -> Sequence[str]:

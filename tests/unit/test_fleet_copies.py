@@ -1,0 +1,144 @@
+"""Statements of copies, as they are sent; nothing is connected to."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet import Account
+from sqla_shard.fleet.definitions import _AUTO_INCREMENT
+from sqla_shard.fleet.definitions import Column
+from sqla_shard.fleet.definitions import differences
+from sqla_shard.fleet.definitions import quoted
+from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.fleet.replication import MySQLReplication
+from sqla_shard.fleet.row_copy import _literal
+
+
+class FakeAdmin:
+    """Records statements, and returns values by their text."""
+
+    def __init__(self, values=None):
+        self.sent = []
+        self.values = values or {}
+
+    def __str__(self):
+        return "target (b:3306)"
+
+    def run(self, sql, *parameters):
+        self.sent.append((sql, *parameters))
+
+    def value(self, sql, *parameters):
+        return self.values[sql]
+
+    def rows(self, sql, *parameters):
+        return self.values[sql]
+
+
+def test_mysql_clones_with_the_account_as_parameters():
+    admin = FakeAdmin()
+    account = Account(user="operator", password="secret")
+    MySQLReplication(admin).clone_from("a", 3307, account)
+    assert admin.sent == [
+        ("SET GLOBAL clone_valid_donor_list = %s", "a:3307"),
+        (
+            "CLONE INSTANCE FROM %s@%s:3307 IDENTIFIED BY %s",
+            "operator",
+            "a",
+            "secret",
+        ),
+    ]
+
+
+def test_mysql_adopts_a_position():
+    admin = FakeAdmin()
+    MySQLReplication(admin).adopt("3e11:1-5")
+    assert admin.sent == [
+        ("STOP REPLICA",),
+        ("RESET REPLICA ALL",),
+        ("RESET MASTER",),
+        ("SET GLOBAL gtid_purged = %s", "3e11:1-5"),
+    ]
+
+
+def test_mysql_lists_filters():
+    sql = (
+        "SELECT filter_name, filter_rule FROM"
+        " performance_schema.replication_applier_global_filters"
+    )
+    admin = FakeAdmin({sql: [("REPLICATE_DO_DB", "db1"), ("OTHER", "")]})
+    assert MySQLReplication(admin).filters() == ("REPLICATE_DO_DB=db1",)
+
+
+def test_mariadb_has_no_clone():
+    account = Account(user="operator", password="secret")
+    with pytest.raises(FleetSetupError, match="MariaDB, which has no CLONE"):
+        MariaDBReplication(FakeAdmin()).clone_from("a", 3307, account)
+
+
+@pytest.mark.parametrize(
+    ("applied", "position", "expected"),
+    [
+        ("", "", ""),
+        ("1-1-5", "", "1-1-5"),
+        ("1-1-5", "1-1-7", "1-1-7"),
+        ("1-1-9,3-3-1", "1-1-7,2-2-4", "1-1-9,2-2-4,3-3-1"),
+        ("1-1-7", "1-2-7", "1-2-7"),
+    ],
+)
+def test_the_later_position_of_each_domain_counts(applied, position, expected):
+    admin = FakeAdmin(
+        {
+            "SELECT @@GLOBAL.gtid_slave_pos": applied,
+            "SELECT @@GLOBAL.gtid_binlog_pos": position,
+        }
+    )
+    assert MariaDBReplication(admin).committed() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "sql"),
+    [
+        ("int", "IFNULL(`a``b`, 'NULL')"),
+        ("bit", "IFNULL(`a``b` + 0, 'NULL')"),
+        ("float", "IFNULL(`a``b` + 0E0, 'NULL')"),
+        ("json", "CONVERT(QUOTE(`a``b`) USING utf8mb4)"),
+        ("blob", "IFNULL(CONCAT('x''', HEX(`a``b`), ''''), 'NULL')"),
+    ],
+)
+def test_literals(kind, sql):
+    assert _literal(Column(name="a`b", type=kind)) == sql
+
+
+def test_the_counter_of_a_comment_is_not_that_of_the_table():
+    sql = (
+        "CREATE TABLE `t` (\n  `a` int COMMENT ') ENGINE AUTO_INCREMENT=5'\n"
+        ") ENGINE=InnoDB AUTO_INCREMENT=42 DEFAULT CHARSET=utf8mb4"
+    )
+    assert _AUTO_INCREMENT.search(sql)[2] == "42"
+
+
+def table(name, **changes):
+    values = {
+        "database": "d",
+        "name": name,
+        "sql": "CREATE",
+        "auto_increment": 1,
+        "columns": (Column(name="a", type="int"),),
+        "size": 1,
+    }
+    return ("d", name), Table(**{**values, **changes})
+
+
+def test_differences_ignore_counters_and_sizes():
+    before = dict([table("a"), table("b"), table("c")])
+    after = dict(
+        [table("a", auto_increment=9, size=7), table("b", sql="x"), table("e")]
+    )
+    assert differences(before, after) == [
+        "d.b is defined differently",
+        "d.c exists on one side only",
+        "d.e exists on one side only",
+    ]
+    assert quoted("a`b") == "`a``b`"
