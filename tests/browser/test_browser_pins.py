@@ -35,9 +35,7 @@ def test_add_edit_remove_restore(site: Site, board: Any) -> None:
         title="A <b>new</b> & shiny one",
         details='It\'s "quoted" <script>alert(1)</script>',
     )
-    one.page.wait_for_function(
-        "document.querySelectorAll('[data-pins] [data-pin-id]').length == 4"
-    )
+    expect(one.page.locator("[data-pins] [data-pin-id]")).to_have_count(4)
     new, *rest = one.order()
     assert rest == before
     card = one.card(new)

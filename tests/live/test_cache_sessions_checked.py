@@ -39,7 +39,7 @@ pytestmark = [
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 # A machine that is busy may take so long to see what is wrong, or until a
 # failover was not given up.
-PATIENCE = 90
+PATIENCE = 180
 # Of a run that finds nothing, at least, and at most; there is an end to it
 # as soon as enough was done.
 LEAST, MOST = (600, 700) if SOAK else (2, PATIENCE)
