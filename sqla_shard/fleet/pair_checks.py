@@ -15,6 +15,7 @@ __all__ = [
     "followers",
     "form_problems",
     "long_work",
+    "privilege_problems",
     "setting_problems",
     "standby_problems",
 ]
@@ -23,7 +24,10 @@ _LONG = 1.0
 
 
 def setting_problems(*servers: Replication) -> list[Problem]:
-    """Return what in the settings of servers prevents a change of roles."""
+    """Return what in the settings of servers prevents a change of roles.
+
+    The privileges of the operator are among them.
+    """
     found = [
         Problem(server.admin.name, text)
         for server in servers
@@ -31,6 +35,7 @@ def setting_problems(*servers: Replication) -> list[Problem]:
     ]
     ids: dict[str, str] = {}
     for server in servers:
+        found += privilege_problems(server)
         own = server.admin.variables("server_id").get("server_id", "")
         other = ids.setdefault(own, server.admin.name)
         if other != server.admin.name:
@@ -42,6 +47,30 @@ def setting_problems(*servers: Replication) -> list[Problem]:
                 )
             )
     return found
+
+
+def privilege_problems(server: Replication) -> list[Problem]:
+    """Return which privileges the operator lacks on a server."""
+    admin = server.admin
+    user, _, host = str(admin.value("SELECT CURRENT_USER()")).rpartition("@")
+    has = {
+        privilege
+        for (privilege,) in admin.rows(
+            "SELECT PRIVILEGE_TYPE FROM information_schema.user_privileges"
+            " WHERE GRANTEE = %s",
+            f"'{user}'@'{host}'",
+        )
+    }
+    lacks = [name for name in server.operator_privileges if name not in has]
+    if not lacks:
+        return []
+    return [
+        Problem(
+            admin.name,
+            f"the operator {user}@{host} lacks {', '.join(lacks)}; grant "
+            "these ON *.*",
+        )
+    ]
 
 
 def standby_problems(

@@ -25,7 +25,6 @@ Limits:
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -70,7 +69,6 @@ _LAG = 30.0
 #: Seconds without progress after which a new standby is given up.
 _PATIENCE = 60.0
 _GIB = 2**30
-_PRIVILEGES = ("RELOAD", "SELECT", "INSERT", "CREATE", "DROP", "ALTER")
 
 
 class Replica(Operation):
@@ -212,8 +210,6 @@ class Replica(Operation):
         found += self._target_problems(target)
         found += account_problems(accounts, primary, target)
         found += bypass_problems(accounts, target)
-        found += _privilege_problems(source.admin)
-        found += _privilege_problems(target.admin)
         found += self._copy().check()
         if self.plan.arguments["source"] != self.plan.arguments["primary"]:
             found += standby_problems(primary, source, lag=_LAG)
@@ -510,27 +506,6 @@ class Replica(Operation):
         # Its TLS options are those of the primary.
         pair = pair_named(self.fleet.topology(), self.server)
         return url_at(pair.primary, address)
-
-
-def _privilege_problems(admin: Admin) -> list[Problem]:
-    """Return which privileges of the operator a copy misses."""
-    granted = " ".join(
-        line for (line,) in admin.rows("SHOW GRANTS") if " ON *.* TO " in line
-    )
-    if "ALL PRIVILEGES" in granted:
-        return []
-    words = set(re.findall(r"[A-Z]+(?: [A-Z]+)*", granted))
-    words = {word.removeprefix("GRANT ").strip() for word in words}
-    missing = [name for name in _PRIVILEGES if name not in words]
-    if not missing:
-        return []
-    return [
-        Problem(
-            admin.name,
-            f"the operator does not have {', '.join(missing)} on *.*; grant "
-            "what the documentation of fleet operations lists",
-        )
-    ]
 
 
 def _size(admin: Admin) -> str:

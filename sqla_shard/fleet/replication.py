@@ -299,9 +299,16 @@ class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
 
     operator_privileges = (
-        *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
-        *("BINLOG ADMIN", "BINLOG MONITOR", "CONNECTION ADMIN"),
-        *("READ_ONLY ADMIN", "REPLICATION SLAVE ADMIN", "SLAVE MONITOR"),
+        # Rows and tables of the application: copies, comparisons, restores.
+        *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
+        *("INDEX", "LOCK TABLES"),
+        # Views, triggers, procedures and events, also of other users.
+        *("CREATE VIEW", "SHOW VIEW", "TRIGGER", "CREATE ROUTINE"),
+        *("ALTER ROUTINE", "EXECUTE", "EVENT", "SET USER"),
+        # Fences: read_only, the global read lock, KILL, event_scheduler.
+        *("RELOAD", "READ_ONLY ADMIN", "CONNECTION ADMIN", "PROCESS", "SUPER"),
+        *("REPLICATION SLAVE ADMIN", "REPLICATION MASTER ADMIN"),
+        *("SLAVE MONITOR", "BINLOG ADMIN", "BINLOG MONITOR", "BINLOG REPLAY"),
     )
 
     def is_read_only(self) -> bool:

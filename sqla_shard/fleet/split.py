@@ -49,7 +49,6 @@ from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split_checks import copy_problems
 from sqla_shard.fleet.split_checks import empty_problems
-from sqla_shard.fleet.split_checks import privilege_problems
 from sqla_shard.fleet.split_checks import schema_problems
 from sqla_shard.fleet.split_checks import source_problems
 from sqla_shard.topology import Topology
@@ -175,8 +174,6 @@ class Split(Operation):
         """Look at the servers that answer, by their role."""
         accounts = self.fleet.accounts
         found = setting_problems(*reached.values())
-        for server in reached.values():
-            found += privilege_problems(server)
         source, target = reached.get("source"), reached.get("target")
         if source is not None:
             fence = self._fence_of(source)

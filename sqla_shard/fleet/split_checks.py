@@ -21,7 +21,6 @@ from sqla_shard.fleet.replication import Replication
 __all__ = [
     "copy_problems",
     "empty_problems",
-    "privilege_problems",
     "schema_problems",
     "source_problems",
 ]
@@ -187,29 +186,6 @@ def schema_problems(
             )
         )
     return found
-
-
-def privilege_problems(server: Replication) -> list[Problem]:
-    """Return which privileges the operator lacks on a server."""
-    admin = server.admin
-    user, _, host = str(admin.value("SELECT CURRENT_USER()")).rpartition("@")
-    has = {
-        privilege
-        for (privilege,) in admin.rows(
-            "SELECT PRIVILEGE_TYPE FROM information_schema.user_privileges"
-            " WHERE GRANTEE = %s",
-            f"'{user}'@'{host}'",
-        )
-    }
-    lacks = [name for name in server.operator_privileges if name not in has]
-    if not lacks:
-        return []
-    return [
-        Problem(
-            admin.name,
-            f"{user}@{host} lacks {', '.join(lacks)}; grant these ON *.*",
-        )
-    ]
 
 
 def _objects(server: Replication, databases: Collection[str]) -> Iterator[str]:

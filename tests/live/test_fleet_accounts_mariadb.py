@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 
 import pymysql
 import pytest
 
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.pair_checks import privilege_problems
+from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing import MariaDBServer
 from tests.servers.fleet_pairs import FLEET_OPTIONS
-from tests.servers.fleet_pairs import OPERATOR_GRANTS
 
 pytestmark = pytest.mark.live
 
@@ -46,11 +50,7 @@ NEEDED = {
     "BINLOG MONITOR": "SHOW BINARY LOGS",
     "BINLOG REPLAY": "SET SESSION gtid_seq_no = 7777",
 }
-GRANTED = {
-    name
-    for grant in OPERATOR_GRANTS
-    for name in re.findall(r"GRANT (.*) ON", grant)[0].split(", ")
-}
+GRANTED = set(MariaDBReplication.operator_privileges)
 _SETUP = (
     "CREATE DATABASE db1",
     "CREATE TABLE db1.there (id INT PRIMARY KEY AUTO_INCREMENT)",
@@ -81,12 +81,15 @@ def attempt(mariadb_installed):
                 host=server.host, port=server.port, user=user, password=user
             )
 
-        def run(privileges, statement):
+        def grant(privileges):
             root.execute(
                 "REVOKE ALL PRIVILEGES, GRANT OPTION FROM 'tried'@'%'"
             )
             names = ", ".join(sorted(privileges))
             root.execute(f"GRANT {names} ON *.* TO 'tried'@'%'")
+
+        def run(privileges, statement):
+            grant(privileges)
             other = connect("other")
             try:
                 with connect("tried") as mine, mine.cursor() as cursor:
@@ -100,6 +103,8 @@ def attempt(mariadb_installed):
                     other.close()
             return None
 
+        run.grant = grant
+        run.server = server
         yield run
 
 
@@ -118,3 +123,16 @@ def test_it_is_needed_and_suffices_with_the_others(attempt, name):
         1227,
         1370,
     )
+
+
+def test_missing_ones_are_named_together(attempt):
+    account = Account(user="tried", password="tried")
+    url = Accounts(operator=account).url(attempt.server.url)
+    attempt.grant(GRANTED)
+    with Admin(url, name="server1") as admin:
+        assert privilege_problems(replication_of(admin)) == []
+    attempt.grant(GRANTED - {"SELECT", "SET USER", "READ_ONLY ADMIN"})
+    with Admin(url, name="server1") as admin:
+        (problem,) = privilege_problems(replication_of(admin))
+    assert problem.place == "server1"
+    assert "lacks SELECT, SET USER, READ_ONLY ADMIN; grant" in problem.message

@@ -19,6 +19,7 @@ from typing import Any
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import Fleet
+from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import in_parallel
@@ -34,21 +35,8 @@ FLEET_OPTIONS = (
 )
 
 #: The privileges of the operator that the documentation lists.
-_PRIVILEGES = (
-    # Rows and tables of the application: copies, comparisons, restores.
-    "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, LOCK TABLES",
-    # Views, triggers, procedures and events, also of other users.
-    "CREATE VIEW, SHOW VIEW, TRIGGER, CREATE ROUTINE, ALTER ROUTINE, EXECUTE",
-    "EVENT, SET USER",
-    # Fences: read_only, the global read lock, KILL, event_scheduler.
-    "RELOAD, READ_ONLY ADMIN, CONNECTION ADMIN, PROCESS, SUPER",
-    # Replication.
-    "REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN, SLAVE MONITOR",
-    "BINLOG ADMIN, BINLOG MONITOR, BINLOG REPLAY",
-)
-OPERATOR_GRANTS = tuple(
-    f"GRANT {names} ON *.* TO {{account}}" for names in _PRIVILEGES
-)
+_PRIVILEGES = ", ".join(MariaDBReplication.operator_privileges)
+OPERATOR_GRANTS = (f"GRANT {_PRIVILEGES} ON *.* TO {{account}}",)
 _REPLICATION_GRANTS = ("GRANT REPLICATION SLAVE ON *.* TO {account}",)
 
 
