@@ -173,6 +173,7 @@ SAMPLES = [
     exc.OperationRefusedError([exc.Problem("a", "b")], operation="f"),
     exc.OperationFailedError(operation="f", step="s", reason="r", undone=True),
     exc.NoOperationError(fleet="t.json"),
+    exc.ApplierStoppedError(server="a (h:1)", reason="r", statement="START"),
     exc.UndoRefusedError(operation="f", epoch=3),
     exc.ParameterValueError("\ud800", "a lone surrogate"),
     exc.PlacementError("m"),

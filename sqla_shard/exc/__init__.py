@@ -93,6 +93,7 @@ statement raises it::
     │   ├── OperationRefusedError         checks have found problems
     │   ├── OperationFailedError          a step has failed
     │   ├── NoOperationError              nothing to resume or to undo
+    │   ├── ApplierStoppedError           a standby that does not apply
     │   └── UndoRefusedError              its topology is published
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost

@@ -11,6 +11,7 @@ from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.definitions import Problem
 
 __all__ = [
+    "ApplierStoppedError",
     "CopyFailedError",
     "FleetError",
     "FleetLockLostError",
@@ -187,3 +188,22 @@ class UndoRefusedError(FleetError):
             f"{self.epoch} and cannot be undone; finish it with: sqla-shard "
             "fleet resume"
         )
+
+
+class ApplierStoppedError(FleetError):
+    """Raised when the applier of a standby was stopped and does not start.
+
+    The standby receives writes, and applies none until it is started.
+
+    :ivar server: name and address of the standby.
+    :ivar reason: message of the last attempt.
+    :ivar statement: statement that starts it.
+    """
+
+    server: str
+    reason: str
+    statement: str
+    _text = (
+        "{server}: its applier is stopped and could not be started "
+        "({reason}); run on this server: {statement}"
+    )

@@ -105,6 +105,8 @@ class Replication(ABC):
     :param admin: session on the server.
     """
 
+    #: Statement of :meth:`start_applier`, for messages.
+    START_APPLIER: ClassVar[str]
     #: Global privileges that the operator needs.
     operator_privileges: ClassVar[tuple[str, ...]]
 
@@ -277,6 +279,24 @@ class Replication(ABC):
         """Start applying; the receiver is not touched."""
 
     @abstractmethod
+    def stop_applier(self) -> None:
+        """Stop applying; the receiver is not touched."""
+
+    @abstractmethod
+    def last_write(self) -> str:
+        """Return the condition of UNTIL that the last write fulfils.
+
+        Nothing may be written meanwhile.
+        """
+
+    @abstractmethod
+    def apply_until(self, condition: str) -> None:
+        """Start applying, up to a :meth:`last_write` of the primary.
+
+        The receiver is not touched: it must run.
+        """
+
+    @abstractmethod
     def stop(self) -> None:
         """Stop receiving and applying; the position is remembered."""
 
@@ -298,6 +318,7 @@ class Replication(ABC):
 class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
 
+    START_APPLIER = "START SLAVE SQL_THREAD"
     operator_privileges = (
         # Rows and tables of the application: copies, comparisons, restores.
         *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
@@ -506,7 +527,26 @@ class MariaDBReplication(Replication):
                 reason="its receiver is stopped, so starting the applier "
                 "would delete what it has received and not applied",
             )
-        self.admin.run("START SLAVE SQL_THREAD")
+        self.admin.run(self.START_APPLIER)
+
+    def stop_applier(self) -> None:
+        """``STOP SLAVE SQL_THREAD``."""
+        self.admin.run("STOP SLAVE SQL_THREAD")
+
+    def last_write(self) -> str:
+        """Return the end of the binary log."""
+        # UNTIL master_gtid_pos is refused while the receiver runs (error
+        # 1254); if it were stopped, the relay log would be deleted, and
+        # semi-synchronous COMMITs of the primary would wait.
+        row = self.admin.mappings("SHOW MASTER STATUS")[0]
+        return (
+            f"MASTER_LOG_FILE = '{row['File']}',"
+            f" MASTER_LOG_POS = {row['Position']}"
+        )
+
+    def apply_until(self, condition: str) -> None:
+        """``START SLAVE SQL_THREAD UNTIL MASTER_LOG_FILE = ...``."""
+        self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
 
     def stop(self) -> None:
         """``STOP SLAVE``."""
@@ -529,6 +569,7 @@ class MariaDBReplication(Replication):
 class MySQLReplication(Replication):
     """MySQL 8.0.26 and later, with GTIDs."""
 
+    START_APPLIER = "START REPLICA SQL_THREAD"
     operator_privileges = (
         *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
         *("BINLOG_ADMIN", "REPLICATION CLIENT", "CONNECTION_ADMIN"),
@@ -697,7 +738,19 @@ class MySQLReplication(Replication):
 
     def start_applier(self) -> None:
         """``START REPLICA SQL_THREAD``."""
-        self.admin.run("START REPLICA SQL_THREAD")
+        self.admin.run(self.START_APPLIER)
+
+    def stop_applier(self) -> None:
+        """``STOP REPLICA SQL_THREAD``."""
+        self.admin.run("STOP REPLICA SQL_THREAD")
+
+    def last_write(self) -> str:
+        """Return ``gtid_executed``."""
+        return f"SQL_AFTER_GTIDS = '{self.position()}'"
+
+    def apply_until(self, condition: str) -> None:
+        """``START REPLICA SQL_THREAD UNTIL SQL_AFTER_GTIDS = ...``."""
+        self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
 
     def stop(self) -> None:
         """``STOP REPLICA``."""

@@ -1,0 +1,386 @@
+"""The definitions of two servers: tables, views, triggers, counters.
+
+These are read while both serve: the second server is read after it has applied
+what the first had written, and what differs is read again, up to five times in
+some seconds.  AUTO_INCREMENT of the first server is read before and after that
+of the second, which must lie between.
+
+A value of AUTO_INCREMENT that a rolled-back INSERT has used is not replicated:
+the counter of the primary is ahead until the next row is inserted.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from itertools import zip_longest
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.checksums import Column
+from sqla_shard.fleet.checksums import Columns
+from sqla_shard.fleet.checksums import key_of
+from sqla_shard.fleet.checksums import quoted
+from sqla_shard.fleet.differences import Difference
+from sqla_shard.fleet.differences import DifferenceKind
+from sqla_shard.fleet.differences import Unread
+from sqla_shard.fleet.replication import replication_of
+
+__all__ = [
+    "Catalogue",
+    "compare_catalogues",
+    "databases_on",
+    "wait_applied",
+]
+
+_SYSTEM = ("mysql", "information_schema", "performance_schema", "sys")
+_TRIES = 5
+_TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
+#: Engines whose snapshots are consistent.
+_ENGINES = ("InnoDB", "ROCKSDB")
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+_SHOWN = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    kind: str
+    engine: str | None
+    counter: int | None
+    definition: str
+    columns: tuple[Column, ...]
+    key: tuple[str, tuple[str, ...]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Database:
+    defaults: str
+    tables: Mapping[str, _Table]
+    triggers: Mapping[str, str]
+
+
+@dataclass(kw_only=True)
+class Catalogue:
+    """What both servers have, and what differs.
+
+    :ivar databases: number of databases on both servers.
+    :ivar tables: tables whose rows can be compared: database, name, columns.
+    :ivar differences: everything that differs.
+    :ivar unread: tables whose rows cannot be compared.
+    """
+
+    databases: int = 0
+    tables: list[tuple[str, str, Columns]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+
+
+def databases_on(admin: Admin) -> list[str]:
+    """Return the names of all databases of a server but its own."""
+    return [
+        name
+        for (name,) in admin.rows(
+            "SELECT schema_name FROM information_schema.schemata ORDER BY 1"
+        )
+        if name not in _SYSTEM
+    ]
+
+
+def wait_applied(first: Admin, second: Admin, patience: float) -> None:
+    """Wait until a standby has applied what the primary has written.
+
+    :param patience: seconds.
+    :raises FleetServerError: if it is later.
+    """
+    position = replication_of(first).position()
+    standby = replication_of(second)
+    until = time.monotonic() + patience
+    while not standby.reaches(position, 1.0):
+        if time.monotonic() > until:
+            raise FleetServerError(
+                server=str(second),
+                number=0,
+                reason=f"it has not applied {position} of the primary within "
+                f"{patience:g} s; wait until it has caught up",
+            )
+
+
+def compare_catalogues(
+    first: Admin,
+    second: Admin,
+    databases: Iterable[str],
+    *,
+    settle: Callable[[], object],
+    counters: bool = True,
+) -> Catalogue:
+    """Compare the definitions of two servers.
+
+    :param databases: names of the databases.
+    :param settle: waits until the second server has what the first had.
+    :param counters: whether to compare AUTO_INCREMENT.
+    """
+    names = sorted(set(databases))
+    found: dict[str, Catalogue] = {}
+    lasting: dict[str, set[tuple[str, DifferenceKind]]] = {}
+    for attempt in range(_TRIES):
+        time.sleep(0.25 * attempt)
+        left = {name: _read(first, name) for name in names}
+        settle()
+        right = {name: _read(second, name) for name in names}
+        for name in names:
+            later = _counters(first, name) if counters else None
+            one = _compare(name, left[name], right[name], later)
+            differing = {(each.table, each.kind) for each in one.differences}
+            # What differs for a moment is being changed.
+            lasting[name] = lasting.get(name, differing) & differing
+            one.differences = [
+                each
+                for each in one.differences
+                if (each.table, each.kind) in lasting[name]
+            ]
+            found[name] = one
+        names = [name for name in names if lasting[name]]
+        if not names:
+            break
+    whole = Catalogue()
+    for name in sorted(found):
+        one = found[name]
+        whole.databases += one.databases
+        whole.tables += one.tables
+        whole.differences += one.differences
+        whole.unread += one.unread
+    return whole
+
+
+# -- reading --------------------------------------------------------------
+
+
+def _read(admin: Admin, database: str) -> _Database | None:
+    defaults = admin.rows(
+        "SELECT default_character_set_name, default_collation_name"
+        " FROM information_schema.schemata WHERE schema_name = %s",
+        database,
+    )
+    if not defaults:
+        return None
+    columns: dict[str, list[Column]] = {}
+    for row in admin.mappings(
+        "SELECT table_name AS table_name, column_name AS column_name,"
+        " data_type AS data_type, column_type AS column_type,"
+        " character_set_name AS character_set_name,"
+        " collation_name AS collation_name,"
+        " character_octet_length AS character_octet_length"
+        " FROM information_schema.columns WHERE table_schema = %s"
+        " ORDER BY table_name, ordinal_position",
+        database,
+    ):
+        columns.setdefault(row["table_name"], []).append(Column.of_row(row))
+    keys = _keys(admin, database)
+    tables = {}
+    for name, kind, engine, counter in admin.rows(
+        "SELECT table_name, table_type, engine, auto_increment"
+        " FROM information_schema.tables WHERE table_schema = %s",
+        database,
+    ):
+        definition = _definition(admin, database, name)
+        if definition is not None:
+            tables[name] = _Table(
+                kind=kind,
+                engine=engine,
+                counter=counter,
+                definition=definition,
+                columns=tuple(columns.get(name, ())),
+                key=key_of(keys.get(name, {})),
+            )
+    triggers = {
+        name: "\n".join(map(str, rest))
+        for name, *rest in admin.rows(
+            "SELECT trigger_name, action_timing, event_manipulation,"
+            " event_object_table, action_order, action_statement"
+            " FROM information_schema.triggers WHERE trigger_schema = %s",
+            database,
+        )
+    }
+    return _Database(
+        defaults=" ".join(defaults[0]), tables=tables, triggers=triggers
+    )
+
+
+def _keys(
+    admin: Admin, database: str
+) -> dict[str, dict[str, list[tuple[str, bool]]]]:
+    found: dict[str, dict[str, list[tuple[str, bool]]]] = {}
+    for table, index, column, part, nullable in admin.rows(
+        "SELECT table_name, index_name, column_name, sub_part, nullable"
+        " FROM information_schema.statistics"
+        " WHERE table_schema = %s AND non_unique = 0"
+        " ORDER BY table_name, index_name, seq_in_index",
+        database,
+    ):
+        is_good = part is None and nullable != "YES" and column is not None
+        indexes = found.setdefault(table, {})
+        indexes.setdefault(index, []).append((column, is_good))
+    return found
+
+
+def _definition(admin: Admin, database: str, name: str) -> str | None:
+    """Return SHOW CREATE of a table or a view; None if it was dropped."""
+    try:
+        row = admin.rows(
+            f"SHOW CREATE TABLE {quoted(database)}.{quoted(name)}"
+        )[0]
+    except FleetServerError as error:
+        if error.number in (1146, 1049):
+            return None
+        raise
+    return _COUNTER.sub("", row[1])
+
+
+def _counters(admin: Admin, database: str) -> dict[str, int | None]:
+    return dict(
+        admin.rows(
+            "SELECT table_name, auto_increment FROM information_schema.tables"
+            " WHERE table_schema = %s",
+            database,
+        )
+    )
+
+
+# -- comparing ------------------------------------------------------------
+
+
+def _compare(
+    name: str,
+    first: _Database | None,
+    second: _Database | None,
+    later: Mapping[str, int | None] | None,
+) -> Catalogue:
+    result = Catalogue()
+    if first is None or second is None:
+        if first is not None or second is not None:
+            result.differences.append(
+                Difference(
+                    database=name,
+                    kind="missing_database"
+                    if second is None
+                    else "extra_database",
+                )
+            )
+        return result
+    result.databases = 1
+    result.differences += _definitions(name, first, second)
+    for table in sorted(first.tables.keys() & second.tables.keys()):
+        one, two = first.tables[table], second.tables[table]
+        if later is not None:
+            result.differences += _counter(
+                name, table, one.counter, later.get(table), two.counter
+            )
+        if one.kind not in _TABLES or two.kind not in _TABLES:
+            continue
+        chosen = _columns(name, table, one, two)
+        if isinstance(chosen, Columns):
+            result.tables.append((name, table, chosen))
+        else:
+            result.unread.append(
+                Unread(database=name, table=table, reason=chosen)
+            )
+    return result
+
+
+def _definitions(
+    name: str, first: _Database, second: _Database
+) -> Iterator[Difference]:
+    if first.defaults != second.defaults:
+        yield Difference(
+            database=name,
+            kind="definition",
+            detail=f"{first.defaults}; {second.defaults}",
+        )
+    texts = [
+        {
+            **{table: one.definition for table, one in side.tables.items()},
+            **{f"trigger {key}": one for key, one in side.triggers.items()},
+        }
+        for side in (first, second)
+    ]
+    for table in sorted(texts[0].keys() | texts[1].keys()):
+        one, two = texts[0].get(table), texts[1].get(table)
+        if two is None:
+            yield Difference(database=name, table=table, kind="missing_table")
+        elif one is None:
+            yield Difference(database=name, table=table, kind="extra_table")
+        elif one != two:
+            yield Difference(
+                database=name,
+                table=table,
+                kind="definition",
+                detail=_first_change(one, two),
+            )
+
+
+def _first_change(one: str, two: str) -> str:
+    for mine, other in zip_longest(
+        one.splitlines(), two.splitlines(), fillvalue="nothing"
+    ):
+        if mine != other:
+            return f"{mine.strip()[:_SHOWN]}; {other.strip()[:_SHOWN]}"
+    return "line endings"
+
+
+def _counter(
+    name: str,
+    table: str,
+    before: int | None,
+    after: int | None,
+    second: int | None,
+) -> Iterator[Difference]:
+    least, most = before or 0, after or 0
+    # In between, the counter has moved while both were read.
+    if second == before or (second and least <= second <= most):
+        return
+    yield Difference(
+        database=name,
+        table=table,
+        kind="auto_increment",
+        detail=f"{_shown(before)}; {_shown(second)}",
+    )
+
+
+def _shown(counter: int | None) -> str:
+    return "none" if counter is None else str(counter)
+
+
+def _columns(name: str, table: str, one: _Table, two: _Table) -> Columns | str:
+    """Return the columns that both have, or why they cannot be compared."""
+    for engine in (one.engine, two.engine):
+        if engine not in _ENGINES:
+            return (
+                f"the engine {engine} has no snapshots; convert the table to "
+                "InnoDB, or compare it with CHECKSUM TABLE while it is not "
+                "written"
+            )
+    theirs = {column.name: column for column in two.columns}
+    mine = [column for column in one.columns if column.name in theirs]
+    strange = [column.full for column in mine if not column.is_comparable]
+    if strange:
+        return f"columns of type {', '.join(strange)} are not supported"
+    if not mine:
+        return "the two have no column in common"
+    if one.key != two.key:
+        return "its primary keys are different; see its definitions"
+    if one.key is None:
+        return Columns(name, table, mine, None)
+    index, key = one.key
+    if any(
+        theirs[column.name].order != column.order
+        for column in mine
+        if column.name in key
+    ):
+        return "the types of its key are different; see its definitions"
+    return Columns(name, table, mine, index, key)

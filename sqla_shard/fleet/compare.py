@@ -1,0 +1,627 @@
+"""Compares the content of two servers while both serve.
+
+::
+
+    report = verify_data(fleet, "sharddb001")
+    if not report.ok:
+        print(report)
+
+Every row is read on both servers, by checksums of chunks in the order of the
+primary key; chunks that differ are divided until the rows are found.  A
+primary and its standby are compared at common points of their replication
+(:mod:`~sqla_shard.fleet.snapshots`): what is reported did differ, whatever is
+written meanwhile.  Two servers without replication between them must not be
+written, or only such rows as differ when they are read again are reported.
+
+Limits: tables of InnoDB and RocksDB; others are reported as unread, and so are
+tables whose definition changes meanwhile.  A table without a key is read by
+one statement, and its rows are named by their checksums.  Not compared:
+events, routines, accounts, values of sequences, and the history of a
+system-versioned table.  :mod:`~sqla_shard.fleet.checksums` lists how columns
+are compared.  Untested on MySQL 8.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from typing import Any
+
+from sqla_shard.exc import FleetLockedError
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.catalogue import compare_catalogues
+from sqla_shard.fleet.catalogue import databases_on
+from sqla_shard.fleet.catalogue import wait_applied
+from sqla_shard.fleet.checksums import Bound
+from sqla_shard.fleet.checksums import Columns
+from sqla_shard.fleet.checksums import SESSION
+from sqla_shard.fleet.differences import DataReport
+from sqla_shard.fleet.differences import Difference
+from sqla_shard.fleet.differences import DifferenceKind
+from sqla_shard.fleet.differences import Unread
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.snapshots import Opener
+from sqla_shard.fleet.snapshots import Snapshots
+
+__all__ = ["CompareOptions", "compare_servers", "verify_data"]
+
+_FIRST_CHUNK = 1000
+_CHUNK = (100, 100_000)
+# Rows of a range whose columns are listed.
+_ROWS = 1000
+_FAILURES = 3
+
+#: Count and checksum of a range.
+_Sum = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """How two servers are compared.
+
+    :ivar threads: sessions on each server.
+    :ivar rate: rows per second on each server, at most; None: no limit.
+    :ivar seconds: age of a snapshot after which a new point is made; while it
+        is open, its server cannot purge old versions of rows.
+    :ivar chunk_seconds: time that the statement for a chunk should take.
+    :ivar most: number of differences in the report; all are counted.
+    :ivar values: whether to report the values of columns that differ.
+    :ivar counters: whether to compare AUTO_INCREMENT.
+    :ivar patience: seconds for the standby to catch up.
+    :ivar on_difference: is called for every difference, also for those beyond
+        ``most``, from one thread at a time.
+    :ivar on_progress: is called with the number of rows so far.
+    """
+
+    threads: int = 2
+    rate: float | None = None
+    seconds: float = 600.0
+    chunk_seconds: float = 0.3
+    most: int = 1000
+    values: bool = False
+    counters: bool = True
+    patience: float = 60.0
+    on_difference: Callable[[Difference], object] | None = None
+    on_progress: Callable[[int], object] | None = None
+
+
+def verify_data(
+    fleet: Fleet,
+    server: str,
+    *,
+    against: str | None = None,
+    databases: Iterable[str] | None = None,
+    replicates: bool | None = None,
+    options: CompareOptions | None = None,
+) -> DataReport:
+    """Compare a primary with its standby, or with another server.
+
+    :param server: name of the server in the topology.
+    :param against: URL of another server, such as ``mysql://host:3306``; by
+        default the standby.
+    :param databases: names of the databases.  By default those of the
+        topology, and, of a standby, all others that one of the two has.
+    :param replicates: whether the other server replicates from the primary;
+        by default whether it says so.
+    :param options: how to compare.
+    :raises UnknownServerError: if the topology has no such server.
+    :raises FleetSetupError: if it has no standby.
+    :raises FleetLockedError: if an operation is running.
+    :raises OperationRefusedError: if the standby does not replicate.
+    :raises FleetServerError: if a server cannot be read.
+    :raises ApplierStoppedError: if the applier of the standby was stopped and
+        cannot be started.
+    """
+    pair = pair_named(fleet.topology(), server)
+    pending = fleet.journal.pending()
+    if pending is not None and pending.running:
+        raise FleetLockedError(
+            fleet=fleet.journal.name,
+            operation=pending.record.plan["title"],
+            holder=pending.record.holder,
+            running=True,
+        )
+    if against is None and pair.standby is None:
+        raise FleetSetupError(
+            f"{server} has no standby; name another server with --against"
+        )
+    other = against or str(pair.standby)
+    role = "standby" if against is None else "other server"
+
+    def first(timeout: float) -> Admin:
+        """Connect to the primary."""
+        name = f"{server} primary"
+        return fleet.admin(pair.primary, name=name, timeout=timeout)
+
+    def second(timeout: float) -> Admin:
+        """Connect to the other server."""
+        return fleet.admin(other, name=f"{server} {role}", timeout=timeout)
+
+    if replicates is None:
+        replicates = against is None or _replicates(first, second, fleet)
+    if databases is None:
+        found = set(pair.databases())
+        if against is None:
+            for opener in (first, second):
+                with opener(fleet.timeout) as admin:
+                    found.update(databases_on(admin))
+        databases = found
+    return compare_servers(
+        first,
+        second,
+        databases,
+        replicates=replicates,
+        options=options or CompareOptions(),
+    )
+
+
+def compare_servers(
+    first: Opener,
+    second: Opener,
+    databases: Iterable[str],
+    *,
+    replicates: bool,
+    options: CompareOptions,
+) -> DataReport:
+    """Compare databases of two servers.
+
+    :param first: connects to the primary, or to one of two servers.
+    :param second: connects to its standby, or to the other one.
+    :param databases: names of the databases.
+    :param replicates: whether the second replicates from the first; if not,
+        neither should be written meanwhile.
+    :raises OperationRefusedError: see :func:`verify_data`.
+    """
+    comparison = _Comparison(first, second, replicates, options)
+    return comparison.run(databases)
+
+
+def _replicates(first: Opener, second: Opener, fleet: Fleet) -> bool:
+    with first(fleet.timeout) as primary, second(fleet.timeout) as standby:
+        status = replication_of(standby).status()
+        return status is not None and status.source == primary.address
+
+
+@dataclass(kw_only=True)
+class _Unit:
+    """A table, and how far it was compared."""
+
+    database: str
+    table: str
+    columns: Columns
+    low: Bound | None = None
+    chunk: int = _FIRST_CHUNK
+    failures: int = 0
+
+    def difference(
+        self, kind: DifferenceKind, key: tuple[Any, ...], **more: Any
+    ) -> Difference:
+        """Return a difference of a row."""
+        return Difference(
+            database=self.database,
+            table=self.table,
+            kind=kind,
+            key=key,
+            **more,
+        )
+
+
+@dataclass(kw_only=True)
+class _Listed:
+    """A difference for the report; of a row, how to read it again."""
+
+    difference: Difference
+    columns: Columns | None = None
+    key: Bound = ()
+
+
+class _Interrupted(Exception):  # noqa: N818 - no error
+    """Ends the threads of a comparison that was interrupted."""
+
+
+class _Pair:
+    """The sessions of a thread, one on each server, in the same snapshot."""
+
+    def __init__(
+        self, sessions: tuple[Admin, Admin], pool: ThreadPoolExecutor
+    ) -> None:
+        self.sessions = sessions
+        self._pool = pool
+
+    def rows(self, sql: str) -> tuple[list[Any], list[Any]]:
+        """Return the rows of a statement on each server."""
+        first, second = self.sessions
+        other = self._pool.submit(second.rows, sql)
+        try:
+            mine = first.rows(sql)
+        finally:
+            # A session is for one thread at a time.
+            wait([other])
+        return mine, other.result()
+
+    def sums(self, sql: str) -> tuple[_Sum, _Sum]:
+        """Return the counts and checksums of a range."""
+        ((one,), (two,)) = self.rows(sql)
+        return (one[0], one[1]), (two[0], two[1])
+
+
+@dataclass
+class _Comparison:
+    first: Opener
+    second: Opener
+    replicates: bool
+    options: CompareOptions
+    queue: deque[_Unit] = field(default_factory=deque)
+    listed: list[_Listed] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    found: int = 0
+    rows: int = 0
+    settled: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._next = time.monotonic()
+        self._points: list[str] = []
+        self._locked = 0.0
+        self._stopped = 0.0
+
+    def run(self, databases: Iterable[str]) -> DataReport:
+        """Compare definitions, then rows, then what differed again."""
+        began = time.monotonic()
+        with self.first(60.0) as one, self.second(60.0) as two:
+            names = str(one), str(two)
+
+            def settle() -> None:
+                """Wait until the standby has what the primary had."""
+                if self.replicates:
+                    wait_applied(one, two, self.options.patience)
+
+            for admin in (one, two):
+                for statement in SESSION:
+                    admin.run(statement)
+            catalogue = compare_catalogues(
+                one,
+                two,
+                databases,
+                settle=settle,
+                counters=self.options.counters,
+            )
+        self.unread += catalogue.unread
+        for difference in catalogue.differences:
+            self._report(difference)
+        self.queue.extend(
+            _Unit(database=database, table=table, columns=columns)
+            for database, table, columns in catalogue.tables
+        )
+        while self.queue:
+            self._round()
+        self._again()
+        return DataReport(
+            first=names[0],
+            second=names[1],
+            replicates=self.replicates,
+            points=tuple(self._points),
+            databases=catalogue.databases,
+            tables=len(catalogue.tables),
+            rows=self.rows,
+            seconds=time.monotonic() - began,
+            locked=self._locked,
+            stopped=self._stopped,
+            found=self.found,
+            differences=tuple(one.difference for one in self.listed),
+            settled=self.settled,
+            unread=tuple(self.unread),
+        )
+
+    # -- rounds -----------------------------------------------------------
+
+    def _snapshots(self, pairs: int) -> Snapshots:
+        snapshots = Snapshots(
+            self.first,
+            self.second,
+            pairs=pairs,
+            replicates=self.replicates,
+            patience=self.options.patience,
+        )
+        point = snapshots.point
+        self._points.append(point.position)
+        self._locked = max(self._locked, point.locked)
+        self._stopped = max(self._stopped, point.stopped)
+        return snapshots
+
+    def _round(self) -> None:
+        """Compare at one point, until it is too old."""
+        threads = min(self.options.threads, len(self.queue))
+        with (
+            self._snapshots(threads) as snapshots,
+            ThreadPoolExecutor(2 * threads) as pool,
+        ):
+            until = time.monotonic() + self.options.seconds
+            futures = [
+                pool.submit(self._work, _Pair(pair, pool), until)
+                for pair in snapshots.pairs
+            ]
+            try:
+                wait(futures)
+            except BaseException:
+                self._stop.set()
+                raise
+            for future in futures:
+                future.result()
+
+    def _work(self, pair: _Pair, until: float) -> None:
+        while time.monotonic() < until:
+            with self._lock:
+                if not self.queue:
+                    return
+                unit = self.queue.popleft()
+            try:
+                is_done = self._walk(unit, pair, until)
+            except _Interrupted:
+                return
+            except FleetServerError as error:
+                # The session may be lost, or the definition has changed since
+                # the snapshot: go on at another point.
+                self._failed(unit, error)
+                return
+            if not is_done:
+                with self._lock:
+                    self.queue.append(unit)
+
+    def _failed(self, unit: _Unit, error: FleetServerError) -> None:
+        unit.failures += 1
+        with self._lock:
+            if unit.failures < _FAILURES:
+                self.queue.append(unit)
+            else:
+                self.unread.append(
+                    Unread(
+                        database=unit.database,
+                        table=unit.table,
+                        reason=str(error),
+                    )
+                )
+
+    # -- tables -----------------------------------------------------------
+
+    def _walk(self, unit: _Unit, pair: _Pair, until: float) -> bool:
+        """Compare a table from where it was left; return whether it ended."""
+        if not unit.columns.key:
+            self._without_key(unit, pair)
+            return True
+        while True:
+            self._wait(unit.chunk)
+            high = self._high(unit, pair)
+            began = time.monotonic()
+            one, two = pair.sums(unit.columns.chunk(unit.low, high))
+            taken = time.monotonic() - began
+            self._drill(unit, pair, (unit.low, high), one, two)
+            self._count(one[0])
+            if high is None:
+                return True
+            unit.low = high
+            unit.failures = 0
+            unit.chunk = _resized(
+                unit.chunk, taken, self.options.chunk_seconds
+            )
+            if time.monotonic() > until:
+                return False
+
+    def _high(self, unit: _Unit, pair: _Pair) -> Bound | None:
+        """Return the end of the next chunk; None if it is the last."""
+        columns = unit.columns
+        first, second = pair.sessions
+        found = first.rows(columns.bound(unit.low, None, unit.chunk))
+        if not found:
+            # The other server may have many more rows.
+            found = second.rows(columns.bound(unit.low, None, unit.chunk))
+        return columns.bound_of(found[0]) if found else None
+
+    def _drill(
+        self,
+        unit: _Unit,
+        pair: _Pair,
+        ends: tuple[Bound | None, Bound | None],
+        one: _Sum,
+        two: _Sum,
+    ) -> None:
+        """Report the rows of a range that differ."""
+        if one == two:
+            return
+        if max(one[0], two[0]) <= _ROWS:
+            self._list(unit, pair, ends)
+            return
+        low, high = ends
+        larger = pair.sessions[one[0] < two[0]]
+        half = max(one[0], two[0]) // 2
+        found = larger.rows(unit.columns.bound(low, high, half))
+        middle = unit.columns.bound_of(found[0])
+        self._wait(half)
+        left, right = pair.sums(unit.columns.chunk(low, middle))
+        self._drill(unit, pair, (low, middle), left, right)
+        self._drill(
+            unit, pair, (middle, high), _rest(one, left), _rest(two, right)
+        )
+
+    def _list(
+        self,
+        unit: _Unit,
+        pair: _Pair,
+        ends: tuple[Bound | None, Bound | None],
+    ) -> None:
+        """Compare the rows of a range one by one."""
+        columns = unit.columns
+        width = len(columns.key)
+        first, second = (
+            {columns.bound_of(row): row for row in side}
+            for side in pair.rows(columns.listing(*ends))
+        )
+        for key, row in first.items():
+            shown = columns.shown(row)
+            if key not in second:
+                self._report(
+                    unit.difference("missing_row", shown),
+                    columns,
+                    key,
+                )
+                continue
+            names = tuple(
+                column.name
+                for column, mine, other in zip(
+                    columns.columns,
+                    row[width:],
+                    second[key][width:],
+                    strict=True,
+                )
+                if mine != other
+            )
+            if names:
+                self._report(
+                    unit.difference(
+                        "row",
+                        shown,
+                        columns=names,
+                        values=self._values(unit, pair, key, names),
+                    ),
+                    columns,
+                    key,
+                )
+        for key, row in second.items():
+            if key not in first:
+                self._report(
+                    unit.difference("extra_row", columns.shown(row)),
+                    columns,
+                    key,
+                )
+
+    def _values(
+        self, unit: _Unit, pair: _Pair, key: Bound, names: tuple[str, ...]
+    ) -> dict[str, tuple[str, str]]:
+        if not self.options.values:
+            return {}
+        (mine,), (other,) = pair.rows(unit.columns.values(key, names))
+        return {
+            name: (_cut(one), _cut(two))
+            for name, one, two in zip(names, mine, other, strict=True)
+        }
+
+    def _without_key(self, unit: _Unit, pair: _Pair) -> None:
+        """Compare a table by the checksums of its rows."""
+        first, second = (
+            {row[0]: row[1:] for row in side}
+            for side in pair.rows(unit.columns.buckets())
+        )
+        self._count(sum(count for count, _ in first.values()))
+        for number in sorted(first.keys() | second.keys()):
+            if first.get(number) == second.get(number):
+                continue
+            if self._stop.is_set():
+                raise _Interrupted
+            mine, other = (
+                dict(side) for side in pair.rows(unit.columns.bucket(number))
+            )
+            for row in sorted(mine.keys() | other.keys()):
+                left = mine.get(row, 0) - other.get(row, 0)
+                if left:
+                    self._report(
+                        unit.difference(
+                            "missing_row" if left > 0 else "extra_row",
+                            (f"checksum {row:016x}",),
+                            detail=f"{abs(left)} times",
+                        )
+                    )
+
+    # -- the report -------------------------------------------------------
+
+    def _report(
+        self,
+        difference: Difference,
+        columns: Columns | None = None,
+        key: Bound = (),
+    ) -> None:
+        with self._lock:
+            self.found += 1
+            if self.found <= self.options.most:
+                self.listed.append(
+                    _Listed(difference=difference, columns=columns, key=key)
+                )
+            elif self.options.on_difference is not None:
+                self.options.on_difference(difference)
+
+    def _again(self) -> None:
+        """Compare the listed rows again, at another point."""
+        if any(one.columns is not None for one in self.listed):
+            with (
+                self._snapshots(1) as snapshots,
+                ThreadPoolExecutor(1) as pool,
+            ):
+                pair = _Pair(snapshots.pairs[0], pool)
+                self.listed = [
+                    one
+                    for one in self.listed
+                    if one.columns is None or self._lasts(one, pair)
+                ]
+        if self.options.on_difference is not None:
+            for one in self.listed:
+                self.options.on_difference(one.difference)
+
+    def _lasts(self, one: _Listed, pair: _Pair) -> bool:
+        """Read a row again; return whether it stays in the report."""
+        if one.columns is None:
+            return True
+        first, second = pair.rows(one.columns.one(one.key))
+        lasts = first != second
+        if not lasts and not self.replicates:
+            # The first look has read the servers at different moments.
+            self.found -= 1
+            self.settled += 1
+            return False
+        one.difference = replace(one.difference, lasts=lasts)
+        return True
+
+    # -- pace -------------------------------------------------------------
+
+    def _count(self, rows: int) -> None:
+        with self._lock:
+            self.rows += rows
+            if self.options.on_progress is not None:
+                self.options.on_progress(self.rows)
+
+    def _wait(self, rows: int) -> None:
+        """Wait for the turn of some rows, if the rate is limited."""
+        if self.options.rate is not None:
+            with self._lock:
+                begin = max(self._next, time.monotonic())
+                self._next = begin + rows / self.options.rate
+            self._stop.wait(begin - time.monotonic())
+        if self._stop.is_set():
+            raise _Interrupted
+
+
+def _resized(chunk: int, taken: float, wanted: float) -> int:
+    """Return the rows of the next chunk."""
+    least, most = _CHUNK
+    factor = min(4.0, max(0.25, wanted / max(taken, 1e-6)))
+    return int(min(most, max(least, chunk * factor)))
+
+
+def _rest(whole: _Sum, part: _Sum) -> _Sum:
+    return whole[0] - part[0], whole[1] ^ part[1]
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
