@@ -26,6 +26,7 @@ from sqla_shard.cli.fleet_replica import replica_group
 from sqla_shard.cli.fleet_replica import retire_command
 from sqla_shard.cli.fleet_split import move_command
 from sqla_shard.cli.fleet_split import split_command
+from sqla_shard.cli.fleet_verify import verify_command
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
@@ -157,6 +158,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     resume_command,
     undo_command,
     failover_command,
+    verify_command,
     reopen_command,
     replica_group,
     retire_command,

@@ -38,13 +38,11 @@ __all__ = [
 ]
 
 #: What a session needs so that the same row has the same checksum on every
-#: server; also, that the server does not end a long comparison.
+#: server.
 SESSION = (
     "SET NAMES utf8mb4",
     "SET SESSION time_zone = '+00:00', sql_mode = ''",
-    "SET SESSION wait_timeout = 28800, net_write_timeout = 600",
     "SET SESSION sql_select_limit = DEFAULT",
-    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
 )
 
 #: Place of a row in the order of the key: a literal for each key column.
@@ -172,7 +170,8 @@ class Column:
     def shown(self, value: Any) -> Any:
         """Return a value of :meth:`read` for people."""
         if self.kind in _TEXTS:
-            return bytes.fromhex(value).decode("utf-8", "backslashreplace")
+            codec = "cp1252" if self.charset == "latin1" else "utf-8"
+            return bytes.fromhex(value).decode(codec, "backslashreplace")
         if self.kind in _BYTES:
             return f"0x{value.lower()}"
         if self.kind in _INTEGERS | _NUMBERED:

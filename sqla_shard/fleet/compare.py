@@ -8,9 +8,9 @@
 
 Every row is read on both servers, by checksums of chunks in the order of the
 primary key; chunks that differ are divided until the rows are found.  A
-primary and its standby are compared at common points of their replication
-(:mod:`~sqla_shard.fleet.snapshots`): what is reported did differ, whatever is
-written meanwhile.  Two servers without replication between them must not be
+primary and its standby are compared at common points of replication
+(:mod:`~sqla_shard.fleet.common_point`): what is reported did differ, whatever
+is written meanwhile.  Two servers without replication between them must not be
 written, or only such rows as differ when they are read again are reported.
 
 Limits: tables of InnoDB and RocksDB; others are reported as unread, and so are
@@ -28,8 +28,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -45,6 +47,9 @@ from sqla_shard.fleet.catalogue import wait_applied
 from sqla_shard.fleet.checksums import Bound
 from sqla_shard.fleet.checksums import Columns
 from sqla_shard.fleet.checksums import SESSION
+from sqla_shard.fleet.common_point import common_point
+from sqla_shard.fleet.common_point import CommonPoint
+from sqla_shard.fleet.common_point import Opener
 from sqla_shard.fleet.differences import DataReport
 from sqla_shard.fleet.differences import Difference
 from sqla_shard.fleet.differences import DifferenceKind
@@ -52,12 +57,9 @@ from sqla_shard.fleet.differences import Unread
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.snapshots import Opener
-from sqla_shard.fleet.snapshots import Snapshots
 
 __all__ = ["CompareOptions", "compare_servers", "verify_data"]
 
-_FIRST_CHUNK = 1000
 _CHUNK = (100, 100_000)
 # Rows of a range whose columns are listed.
 _ROWS = 1000
@@ -76,6 +78,7 @@ class CompareOptions:
     :ivar seconds: age of a snapshot after which a new point is made; while it
         is open, its server cannot purge old versions of rows.
     :ivar chunk_seconds: time that the statement for a chunk should take.
+    :ivar first_chunk: rows of the first chunk of a table.
     :ivar most: number of differences in the report; all are counted.
     :ivar values: whether to report the values of columns that differ.
     :ivar counters: whether to compare AUTO_INCREMENT.
@@ -89,6 +92,7 @@ class CompareOptions:
     rate: float | None = None
     seconds: float = 600.0
     chunk_seconds: float = 0.3
+    first_chunk: int = 1000
     most: int = 1000
     values: bool = False
     counters: bool = True
@@ -140,22 +144,21 @@ def verify_data(
     other = against or str(pair.standby)
     role = "standby" if against is None else "other server"
 
-    def first(timeout: float) -> Admin:
+    def first() -> Admin:
         """Connect to the primary."""
-        name = f"{server} primary"
-        return fleet.admin(pair.primary, name=name, timeout=timeout)
+        return fleet.admin(pair.primary, name=f"{server} primary")
 
-    def second(timeout: float) -> Admin:
+    def second() -> Admin:
         """Connect to the other server."""
-        return fleet.admin(other, name=f"{server} {role}", timeout=timeout)
+        return fleet.admin(other, name=f"{server} {role}")
 
     if replicates is None:
-        replicates = against is None or _replicates(first, second, fleet)
+        replicates = against is None or _replicates(first, second)
     if databases is None:
         found = set(pair.databases())
         if against is None:
             for opener in (first, second):
-                with opener(fleet.timeout) as admin:
+                with opener() as admin:
                     found.update(databases_on(admin))
         databases = found
     return compare_servers(
@@ -188,8 +191,8 @@ def compare_servers(
     return comparison.run(databases)
 
 
-def _replicates(first: Opener, second: Opener, fleet: Fleet) -> bool:
-    with first(fleet.timeout) as primary, second(fleet.timeout) as standby:
+def _replicates(first: Opener, second: Opener) -> bool:
+    with first() as primary, second() as standby:
         status = replication_of(standby).status()
         return status is not None and status.source == primary.address
 
@@ -201,8 +204,8 @@ class _Unit:
     database: str
     table: str
     columns: Columns
+    chunk: int
     low: Bound | None = None
-    chunk: int = _FIRST_CHUNK
     failures: int = 0
 
     def difference(
@@ -281,7 +284,7 @@ class _Comparison:
     def run(self, databases: Iterable[str]) -> DataReport:
         """Compare definitions, then rows, then what differed again."""
         began = time.monotonic()
-        with self.first(60.0) as one, self.second(60.0) as two:
+        with self.first() as one, self.second() as two:
             names = str(one), str(two)
 
             def settle() -> None:
@@ -303,7 +306,12 @@ class _Comparison:
         for difference in catalogue.differences:
             self._report(difference)
         self.queue.extend(
-            _Unit(database=database, table=table, columns=columns)
+            _Unit(
+                database=database,
+                table=table,
+                columns=columns,
+                chunk=self.options.first_chunk,
+            )
             for database, table, columns in catalogue.tables
         )
         while self.queue:
@@ -328,31 +336,31 @@ class _Comparison:
 
     # -- rounds -----------------------------------------------------------
 
-    def _snapshots(self, pairs: int) -> Snapshots:
-        snapshots = Snapshots(
+    @contextmanager
+    def _at_point(self, pairs: int) -> Iterator[CommonPoint]:
+        with common_point(
             self.first,
             self.second,
             pairs=pairs,
             replicates=self.replicates,
             patience=self.options.patience,
-        )
-        point = snapshots.point
-        self._points.append(point.position)
-        self._locked = max(self._locked, point.locked)
-        self._stopped = max(self._stopped, point.stopped)
-        return snapshots
+        ) as point:
+            self._points.append(point.position)
+            self._locked = max(self._locked, point.locked)
+            self._stopped = max(self._stopped, point.stopped)
+            yield point
 
     def _round(self) -> None:
         """Compare at one point, until it is too old."""
         threads = min(self.options.threads, len(self.queue))
         with (
-            self._snapshots(threads) as snapshots,
+            self._at_point(threads) as point,
             ThreadPoolExecutor(2 * threads) as pool,
         ):
             until = time.monotonic() + self.options.seconds
             futures = [
                 pool.submit(self._work, _Pair(pair, pool), until)
-                for pair in snapshots.pairs
+                for pair in point.pairs
             ]
             try:
                 wait(futures)
@@ -565,10 +573,10 @@ class _Comparison:
         """Compare the listed rows again, at another point."""
         if any(one.columns is not None for one in self.listed):
             with (
-                self._snapshots(1) as snapshots,
+                self._at_point(1) as point,
                 ThreadPoolExecutor(1) as pool,
             ):
-                pair = _Pair(snapshots.pairs[0], pool)
+                pair = _Pair(point.pairs[0], pool)
                 self.listed = [
                     one
                     for one in self.listed

@@ -189,11 +189,7 @@ class DataReport:
 
     def summary(self) -> str:
         """Return the last lines of ``str()``, without the differences."""
-        lines = []
-        left = self.found - len(self.differences)
-        if left:
-            lines.append(f"{left:,} more differences are not listed")
-        lines += map(str, self.unread)
+        lines = [str(one) for one in self.unread]
         speed = self.rows / self.seconds if self.seconds else 0
         lines.append(
             f"{self.rows:,} rows in {self.tables:,} tables of "
@@ -206,14 +202,18 @@ class DataReport:
                 f"{self.settled:,} rows differed at first and were equal "
                 "when compared again"
             )
-        verdict = "equal"
-        if self.unread:
-            verdict = f"unknown: {len(self.unread):,} tables not compared"
+        wrong = []
         if self.found:
-            verdict = f"{self.found:,} differences"
+            wrong.append(f"{self.found:,} differences")
+        if self.unread:
+            wrong.append(f"{len(self.unread):,} tables not compared")
+        verdict = ", ".join(wrong) or "equal"
         lines.append(f"{self.first} and {self.second}: {verdict}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
         lines = [one.described(self.second) for one in self.differences]
+        left = self.found - len(self.differences)
+        if left:
+            lines.append(f"{left:,} more differences are not listed")
         return "\n".join([*lines, self.summary()])

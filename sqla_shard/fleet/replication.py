@@ -184,6 +184,13 @@ class Replication(ABC):
         """Return whether an applied position includes a position."""
 
     @abstractmethod
+    def is_at(self, applied: str, position: str) -> bool:
+        """Return whether an applied position is a position of the primary.
+
+        Writes of other servers than the primary has are ignored.
+        """
+
+    @abstractmethod
     def history(self) -> str:
         """Return all that the binary log of the server has ever contained."""
 
@@ -283,15 +290,17 @@ class Replication(ABC):
         """Stop applying; the receiver is not touched."""
 
     @abstractmethod
-    def last_write(self) -> str:
-        """Return the condition of UNTIL that the last write fulfils.
+    def snapshot_end(self, position: str) -> str:
+        """Return the condition of UNTIL for the open snapshot of a session.
 
-        Nothing may be written meanwhile.
+        A standby that applies until then has what the snapshot contains.
+
+        :param position: position of the snapshot.
         """
 
     @abstractmethod
     def apply_until(self, condition: str) -> None:
-        """Start applying, up to a :meth:`last_write` of the primary.
+        """Start applying, up to a :meth:`snapshot_end`.
 
         The receiver is not touched: it must run.
         """
@@ -388,6 +397,13 @@ class MariaDBReplication(Replication):
         return all(
             has.get(domain, -1) >= number
             for domain, _, number in gtids(position)
+        )
+
+    def is_at(self, applied: str, position: str) -> bool:
+        """Compare the sequence numbers of the domains of the primary."""
+        has = {domain: number for domain, _, number in gtids(applied)}
+        return all(
+            has.get(domain) == number for domain, _, number in gtids(position)
         )
 
     def history(self) -> str:
@@ -533,15 +549,17 @@ class MariaDBReplication(Replication):
         """``STOP SLAVE SQL_THREAD``."""
         self.admin.run("STOP SLAVE SQL_THREAD")
 
-    def last_write(self) -> str:
-        """Return the end of the binary log."""
+    def snapshot_end(self, position: str) -> str:
+        """Return the end of the binary log at the time of the snapshot."""
         # UNTIL master_gtid_pos is refused while the receiver runs (error
         # 1254); if it were stopped, the relay log would be deleted, and
         # semi-synchronous COMMITs of the primary would wait.
-        row = self.admin.mappings("SHOW MASTER STATUS")[0]
+        found = dict(
+            self.admin.rows("SHOW SESSION STATUS LIKE 'binlog_snapshot_%%'")
+        )
         return (
-            f"MASTER_LOG_FILE = '{row['File']}',"
-            f" MASTER_LOG_POS = {row['Position']}"
+            f"MASTER_LOG_FILE = '{found['Binlog_snapshot_file']}',"
+            f" MASTER_LOG_POS = {found['Binlog_snapshot_position']}"
         )
 
     def apply_until(self, condition: str) -> None:
@@ -626,6 +644,15 @@ class MySQLReplication(Replication):
         return bool(
             self.admin.value("SELECT GTID_SUBSET(%s, %s)", position, applied)
         )
+
+    def is_at(self, applied: str, position: str) -> bool:
+        """Call ``GTID_SUBTRACT`` in both directions."""
+        if not self.covers(applied, position):
+            return False
+        left = self.admin.value(
+            "SELECT GTID_SUBTRACT(%s, %s)", applied, position
+        )
+        return not _origins(left) & _origins(position)
 
     def history(self) -> str:
         """Return ``gtid_executed``."""
@@ -744,9 +771,9 @@ class MySQLReplication(Replication):
         """``STOP REPLICA SQL_THREAD``."""
         self.admin.run("STOP REPLICA SQL_THREAD")
 
-    def last_write(self) -> str:
-        """Return ``gtid_executed``."""
-        return f"SQL_AFTER_GTIDS = '{self.position()}'"
+    def snapshot_end(self, position: str) -> str:
+        """Return the position."""
+        return f"SQL_AFTER_GTIDS = '{position}'"
 
     def apply_until(self, condition: str) -> None:
         """``START REPLICA SQL_THREAD UNTIL SQL_AFTER_GTIDS = ...``."""
@@ -781,6 +808,11 @@ def gtids(text: str) -> list[tuple[int, int, int]]:
             domain, server, number = part.strip().split("-")
             found.append((int(domain), int(server), int(number)))
     return found
+
+
+def _origins(position: str) -> set[str]:
+    parts = position.replace("\n", "").split(",")
+    return {part.strip().partition(":")[0] for part in parts if part.strip()}
 
 
 def _length(interval: str) -> int:
