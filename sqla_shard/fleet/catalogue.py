@@ -35,11 +35,9 @@ from sqla_shard.fleet.replication import replication_of
 __all__ = [
     "Catalogue",
     "compare_catalogues",
-    "databases_on",
     "wait_applied",
 ]
 
-_SYSTEM = ("mysql", "information_schema", "performance_schema", "sys")
 _TRIES = 5
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 #: Engines whose snapshots are consistent.
@@ -79,17 +77,6 @@ class Catalogue:
     tables: list[tuple[str, str, Columns]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
-
-
-def databases_on(admin: Admin) -> list[str]:
-    """Return the names of all databases of a server but its own."""
-    return [
-        name
-        for (name,) in admin.rows(
-            "SELECT schema_name FROM information_schema.schemata ORDER BY 1"
-        )
-        if name not in _SYSTEM
-    ]
 
 
 def wait_applied(first: Admin, second: Admin, patience: float) -> None:

@@ -42,7 +42,6 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.catalogue import compare_catalogues
-from sqla_shard.fleet.catalogue import databases_on
 from sqla_shard.fleet.catalogue import wait_applied
 from sqla_shard.fleet.checksums import Bound
 from sqla_shard.fleet.checksums import Columns
@@ -50,6 +49,7 @@ from sqla_shard.fleet.checksums import SESSION
 from sqla_shard.fleet.common_point import common_point
 from sqla_shard.fleet.common_point import CommonPoint
 from sqla_shard.fleet.common_point import Opener
+from sqla_shard.fleet.definitions import databases_of
 from sqla_shard.fleet.differences import DataReport
 from sqla_shard.fleet.differences import Difference
 from sqla_shard.fleet.differences import DifferenceKind
@@ -159,7 +159,7 @@ def verify_data(
         if against is None:
             for opener in (first, second):
                 with opener() as admin:
-                    found.update(databases_on(admin))
+                    found.update(databases_of(admin))
         databases = found
     return compare_servers(
         first,

@@ -1,0 +1,196 @@
+"""Statements of comparisons, and what their reports say."""
+
+from __future__ import annotations
+
+import pytest
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.checksums import Column
+from sqla_shard.fleet.checksums import Columns
+from sqla_shard.fleet.checksums import key_of
+from sqla_shard.fleet.differences import DataReport
+from sqla_shard.fleet.differences import Difference
+from sqla_shard.fleet.differences import Unread
+from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.fleet.replication import MySQLReplication
+
+
+class FakeAdmin:
+    """A session that records statements and has prepared answers."""
+
+    def __init__(self, **answers):
+        self.statements = []
+        self.answers = answers
+
+    def __str__(self):
+        return "fake (h:1)"
+
+    def run(self, sql, *parameters):
+        self.statements.append(sql)
+
+    def rows(self, sql, *parameters):
+        return self.answers["rows"]
+
+    def value(self, sql, *parameters):
+        return self.answers["values"][sql]
+
+    def mappings(self, sql):
+        return []
+
+
+def column(name, kind, **more):
+    options = {"full": kind, "charset": None, "collation": None, "octets": 0}
+    return Column(name=name, kind=kind, **{**options, **more})
+
+
+class TestPoints:
+    def test_mariadb_applies_until_a_place_in_the_binary_log(self):
+        admin = FakeAdmin(
+            rows=[
+                ("Binlog_snapshot_file", "bin.000002"),
+                ("Binlog_snapshot_position", "4711"),
+            ]
+        )
+        replication = MariaDBReplication(admin)
+        replication.stop_applier()
+        replication.apply_until(replication.snapshot_end("0-1-42"))
+        assert admin.statements == [
+            "STOP SLAVE SQL_THREAD",
+            (
+                "START SLAVE SQL_THREAD UNTIL MASTER_LOG_FILE = 'bin.000002',"
+                " MASTER_LOG_POS = 4711"
+            ),
+        ]
+
+    def test_mysql_applies_until_a_set_of_gtids(self):
+        admin = FakeAdmin()
+        replication = MySQLReplication(admin)
+        replication.stop_applier()
+        replication.apply_until(replication.snapshot_end("a:1-5"))
+        assert admin.statements == [
+            "STOP REPLICA SQL_THREAD",
+            "START REPLICA SQL_THREAD UNTIL SQL_AFTER_GTIDS = 'a:1-5'",
+        ]
+
+    @pytest.mark.parametrize(
+        ("applied", "is_at"),
+        [
+            ("1-1-5", True),
+            ("1-1-5,9-9-1", True),
+            ("1-1-6", False),
+            ("1-1-4", False),
+            ("", False),
+        ],
+    )
+    def test_mariadb_is_at(self, applied, is_at):
+        assert MariaDBReplication(FakeAdmin()).is_at(applied, "1-1-5") == is_at
+
+    @pytest.mark.parametrize(
+        ("left", "is_at"), [("", True), ("b:1", True), ("a:6,\nb:1", False)]
+    )
+    def test_mysql_is_at(self, left, is_at):
+        admin = FakeAdmin(
+            values={
+                "SELECT GTID_SUBSET(%s, %s)": 1,
+                "SELECT GTID_SUBTRACT(%s, %s)": left,
+            }
+        )
+        assert MySQLReplication(admin).is_at("a:1-6", "a:1-5") == is_at
+
+    def test_applier_is_not_started_without_the_receiver(self):
+        admin = FakeAdmin()
+        with pytest.raises(FleetServerError):
+            MariaDBReplication(admin).start_applier()
+        assert admin.statements == []
+
+
+class TestStatements:
+    def test_bounds_use_the_collation_of_the_column(self):
+        name = column(
+            "n", "varchar", charset="latin1", collation="latin1_german2_ci"
+        )
+        columns = Columns("d", "t", [name], "PRIMARY", ["n"])
+        bound = columns.bound_of(["FC"])
+        assert bound == ("_latin1 x'FC' COLLATE latin1_german2_ci",)
+        assert columns.shown(["FC"]) == ("ü",)
+        assert f"`n` > {bound[0]}" in columns.chunk(bound, None)
+
+    def test_composite_keys_use_their_index(self):
+        two = [column("a", "int"), column("b", "int")]
+        columns = Columns("d", "t", two, "PRIMARY", ["a", "b"])
+        sql = columns.chunk(("1", "2"), ("3", "4"))
+        assert "FORCE INDEX (`PRIMARY`)" in sql
+        assert "(`a` > 1 OR (`a` = 1 AND `b` > 2))" in sql
+        assert "OR (`a` = 3 AND `b` = 4))" in sql
+
+    def test_long_values_are_not_concatenated(self):
+        two = [
+            column("a", "varchar", octets=400),
+            column("b", "longtext", octets=2**32 - 1),
+        ]
+        sql = Columns("d", "t", two, None).checksum
+        assert "CAST(`a` AS BINARY)" in sql
+        assert "MD5(`b`)" in sql
+
+    def test_names_are_quoted(self):
+        columns = Columns("d%", "a`b", [column("x%d", "int")], None)
+        assert "`d%%`.`a``b`" in columns.buckets()
+        assert "`x%%d`" in columns.checksum
+
+    def test_key(self):
+        assert key_of({}) is None
+        assert key_of({"u": [("a", False)]}) is None
+        assert key_of({"a": [("a", True)], "PRIMARY": [("b", True)]}) == (
+            "PRIMARY",
+            ("b",),
+        )
+        assert key_of({"b": [("x", True)], "a": [("y", True), ("z", True)]})
+
+
+class TestReports:
+    def report(self, **more):
+        options = {
+            "first": "a (h:1)",
+            "second": "b (h:2)",
+            "replicates": True,
+            "points": ("0-1-2",),
+            "databases": 1,
+            "tables": 2,
+            "rows": 3,
+            "seconds": 1.0,
+            "locked": 0.001,
+            "stopped": 0.02,
+            "found": 0,
+            "differences": (),
+        }
+        return DataReport(**{**options, **more})
+
+    def test_equal(self):
+        report = self.report()
+        assert report.ok
+        assert str(report).endswith("a (h:1) and b (h:2): equal")
+
+    def test_what_was_not_read_is_not_equal(self):
+        unread = Unread(database="d", table="t", reason="lost")
+        report = self.report(unread=(unread,))
+        assert not report.ok
+        assert "d.t: not compared: lost" in str(report)
+        assert "equal" not in str(report)
+
+    def test_how_many_are_not_listed(self):
+        one = Difference(
+            database="d", table="t", kind="row", key=(1, 2), columns=("a",)
+        )
+        report = self.report(found=9, differences=(one,))
+        assert not report.ok
+        assert "d.t (1, 2): differs in a" in str(report)
+        assert "8 more differences are not listed" in str(report)
+
+    def test_a_difference_that_has_gone(self):
+        one = Difference(
+            database="d", table="t", kind="extra_row", key=(1,), lasts=False
+        )
+        assert str(one) == (
+            "d.t 1: exists on the second server only; equal when compared "
+            "again"
+        )
