@@ -110,7 +110,6 @@ def test_every_extra_is_listed() -> None:
 #: What the pages say is missing, by the words of the README's table and of
 #: the landing page; each with the name that it would have.
 MISSING = {
-    "commands that move shards and fail over": "fleet",
     "jobs": "jobs",
 }
 
