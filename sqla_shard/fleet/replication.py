@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,13 @@ from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
 
 __all__ = [
+    "Login",
     "MariaDBReplication",
     "MySQLReplication",
     "Replication",
     "ReplicationStatus",
     "SemiSync",
+    "TableSize",
     "gtids",
     "replication_of",
 ]
@@ -88,6 +91,45 @@ class SemiSync:
     after_sync: bool
     timeout: float
     standbys: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """An account of a server.
+
+    :ivar user: name of the user, or of a role.
+    :ivar host: the addresses from which it may connect; empty for a role.
+    :ivar privileges: its global privileges, with those of its roles.
+    :ivar roles: its roles, and the roles of these.
+    :ivar needs_no_password: whether anyone can connect with its name.
+    """
+
+    user: str
+    host: str
+    privileges: frozenset[str]
+    roles: frozenset[str] = frozenset()
+    needs_no_password: bool = False
+
+    def __str__(self) -> str:
+        return f"'{self.user}'@'{self.host}'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSize:
+    """What a table needs, as the server estimates it.
+
+    :ivar bytes: of rows and indexes.
+    :ivar rows: number of rows, an estimate that may be wrong by half.
+    :ivar next_id: next value of AUTO_INCREMENT; None without such a column.
+    :ivar id_type: type of that column, such as ``"bigint(20) unsigned"``.
+    """
+
+    database: str
+    table: str
+    bytes: int
+    rows: int
+    next_id: int | None = None
+    id_type: str = ""
 
 
 def replication_of(admin: Admin) -> Replication:
@@ -322,6 +364,81 @@ class Replication(ABC):
     @abstractmethod
     def set_semi_sync(self, *, source: bool, replica: bool) -> None:
         """Let the server wait for standbys, or acknowledge as one."""
+
+    # -- what is on the server --------------------------------------------
+
+    @abstractmethod
+    def configured(self, *names: str) -> dict[str, bool]:
+        """Return whether each variable is set in the server's configuration.
+
+        Otherwise a restart gives it the default of the server.  A variable
+        that was changed with SET GLOBAL is left out: nothing is known of it.
+        """
+
+    @abstractmethod
+    def logins(self) -> list[Login]:
+        """Return the accounts and roles of the server."""
+
+    def table_sizes(self) -> list[TableSize]:
+        """Return the tables of all databases but those of the system."""
+        types = {
+            (database, table): column_type
+            for database, table, column_type in self.admin.rows(
+                "SELECT table_schema, table_name, column_type"
+                " FROM information_schema.columns"
+                " WHERE extra LIKE %s",
+                "%auto_increment%",
+            )
+        }
+        return [
+            TableSize(
+                database=database,
+                table=table,
+                bytes=int(size),
+                rows=int(rows),
+                next_id=None if next_id is None else int(next_id),
+                id_type=types.get((database, table), ""),
+            )
+            for database, table, size, rows, next_id in self.admin.rows(
+                "SELECT table_schema, table_name,"
+                " COALESCE(data_length, 0) + COALESCE(index_length, 0),"
+                " COALESCE(table_rows, 0), auto_increment"
+                " FROM information_schema.tables"
+                " WHERE table_type = 'BASE TABLE' AND table_schema NOT IN"
+                " ('mysql', 'sys', 'information_schema',"
+                " 'performance_schema')"
+            )
+        ]
+
+    def activity(self) -> dict[str, tuple[int, int]] | None:
+        """Return the numbers of rows read and written, by database.
+
+        They count from a restart, or from when counting was switched on.
+
+        :returns: None if the server does not count.
+        """
+        on = self.admin.variables("userstat", "performance_schema")
+        if on.get("userstat") == "ON":
+            counts = (
+                "SELECT table_schema, SUM(rows_read), SUM(rows_changed)"
+                " FROM information_schema.table_statistics"
+                " GROUP BY table_schema"
+            )
+        elif on.get("performance_schema") == "ON" and self.admin.value(
+            "SELECT COUNT(*) FROM performance_schema.setup_instruments"
+            " WHERE name = 'wait/io/table/sql/handler' AND enabled = 'YES'"
+        ):
+            counts = (
+                "SELECT object_schema, SUM(count_read), SUM(count_write)"
+                " FROM performance_schema.table_io_waits_summary_by_table"
+                " WHERE object_schema IS NOT NULL GROUP BY object_schema"
+            )
+        else:
+            return None
+        return {
+            database: (int(read), int(written))
+            for database, read, written in self.admin.rows(counts)
+        }
 
 
 class MariaDBReplication(Replication):
@@ -583,6 +700,32 @@ class MariaDBReplication(Replication):
         """Set ``rpl_semi_sync_master_enabled`` and ``..._slave_enabled``."""
         _set_semi_sync(self.admin, {"master": source, "slave": replica})
 
+    def configured(self, *names: str) -> dict[str, bool]:
+        """Read ``GLOBAL_VALUE_ORIGIN``."""
+        found = self.admin.rows(
+            "SELECT LOWER(variable_name), global_value_origin"
+            " FROM information_schema.system_variables"
+        )
+        return _configured(names, found, default="COMPILE-TIME", set_="SQL")
+
+    def logins(self) -> list[Login]:
+        """Read the table ``global_priv``, and roles."""
+        accounts = self.admin.rows(
+            "SELECT u.user, u.host,"
+            " u.is_role = 'N' AND u.authentication_string = ''"
+            " AND u.plugin IN ('', 'mysql_native_password', 'ed25519')"
+            " AND COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0"
+            " FROM mysql.user AS u JOIN mysql.global_priv AS g"
+            " ON g.user = u.user AND g.host = u.host"
+        )
+        return _logins(
+            self.admin,
+            accounts,
+            self.admin.rows(
+                "SELECT user, host, role FROM mysql.roles_mapping"
+            ),
+        )
+
 
 class MySQLReplication(Replication):
     """MySQL 8.0.26 and later, with GTIDs."""
@@ -796,6 +939,35 @@ class MySQLReplication(Replication):
         """Set ``rpl_semi_sync_source_enabled`` and ``..._replica_enabled``."""
         _set_semi_sync(self.admin, {"source": source, "replica": replica})
 
+    def configured(self, *names: str) -> dict[str, bool]:
+        """Read ``variables_info``."""
+        found = self.admin.rows(
+            "SELECT LOWER(variable_name), variable_source"
+            " FROM performance_schema.variables_info"
+        )
+        return _configured(names, found, default="COMPILED", set_="DYNAMIC")
+
+    def logins(self) -> list[Login]:
+        """Read the tables ``user`` and ``role_edges``."""
+        accounts = self.admin.rows(
+            "SELECT user, host, authentication_string = ''"
+            " AND account_locked = 'N' AND plugin IN"
+            " ('mysql_native_password', 'caching_sha2_password',"
+            " 'sha256_password') FROM mysql.user"
+        )
+        return _logins(
+            self.admin,
+            accounts,
+            self.admin.rows(
+                "SELECT to_user, to_host, from_user FROM mysql.role_edges"
+            ),
+        )
+
+    def table_sizes(self) -> list[TableSize]:
+        """Read them without the cache of 24 hours."""
+        self.admin.run("SET SESSION information_schema_stats_expiry = 0")
+        return super().table_sizes()
+
 
 def gtids(text: str) -> list[tuple[int, int, int]]:
     """Return the GTIDs of MariaDB in a position: domain, server, number.
@@ -896,3 +1068,64 @@ def _semi_sync(admin: Admin, source: str, replica: str) -> SemiSync | None:
 def _set_semi_sync(admin: Admin, roles: Mapping[str, bool]) -> None:
     for role, on in roles.items():
         admin.run(f"SET GLOBAL rpl_semi_sync_{role}_enabled = {int(on)}")
+
+
+def _configured(
+    names: Iterable[str],
+    origins: Iterable[tuple[Any, ...]],
+    *,
+    default: str,
+    set_: str,
+) -> dict[str, bool]:
+    found = dict(origins)
+    return {
+        name: found[name] != default
+        for name in names
+        if found.get(name, set_) != set_
+    }
+
+
+def _logins(
+    admin: Admin,
+    accounts: Iterable[tuple[Any, ...]],
+    granted: Iterable[tuple[Any, ...]],
+) -> list[Login]:
+    roles: dict[str, set[str]] = {}
+    for user, _, role in granted:
+        roles.setdefault(user, set()).add(role)
+    own: dict[str, set[str]] = {}
+    for grantee, privilege in admin.rows(
+        "SELECT grantee, privilege_type"
+        " FROM information_schema.user_privileges"
+    ):
+        own.setdefault(grantee, set()).add(privilege)
+    of_roles = {
+        # 'role'@'', or 'role'@'%' on MySQL
+        grantee.rpartition("@")[0].strip("'"): privileges
+        for grantee, privileges in own.items()
+    }
+    found = []
+    for user, host, is_open in accounts:
+        all_roles = _closure(user, roles)
+        mine = set(own.get(f"'{user}'@'{host}'", ()))
+        mine.update(*(of_roles.get(role, ()) for role in all_roles))
+        found.append(
+            Login(
+                user=user,
+                host=host,
+                privileges=frozenset(mine - {"USAGE"}),
+                roles=frozenset(all_roles),
+                needs_no_password=bool(is_open),
+            )
+        )
+    return found
+
+
+def _closure(user: str, roles: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = [user]
+    while left:
+        for role in roles.get(left.pop(), set()) - found:
+            found.add(role)
+            left.append(role)
+    return found

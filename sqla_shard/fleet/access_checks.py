@@ -1,0 +1,239 @@
+"""Checks of the doctor: accounts, events, sessions and transactions.
+
+Fences of operations hold for accounts without global privileges: ``read_only``
+does not stop READ_ONLY ADMIN, and a fence of single databases stops neither
+global privileges nor those of roles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.findings import critical
+from sqla_shard.fleet.findings import Findings
+from sqla_shard.fleet.findings import fleet_check
+from sqla_shard.fleet.findings import info
+from sqla_shard.fleet.findings import pair_check
+from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import warning
+
+__all__ = ["LONG_TRANSACTION"]
+
+LONG_TRANSACTION = 60
+"""Age in seconds from which a transaction is reported."""
+
+#: Global privileges with which an account writes past fences.
+_WRITES = frozenset(
+    [
+        "ALTER",
+        "BINLOG ADMIN",
+        "BINLOG REPLAY",
+        "CREATE",
+        "CREATE USER",
+        "DELETE",
+        "DROP",
+        "INDEX",
+        "INSERT",
+        "READ_ONLY ADMIN",
+        "SUPER",
+        "SYSTEM_VARIABLES_ADMIN",
+        "TRIGGER",
+        "UPDATE",
+    ]
+)
+_PAST_READ_ONLY = frozenset(["CONNECTION_ADMIN", "READ_ONLY ADMIN", "SUPER"])
+#: Accounts of the server itself.
+_SYSTEM = frozenset(
+    ["root", "mariadb.sys", "mysql.sys", "mysql.session", "mysql"]
+)
+_SYSTEM_SESSIONS = frozenset(["system user", "event_scheduler"])
+_SHOWN = 3
+
+
+@fleet_check
+def application_users(fleet: FleetFacts) -> Findings:
+    """Users of the application that are not known."""
+    if fleet.unknown_users:
+        yield info(
+            "fleet",
+            f"the users {', '.join(fleet.unknown_users)} of the topology "
+            "have no value, so their privileges and sessions were not checked",
+            "set these environment variables as the application does",
+        )
+
+
+@server_check
+def global_privileges(server: ServerFacts, fleet: FleetFacts) -> Findings:
+    """Accounts of the application that fences do not stop."""
+    for login in server.logins:
+        found = sorted(login.privileges & _WRITES)
+        if login.user in fleet.application and found:
+            yield critical(
+                server,
+                f"has an account of the application, {login}, with global "
+                f"privileges ({', '.join(found)}): it can write past the "
+                "fences of operations",
+                f"on {server.address}: REVOKE {', '.join(found)} ON *.* FROM "
+                f"{login}; grant it privileges on its databases only",
+            )
+
+
+@server_check
+def roles(server: ServerFacts, fleet: FleetFacts) -> Findings:
+    """Roles of the application, whose privileges fences do not see."""
+    for login in server.logins:
+        if login.user in fleet.application and login.roles:
+            first = sorted(login.roles)[0]
+            yield warning(
+                server,
+                f"has an account of the application, {login}, with roles "
+                f"({', '.join(sorted(login.roles))}): the fence of a split "
+                "does not stop what it is granted by a role",
+                f"on {server.address}: REVOKE {first} FROM {login}; grant "
+                "the privileges to the account",
+            )
+
+
+@server_check
+def past_read_only(server: ServerFacts, fleet: FleetFacts) -> Findings:
+    """Other accounts that write on a server that is read-only."""
+    skipped = fleet.application | fleet.operators | _SYSTEM
+    for login in server.logins:
+        found = sorted(login.privileges & _PAST_READ_ONLY)
+        if login.user not in skipped and found:
+            yield warning(
+                server,
+                f"has an account, {login}, that may write although a server "
+                f"is read-only ({', '.join(found)})",
+                f"on {server.address}: REVOKE {', '.join(found)} ON *.* FROM "
+                f"{login}",
+            )
+
+
+@server_check
+def no_password(server: ServerFacts, _: FleetFacts) -> Findings:
+    """Accounts that anyone can use."""
+    for login in server.logins:
+        if login.needs_no_password:
+            yield warning(
+                server,
+                f"has an account without a password: {login}",
+                f"on {server.address}: DROP USER {login}, or give it a "
+                "password",
+            )
+
+
+@pair_check
+def events(pair: PairFacts, fleet: FleetFacts) -> Findings:
+    """Events that write on a standby, or would after a failover."""
+    standby = pair.standby
+    if standby is not None:
+        enabled = [one for one in standby.events if one.status == "ENABLED"]
+        if enabled and standby.is_on("event_scheduler"):
+            yield critical(
+                standby,
+                f"runs {_events(len(enabled))} ({enabled[0].database}."
+                f"{enabled[0].name}) although it is a standby",
+                f"on {standby.address}: SET GLOBAL event_scheduler = OFF",
+            )
+        elif enabled:
+            yield warning(
+                standby,
+                f"has {_events(len(enabled))} that {_are(len(enabled))} "
+                f"enabled ({enabled[0].database}.{enabled[0].name}): the "
+                "event scheduler would run them on a standby",
+                f"on {standby.address}: SET SESSION sql_log_bin = 0; ALTER "
+                f"EVENT `{enabled[0].database}`.`{enabled[0].name}` DISABLE "
+                "ON SLAVE",
+            )
+        if standby.is_on("event_scheduler"):
+            yield warning(
+                standby,
+                "has its event scheduler switched on",
+                f"on {standby.address}: SET GLOBAL event_scheduler = OFF, "
+                "and in its configuration",
+            )
+    strong = {
+        login.user
+        for login in pair.primary.logins
+        if login.privileges & _PAST_READ_ONLY
+    }
+    for event in pair.primary.events:
+        if event.definer.rpartition("@")[0] in strong:
+            yield warning(
+                pair.primary,
+                f"has the event {event.database}.{event.name} of the definer "
+                f"{event.definer}, which writes past read_only: on a former "
+                "primary it makes errant transactions",
+                f"on {pair.primary.address}: ALTER DEFINER = an account "
+                f"without SUPER and READ_ONLY ADMIN EVENT `{event.database}`"
+                f".`{event.name}` COMMENT ''",
+            )
+
+
+@server_check
+def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
+    """Sessions of the application where the topology sends none."""
+    if server.role == "primary":
+        return
+    found = [one for one in server.sessions if one.user in fleet.application]
+    if not found:
+        return
+    hosts = Counter(one.host.partition(":")[0] for one in found)
+    where = ", ".join(
+        f"{count} from {host}" for host, count in hosts.most_common(_SHOWN)
+    )
+    place = "a standby" if server.role == "standby" else "not in the topology"
+    yield warning(
+        server,
+        f"has {len(found)} sessions of the application ({where}), and is "
+        f"{place}: those processes use another epoch of the topology than "
+        f"{fleet.topology.epoch}, or its URL",
+        "find what follows the topology on these hosts (sqla-shard topology "
+        "watch), and restart what does not; on "
+        f"{server.address}: KILL {found[0].id}",
+    )
+
+
+@fleet_check
+def old_epochs(_: FleetFacts) -> Findings:
+    """What cannot be known about the epochs of processes."""
+    yield info(
+        "fleet",
+        "the epochs that processes use are known by their sessions on "
+        "standbys and former servers only: neither servers nor ZooKeeper "
+        "show them",
+    )
+
+
+@server_check
+def long_transactions(server: ServerFacts, _: FleetFacts) -> Findings:
+    """Transactions that operations would wait for or end."""
+    applied_by = {
+        one.id for one in server.sessions if one.user in _SYSTEM_SESSIONS
+    }
+    found = [
+        one
+        for one in server.transactions
+        if one.seconds >= LONG_TRANSACTION and one.session not in applied_by
+    ]
+    if found:
+        oldest = max(found, key=lambda one: one.seconds)
+        yield warning(
+            server,
+            f"has {len(found)} transactions of {LONG_TRANSACTION} s or "
+            f"longer, the oldest of {oldest.seconds:,} s: they hold locks, "
+            "and an operation ends them",
+            f"on {server.address}: KILL {oldest.session}",
+        )
+
+
+def _events(count: int) -> str:
+    return "1 event" if count == 1 else f"{count} events"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

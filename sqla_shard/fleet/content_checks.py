@@ -1,0 +1,221 @@
+"""Checks of the doctor: shards, definitions, ids and disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.findings import critical
+from sqla_shard.fleet.findings import Findings
+from sqla_shard.fleet.findings import fleet_check
+from sqla_shard.fleet.findings import info
+from sqla_shard.fleet.findings import pair_check
+from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.replication import TableSize
+from sqla_shard.ids import MAX_LOCAL_ID
+
+__all__ = ["CRITICAL_FILL", "WARNING_FILL", "fill_of"]
+
+WARNING_FILL = 0.7
+"""Used part of the ids of a table, or of a disk, from which to warn."""
+
+CRITICAL_FILL = 0.9
+"""The same, from which it is critical."""
+
+_SHOWN = 5
+_BITS = (
+    ("tinyint", 8),
+    ("smallint", 16),
+    ("mediumint", 24),
+    ("int", 32),
+    ("bigint", 64),
+)
+
+
+@pair_check
+def missing_databases(pair: PairFacts, fleet: FleetFacts) -> Findings:
+    """Shards that no server has, or only the wrong ones."""
+    missing = pair.databases - pair.primary.databases
+    if missing:
+        elsewhere = [
+            f"{database} is on {server}"
+            for server in fleet.servers
+            if server not in pair.servers and server.has("databases")
+            for database in sorted(missing & server.databases)
+        ]
+        found = f"; {', '.join(elsewhere[:_SHOWN])}" if elsewhere else ""
+        yield critical(
+            pair.primary,
+            f"lacks {len(missing)} databases of the topology "
+            f"({_listed(missing)}){found}",
+            "sqla-shard fleet history; restore them, or if they are new: "
+            "sqla-shard schema provision",
+        )
+    standby = pair.standby
+    if standby is not None:
+        lost = (pair.databases & pair.primary.databases) - standby.databases
+        if lost:
+            yield critical(
+                standby,
+                f"lacks {len(lost)} databases that its primary has "
+                f"({_listed(lost)})",
+                f"sqla-shard fleet replica rebuild {pair.name}",
+            )
+
+
+@pair_check
+def orphans(pair: PairFacts, fleet: FleetFacts) -> Findings:
+    """Databases of shards that another server has, or none should have."""
+    for server in pair.servers:
+        surplus = {
+            database
+            for database in server.databases - pair.databases
+            if fleet.shard_of(database) is not None
+        }
+        # A standby repeats its primary.
+        if server is not pair.primary and pair.primary.has("databases"):
+            surplus -= pair.primary.databases
+        if surplus:
+            places = _places(surplus, fleet)
+            yield warning(
+                server,
+                f"has {len(surplus)} databases that the topology does not "
+                f"have there ({_listed(surplus)}){places}",
+                "sqla-shard fleet orphans",
+            )
+
+
+@pair_check
+def differing_definitions(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Tables that are not the same on both servers."""
+    standby = pair.standby
+    if standby is None or not pair.differing:
+        return
+    names = [
+        f"{database}.{table or '*'}" for database, table in pair.differing
+    ]
+    what = f"has {len(names)} tables of another definition than its primary"
+    if pair.primary.version != standby.version:
+        yield info(
+            standby,
+            f"{what} ({_listed(names)}), perhaps since the versions differ",
+            "sqla-shard schema drift",
+        )
+    else:
+        yield critical(
+            standby,
+            f"{what} ({_listed(names)})",
+            f"compare SHOW CREATE TABLE; sqla-shard fleet replica rebuild "
+            f"{pair.name}",
+        )
+
+
+@pair_check
+def ids(pair: PairFacts, fleet: FleetFacts) -> Findings:
+    """Tables whose ids come to an end, and the one nearest to it."""
+    filled = sorted(
+        (
+            (fill_of(table, fleet), table)
+            for table in pair.primary.tables
+            if table.next_id is not None and table.database in pair.databases
+        ),
+        key=lambda one: -one[0],
+    )
+    if not filled:
+        return
+    for fill, table in filled[:_SHOWN]:
+        what = (
+            f"{table.database}.{table.table} has used {100 * fill:.3g} % of "
+            f"its ids (next {table.next_id:,}, {table.id_type})"
+        )
+        if fill >= CRITICAL_FILL:
+            yield critical(pair.primary, what, _ids_remedy(table))
+        elif fill >= WARNING_FILL:
+            yield warning(pair.primary, what, _ids_remedy(table))
+        elif table is filled[0][1]:
+            yield info(pair.primary, f"{what}, more than any other table")
+
+
+def fill_of(table: TableSize, fleet: FleetFacts) -> float:
+    """Return the used part of the ids of a table, from 0 to 1.
+
+    :param table: with a column of AUTO_INCREMENT.
+    :param fleet: its topology says whether the ids are local ids, which have
+        36 bits.
+    """
+    most = 2**64
+    for name, bits in _BITS:
+        if table.id_type.startswith(name):
+            most = 2 ** (bits if "unsigned" in table.id_type else bits - 1)
+    found = fleet.shard_of(table.database)
+    if found is not None and found[0].kind == "objects":
+        most = min(most, MAX_LOCAL_ID + 1)
+    # The next id is not used yet.
+    return ((table.next_id or 1) - 1) / (most - 1)
+
+
+def _ids_remedy(table: TableSize) -> str:
+    return (
+        f"if {table.id_type} is the limit, widen the column with a revision; "
+        "if the 36 bits of an id are: open more shards, and create new "
+        "objects there"
+    )
+
+
+@server_check
+def disk(server: ServerFacts, _: FleetFacts) -> Findings:
+    """A disk that will be full."""
+    if server.volumes is None:
+        return
+    directory = server.variables.get("datadir", "/")
+    holding = [one for one in server.volumes if directory.startswith(one.path)]
+    if not holding:
+        return
+    volume = max(holding, key=lambda one: len(one.path))
+    fill = 1 - volume.available / volume.total if volume.total else 0.0
+    what = (
+        f"has {volume.available / 2**30:,.1f} GiB free of "
+        f"{volume.total / 2**30:,.1f} GiB for its data"
+    )
+    remedy = "move shards away: sqla-shard fleet capacity --servers N"
+    if fill >= CRITICAL_FILL:
+        yield critical(server, what, remedy)
+    elif fill >= WARNING_FILL:
+        yield warning(server, what, remedy)
+
+
+@fleet_check
+def silent_disks(fleet: FleetFacts) -> Findings:
+    """Servers that do not show their disks."""
+    count = sum(
+        server.has("volumes") and server.volumes is None
+        for server in fleet.servers
+    )
+    if count:
+        yield info(
+            "fleet",
+            f"{count} servers do not show how full their disks are",
+            "MariaDB: INSTALL SONAME 'disks'; or watch them otherwise",
+        )
+
+
+def _places(databases: Iterable[str], fleet: FleetFacts) -> str:
+    """Return where the topology has the first of some databases."""
+    for database in sorted(databases):
+        found = fleet.shard_of(database)
+        if found is None:
+            continue
+        keyspace, shard_id = found
+        if shard_id < keyspace.shards:
+            return f": {database} is on {keyspace.server_for(shard_id).name}"
+        return f": {keyspace.name} has {keyspace.shards} shards only"
+    return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = sorted(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more

@@ -1,0 +1,130 @@
+"""One report about everything that can go wrong in a fleet.
+
+It only reads, from all servers at once, and ends after a time limit: a server
+that has not responded by then is ``unknown``, never fine.  It does not
+compare rows; see :mod:`sqla_shard.verify` and ``sqla-shard fleet verify``.
+
+::
+
+    report = examine(fleet, environ=os.environ)
+    if not report.ok:
+        print(report)
+
+What it looks for is in the modules whose names end in ``_checks``; a new
+check is one function there, see :mod:`sqla_shard.fleet.findings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from sqla_shard.fleet import access_checks
+from sqla_shard.fleet import content_checks
+from sqla_shard.fleet import replication_checks
+from sqla_shard.fleet import setting_checks
+from sqla_shard.fleet.fact_reader import read_facts
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.findings import Finding
+from sqla_shard.fleet.findings import findings_of
+from sqla_shard.fleet.findings import SEVERITIES
+from sqla_shard.fleet.findings import Severity
+from sqla_shard.fleet.fleet import Fleet
+
+__all__ = ["CHECKS", "DoctorReport", "diagnose", "examine"]
+
+CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
+"""The modules of the checks; the worst findings come from the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """What the doctor has found.
+
+    :ivar epoch: epoch of the topology.
+    :ivar servers: number of servers that were looked at.
+    :ivar findings: the findings, the worst first.
+    """
+
+    epoch: int
+    servers: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is known, and nothing needs attention."""
+        return not self.at_least("warning")
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was asked for is known."""
+        return not any(one.severity == "unknown" for one in self.findings)
+
+    def at_least(self, severity: Severity) -> list[Finding]:
+        """Return the findings of a severity or a worse one."""
+        most = SEVERITIES.index(severity)
+        return [
+            one
+            for one in self.findings
+            if SEVERITIES.index(one.severity) <= most
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report in JSON values."""
+        return {
+            "epoch": self.epoch,
+            "servers": self.servers,
+            "ok": self.ok,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.findings]
+        counts = [
+            f"{count} {severity}"
+            for severity in SEVERITIES
+            if (count := sum(f.severity == severity for f in self.findings))
+        ]
+        lines.append(
+            f"{self.servers} servers, epoch {self.epoch}: "
+            + (", ".join(counts) or "nothing found")
+        )
+        return "\n".join(lines)
+
+
+def examine(
+    fleet: Fleet,
+    *,
+    others: Iterable[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
+    timeout: float = 15.0,
+) -> DoctorReport:
+    """Read all servers of a fleet, and return what is wrong.
+
+    :param fleet: the fleet.
+    :param others: URLs or ``host:port`` of servers outside of the topology
+        that are looked at, too, such as former ones.
+    :param environ: values of placeholders in the topology, such as
+        ``os.environ``; they say which users are those of the application.
+    :param timeout: seconds after which a server that has not responded is
+        unknown.
+    :raises TopologyError: if the topology is not valid.
+    :raises TopologyUnavailableError: if it cannot be read.
+    """
+    return diagnose(
+        read_facts(fleet, others=others, environ=environ, timeout=timeout)
+    )
+
+
+def diagnose(facts: FleetFacts) -> DoctorReport:
+    """Return what is wrong according to some facts; connects to nothing."""
+    return DoctorReport(
+        epoch=facts.topology.epoch,
+        servers=len(facts.servers),
+        findings=tuple(
+            findings_of(facts, [module.__name__ for module in CHECKS])
+        ),
+    )

@@ -1,0 +1,512 @@
+"""Reading the facts of a fleet: all servers at once, within one deadline.
+
+Nothing is changed.  A server has several sessions at a time, so that one
+statement without an end (``SHOW SLAVE STATUS`` of a standby whose disk is
+full) does not hide the other facts.  What has not come at the deadline is
+unread; the threads that wait for it end by themselves, with the time limit of
+their connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
+from threading import Lock
+from threading import Thread
+from typing import Any
+
+from sqlalchemy import make_url
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import TopologyError
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.facts import Event
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import Role
+from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.facts import Session
+from sqla_shard.fleet.facts import Transaction
+from sqla_shard.fleet.facts import Version
+from sqla_shard.fleet.facts import Volume
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.fleet_status import status
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
+from sqla_shard.topology.urls import fill
+
+__all__ = ["GRACE", "read_facts"]
+
+GRACE = 2.0
+"""Seconds in which a standby must apply what its primary had at a moment."""
+
+#: Errors after which a session has ended.
+_LOST = frozenset([0, 2006, 2013, 4031])
+_NO_SUCH_TABLE = 1109
+#: Part of the time that may pass before pairs are compared.
+_FIRST = 0.7
+_SETTINGS = ("read_only", "event_scheduler")
+_SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
+
+#: Reads some parts of a server, which are the keys of the result.
+_Read = Callable[[Replication, Sequence[str]], Mapping[str, Any]]
+
+
+def read_facts(
+    fleet: Fleet,
+    *,
+    others: Iterable[str] = (),
+    environ: Mapping[str, str],
+    timeout: float = 15.0,
+    tables: bool = True,
+) -> FleetFacts:
+    """Return the facts of all servers of a fleet.
+
+    :param fleet: the fleet; its operator account reads them.
+    :param others: URLs or ``host:port`` of servers outside of the topology.
+    :param environ: values of the placeholders of users in the topology.
+    :param timeout: seconds after which what has not come is unread.
+    :param tables: whether to read the sizes and definitions of tables.
+    :raises TopologyError: if the topology is not valid.
+    :raises TopologyUnavailableError: if it cannot be read.
+    """
+    topology = fleet.topology()
+    pairs = all_pairs(topology)
+    deadline = time.monotonic() + timeout
+    first = time.monotonic() + _FIRST * timeout
+    jobs: dict[str, _ServerReading] = {}
+    for pair in pairs:
+        names = pair.databases() if tables else []
+        jobs[pair.primary] = _ServerReading(
+            fleet, pair.primary, pair.name, "primary", names
+        )
+        if pair.standby is not None:
+            jobs[pair.standby] = _ServerReading(
+                fleet, pair.standby, pair.name, "standby", names
+            )
+    elsewhere = {}
+    for text in others:
+        url = text if "://" in text else f"mysql://{text}"
+        elsewhere[url] = _ServerReading(fleet, url, text, "other", [])
+    everything = [*jobs.values(), *elsewhere.values()]
+    for job in everything:
+        job.start(first)
+    facts = {
+        id(job): job.facts_at(first, limit=_FIRST * timeout)
+        for job in everything
+    }
+    comparisons = [
+        _Comparison(
+            fleet,
+            pair,
+            facts[id(jobs[pair.primary])],
+            None if pair.standby is None else facts[id(jobs[pair.standby])],
+        )
+        for pair in pairs
+    ]
+    for comparison in comparisons:
+        comparison.start(deadline)
+    users, unknown = _application_users(topology, environ)
+    return FleetFacts(
+        topology=topology,
+        pairs=tuple(
+            comparison.facts_at(deadline, limit=timeout)
+            for comparison in comparisons
+        ),
+        others=tuple(facts[id(job)] for job in elsewhere.values()),
+        application=frozenset(users),
+        unknown_users=tuple(sorted(unknown)),
+        operators=frozenset(
+            account.user
+            for account in (
+                fleet.accounts.operator,
+                fleet.accounts.replication,
+            )
+            if account is not None
+        ),
+        operation=status(fleet),
+    )
+
+
+class _Parts:
+    """Parts that threads read; closed at the deadline."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._parts: dict[str, Any] = {}
+        self._unread: dict[str, str] = {}
+        self._threads: list[Thread] = []
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run a function in a thread that does not keep the process alive."""
+        thread = Thread(target=work, daemon=True, name="sqla-shard-facts")
+        self._threads.append(thread)
+        thread.start()
+
+    def add(self, parts: Mapping[str, Any]) -> None:
+        """Add what was read."""
+        with self._lock:
+            self._parts.update(parts)
+
+    def fail(self, parts: Iterable[str], reason: str) -> None:
+        """Add why parts were not read."""
+        with self._lock:
+            self._unread.update(dict.fromkeys(parts, reason))
+
+    def at(
+        self, deadline: float, wanted: Iterable[str], limit: float
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Wait, and return what was read and what was not."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            late = f"the server has not responded within {limit:g} s"
+            unread = {
+                part: self._unread.get(part, late)
+                for part in wanted
+                if part not in self._parts
+            }
+            return dict(self._parts), unread
+
+
+class _ServerReading:
+    """Reads one server in several threads, one session each."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        url: str,
+        name: str,
+        role: Role,
+        databases: Sequence[str],
+    ) -> None:
+        self._fleet = fleet
+        self._url = url
+        self._name = name
+        self._role = role
+        self._databases = databases
+        self._parts = _Parts()
+        self._lanes: list[dict[tuple[str, ...], _Read]] = [
+            _STATE,
+            _REPLICATION,
+            _CONTENT if role == "primary" else {},
+            _DEFINITIONS if databases else {},
+        ]
+
+    def start(self, deadline: float) -> None:
+        """Start to read, until a time of the monotonic clock."""
+        for lane in self._lanes:
+            if lane:
+                self._parts.run(partial(self._read, lane, deadline))
+
+    def facts_at(self, deadline: float, *, limit: float) -> ServerFacts:
+        """Wait for the facts, and return them."""
+        wanted = [
+            part for lane in self._lanes for parts in lane for part in parts
+        ]
+        parts, unread = self._parts.at(deadline, wanted, limit)
+        return ServerFacts(
+            name=self._name,
+            role=self._role,
+            address=str(address_of(self._url)),
+            parts=parts,
+            unread=unread,
+        )
+
+    def _read(
+        self, lane: Mapping[tuple[str, ...], _Read], deadline: float
+    ) -> None:
+        admin: Admin | None = None
+        try:
+            for parts, read in lane.items():
+                try:
+                    if admin is None:
+                        admin = _connect(
+                            self._fleet, self._url, self._name, deadline
+                        )
+                    self._parts.add(
+                        read(replication_of(admin), self._databases)
+                    )
+                except FleetServerError as error:
+                    self._parts.fail(parts, error.reason)
+                    if admin is not None and error.number in _LOST:
+                        admin.close()
+                        admin = None
+        finally:
+            if admin is not None:
+                admin.close()
+
+
+class _Comparison:
+    """Compares the servers of one pair, in a thread."""
+
+    _PARTS = ("late", "errant", "differing")
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pair: Pair,
+        primary: ServerFacts,
+        standby: ServerFacts | None,
+    ) -> None:
+        self._fleet = fleet
+        self._pair = pair
+        self._primary = primary
+        self._standby = standby
+        self._parts = _Parts()
+
+    def start(self, deadline: float) -> None:
+        """Start to compare, if both servers have responded."""
+        standby = self._standby
+        if standby is None:
+            return
+        for server in (self._primary, standby):
+            if not server.has("position"):
+                reason = server.unread.get("position", "it was not read")
+                self._parts.fail(self._PARTS, f"{server}: {reason}")
+                return
+        self._parts.run(partial(self._compare, standby, deadline))
+
+    def facts_at(self, deadline: float, *, limit: float) -> PairFacts:
+        """Wait for the results, and return them."""
+        wanted = self._PARTS if self._standby is not None else ()
+        parts, unread = self._parts.at(deadline, wanted, limit)
+        return PairFacts(
+            name=self._pair.name,
+            primary=self._primary,
+            standby=self._standby,
+            databases=frozenset(self._pair.databases()),
+            parts=parts,
+            unread=unread,
+        )
+
+    def _compare(self, standby: ServerFacts, deadline: float) -> None:
+        try:
+            with (
+                _connect(
+                    self._fleet, self._pair.primary, str(standby), deadline
+                ) as one,
+                _connect(
+                    self._fleet,
+                    str(self._pair.standby),
+                    str(standby),
+                    deadline,
+                ) as other,
+            ):
+                first, second = replication_of(one), replication_of(other)
+                # The history of the standby was read before, so the primary
+                # has all of it now, but for errant transactions.
+                self._parts.add(
+                    {"errant": first.errant(standby.part("history"))}
+                )
+                came = second.reaches(self._primary.part("position"), GRACE)
+                self._parts.add({"late": 0.0 if came else GRACE})
+                self._compare_definitions(standby, first, second)
+        except FleetServerError as error:
+            self._parts.fail(self._PARTS, f"{error.server}: {error.reason}")
+
+    def _compare_definitions(
+        self, standby: ServerFacts, first: Replication, second: Replication
+    ) -> None:
+        for server in (self._primary, standby):
+            if not server.has("digests"):
+                reason = server.unread.get("digests", "they were not read")
+                self._parts.fail(["differing"], f"{server}: {reason}")
+                return
+        databases = {
+            database
+            for database, _ in _differences(
+                self._primary.digests, standby.digests
+            )
+        }
+        found: set[tuple[str, str]] = set()
+        if databases:
+            # A revision may be on its way: compare again at one position.
+            second.reaches(first.position(), GRACE)
+            found = _differences(
+                first.admin.digests(databases),
+                second.admin.digests(databases),
+            )
+        self._parts.add({"differing": tuple(sorted(found))})
+
+
+def _differences(
+    one: Mapping[str, Mapping[str, str]],
+    other: Mapping[str, Mapping[str, str]],
+) -> set[tuple[str, str]]:
+    # A database that is missing is another finding.
+    return {
+        (database, table)
+        for database in one.keys() & other.keys()
+        for table in one[database].keys() | other[database].keys()
+        if one[database].get(table) != other[database].get(table)
+    }
+
+
+def _connect(fleet: Fleet, url: str, name: str, deadline: float) -> Admin:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise FleetServerError(
+            server=name, number=0, reason="no time was left to read it"
+        )
+    # PyMySQL takes whole seconds and more for a response.
+    return fleet.admin(url, name=name, timeout=max(1.0, left))
+
+
+def _application_users(
+    topology: Topology, environ: Mapping[str, str]
+) -> tuple[set[str], set[str]]:
+    users, unknown = set(), set()
+    for pair in all_pairs(topology):
+        for url in (pair.primary, pair.standby):
+            user = make_url(url).username if url is not None else None
+            if user:
+                try:
+                    users.add(fill(user, environ))
+                except TopologyError:
+                    unknown.add(user)
+    return users, unknown
+
+
+# -- the parts of a server ------------------------------------------------
+
+
+def _variables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    admin = server.admin
+    return {
+        "variables": admin.variables("%"),
+        "version": Version(admin.is_mariadb, admin.version),
+    }
+
+
+def _clock(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    before = time.time()
+    there = float(server.admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
+    after = time.time()
+    return {
+        "clock": there - (before + after) / 2,
+        "clock_error": (after - before) / 2,
+    }
+
+
+def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {
+        "sessions": tuple(
+            Session(number, user, host or "", command, int(seconds or 0))
+            for number, user, host, command, seconds in server.admin.rows(
+                "SELECT id, user, host, command, time"
+                " FROM information_schema.processlist"
+                " WHERE id <> CONNECTION_ID()"
+            )
+        )
+    }
+
+
+def _transactions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {
+        "transactions": tuple(
+            Transaction(session, int(seconds or 0))
+            for session, seconds in server.admin.rows(
+                "SELECT trx_mysql_thread_id,"
+                " TIMESTAMPDIFF(SECOND, trx_started, NOW())"
+                " FROM information_schema.innodb_trx"
+                " WHERE trx_mysql_thread_id > 0"
+            )
+        )
+    }
+
+
+def _logins(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"logins": tuple(server.logins())}
+
+
+def _configured(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"configured": server.configured(*_SETTINGS)}
+
+
+def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {
+        "events": tuple(
+            Event(*row)
+            for row in server.admin.rows(
+                "SELECT event_schema, event_name, definer, status"
+                " FROM information_schema.events"
+            )
+        )
+    }
+
+
+def _databases(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    found = server.admin.rows(
+        "SELECT schema_name FROM information_schema.schemata"
+    )
+    return {"databases": frozenset(one for (one,) in found) - {*_SYSTEM}}
+
+
+def _volumes(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    try:
+        found = server.admin.rows(
+            "SELECT path, total, available FROM information_schema.disks"
+        )
+    except FleetServerError as error:
+        if error.number != _NO_SUCH_TABLE:
+            raise
+        return {"volumes": None}
+    # The plugin counts in KiB.
+    return {
+        "volumes": tuple(
+            Volume(path, 1024 * total, 1024 * available)
+            for path, total, available in found
+        )
+    }
+
+
+def _positions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"position": server.position(), "history": server.history()}
+
+
+def _semi_sync(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"semi_sync": server.semi_sync()}
+
+
+def _status(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"status": server.status()}
+
+
+def _tables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"tables": tuple(server.table_sizes())}
+
+
+def _digests(
+    server: Replication, databases: Sequence[str]
+) -> Mapping[str, Any]:
+    return {"digests": server.admin.digests(databases)}
+
+
+_STATE: dict[tuple[str, ...], _Read] = {
+    ("variables", "version"): _variables,
+    ("clock", "clock_error"): _clock,
+    ("sessions",): _sessions,
+    ("transactions",): _transactions,
+    ("logins",): _logins,
+    ("configured",): _configured,
+    ("events",): _events,
+    ("databases",): _databases,
+    ("volumes",): _volumes,
+}
+# These two wait for the receiver of a standby whose disk is full.
+_REPLICATION: dict[tuple[str, ...], _Read] = {
+    ("position", "history"): _positions,
+    ("semi_sync",): _semi_sync,
+    ("status",): _status,
+}
+_CONTENT: dict[tuple[str, ...], _Read] = {("tables",): _tables}
+_DEFINITIONS: dict[tuple[str, ...], _Read] = {("digests",): _digests}

@@ -1,0 +1,179 @@
+"""Findings of the doctor, and how a check is written.
+
+A check is a generator over facts, registered for each server, for each pair
+or for the fleet::
+
+    @server_check
+    def binary_log(server: ServerFacts, fleet: FleetFacts) -> Findings:
+        if not server.is_on("log_bin"):
+            yield critical(
+                server, "has no binary log", "set log_bin, and restart it"
+            )
+
+The checks of a module are done in their order in it, which is also the order
+of findings of the same severity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from typing import Literal
+from typing import TypeAlias
+
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import NotReadError
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import ServerFacts
+
+__all__ = [
+    "SEVERITIES",
+    "Finding",
+    "Findings",
+    "Severity",
+    "critical",
+    "findings_of",
+    "fleet_check",
+    "info",
+    "pair_check",
+    "server_check",
+    "warning",
+]
+
+Severity = Literal["critical", "unknown", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "unknown", "warning", "info")
+"""The worst first.
+
+critical
+    data can be lost, or writes fail;
+unknown
+    could not be found out;
+warning
+    an operation will be refused, or something becomes critical;
+info
+    good to know.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the report.
+
+    :ivar severity: see :data:`SEVERITIES`.
+    :ivar check: name of the check.
+    :ivar server: the server, or ``"fleet"``.
+    :ivar what: what is wrong; a sentence without its subject.
+    :ivar remedy: what to do; empty if nothing.
+    """
+
+    severity: Severity
+    check: str = ""
+    server: str
+    what: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        line = f"{self.severity}: {self.server}: {self.what}"
+        return f"{line}\n    {self.remedy}" if self.remedy else line
+
+
+Findings: TypeAlias = Iterator[Finding]
+_Place: TypeAlias = "ServerFacts | Literal['fleet']"
+
+
+def _finding(
+    severity: Severity, server: _Place, what: str, remedy: str = ""
+) -> Finding:
+    return Finding(
+        severity=severity, server=str(server), what=what, remedy=remedy
+    )
+
+
+critical = partial(_finding, "critical")
+warning = partial(_finding, "warning")
+info = partial(_finding, "info")
+
+_ServerCheck: TypeAlias = Callable[[ServerFacts, FleetFacts], Findings]
+_PairCheck: TypeAlias = Callable[[PairFacts, FleetFacts], Findings]
+_FleetCheck: TypeAlias = Callable[[FleetFacts], Findings]
+#: A call of a check with its facts.
+_Call: TypeAlias = Callable[[], Findings]
+#: The checks of each module, and their calls for a fleet.
+_checks: dict[str, list[tuple[str, Callable[[FleetFacts], list[_Call]]]]] = {}
+
+
+def server_check(check: _ServerCheck) -> _ServerCheck:
+    """Register a check of each server."""
+    _register(
+        check,
+        lambda fleet: [
+            partial(check, server, fleet) for server in fleet.servers
+        ],
+    )
+    return check
+
+
+def pair_check(check: _PairCheck) -> _PairCheck:
+    """Register a check of each pair."""
+    _register(
+        check,
+        lambda fleet: [partial(check, pair, fleet) for pair in fleet.pairs],
+    )
+    return check
+
+
+def fleet_check(check: _FleetCheck) -> _FleetCheck:
+    """Register a check of the whole fleet."""
+    _register(check, lambda fleet: [partial(check, fleet)])
+    return check
+
+
+def findings_of(fleet: FleetFacts, modules: Iterable[str]) -> list[Finding]:
+    """Return what registered checks find, the worst first.
+
+    :param fleet: the facts.
+    :param modules: names of the modules of the checks; findings of the same
+        severity are in their order.
+    """
+    found: list[Finding] = []
+    undone: dict[tuple[str, str], list[str]] = {}
+    checks = [check for module in modules for check in _checks[module]]
+    for name, calls in checks:
+        for call in calls(fleet):
+            try:
+                for finding in call():
+                    found.append(replace(finding, check=name))
+            except NotReadError as error:
+                key = (str(error.server), error.reason)
+                if name not in undone.setdefault(key, []):
+                    undone[key].append(name)
+    found += [
+        Finding(
+            severity="unknown",
+            check="unread",
+            server=server,
+            what=f"could not be read ({reason}), so it is not known: "
+            f"{', '.join(names)}",
+            remedy="make sure that it runs and that the account of the "
+            "operator can connect; run fleet doctor again",
+        )
+        for (server, reason), names in undone.items()
+    ]
+    return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
+
+
+def _register(
+    check: Callable[..., Any], calls: Callable[[FleetFacts], list[_Call]]
+) -> None:
+    name = check.__name__.replace("_", "-")
+    _checks.setdefault(check.__module__, []).append((name, calls))

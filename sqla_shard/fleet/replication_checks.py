@@ -1,0 +1,268 @@
+"""Checks of the doctor: who may write, and whether standbys follow."""
+
+from __future__ import annotations
+
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.findings import critical
+from sqla_shard.fleet.findings import Findings
+from sqla_shard.fleet.findings import fleet_check
+from sqla_shard.fleet.findings import info
+from sqla_shard.fleet.findings import pair_check
+from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import warning
+
+__all__ = ["SEMI_SYNC_TIMEOUT"]
+
+SEMI_SYNC_TIMEOUT = 10.0
+"""Seconds that semi-sync should wait at least: afterwards it gives up."""
+
+_CLOSE = "SET GLOBAL read_only = 1"
+
+
+@pair_check
+def two_writable(pair: PairFacts, _: FleetFacts) -> Findings:
+    """The worst that can be: both servers of a pair take writes."""
+    standby = pair.standby
+    if standby is None or standby.is_on("read_only"):
+        return
+    verify = f"compare the servers: sqla-shard fleet verify {pair.name}"
+    if pair.primary.is_on("read_only"):
+        yield critical(
+            standby,
+            "is writable, and its primary is read-only: a failover was not "
+            "finished, or was done by hand",
+            f"sqla-shard fleet status; else on {standby.address}: {_CLOSE}; "
+            + verify,
+        )
+    else:
+        yield critical(
+            standby,
+            "is writable, like its primary: what applications write to it is "
+            "lost, and its ids are assigned twice",
+            f"on {standby.address}: {_CLOSE}; {verify}",
+        )
+
+
+@pair_check
+def primary_closed(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A primary that does not take writes, such as after a restart."""
+    if pair.primary.is_on("read_only"):
+        yield critical(
+            pair.primary,
+            "is read-only: applications cannot write",
+            f"sqla-shard fleet reopen {pair.name}",
+        )
+
+
+@server_check
+def writable_outside(server: ServerFacts, fleet: FleetFacts) -> Findings:
+    """A former server that still takes writes from old processes."""
+    if server.role == "other" and not server.is_on("read_only"):
+        shards = sum(
+            fleet.shard_of(one) is not None for one in server.databases
+        )
+        if shards:
+            yield critical(
+                server,
+                f"is writable, is not in the topology, and has {shards} "
+                "databases with names of its shards",
+                f"on {server.address}: {_CLOSE}",
+            )
+
+
+@fleet_check
+def operation(fleet: FleetFacts) -> Findings:
+    """An operation that is running, or was interrupted."""
+    found = fleet.operation
+    if found is None or found.pending is None:
+        return
+    title = found.pending.record.title
+    if found.is_interrupted:
+        yield critical(
+            "fleet",
+            f"{title} was interrupted",
+            " or ".join(found.commands),
+        )
+    else:
+        yield info(
+            "fleet",
+            f"{title} is running, so findings may be temporary",
+            "wait for its end: sqla-shard fleet status",
+        )
+
+
+@pair_check
+def no_standby(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A primary whose loss is the loss of its data."""
+    if pair.standby is None:
+        yield warning(
+            pair.primary,
+            "has no standby",
+            f"sqla-shard fleet replica build {pair.name}",
+        )
+
+
+@pair_check
+def replication_stopped(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A standby that does not receive, or does not apply."""
+    standby = pair.standby
+    if standby is None:
+        return
+    status = standby.status
+    if status is None:
+        yield critical(
+            standby,
+            "does not replicate",
+            f"sqla-shard fleet replica rebuild {pair.name}",
+        )
+    elif not status.runs:
+        reason = f": {status.error}" if status.error else ""
+        yield critical(
+            standby,
+            f"does not replicate: receiver {status.receiver}, applier "
+            f"{status.applier}{reason}",
+            f"on {standby.address}: START SLAVE (MySQL: START REPLICA); if it "
+            f"stops again: sqla-shard fleet replica rebuild {pair.name}",
+        )
+
+
+@pair_check
+def other_source(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A standby of another server than its primary."""
+    standby = pair.standby
+    status = None if standby is None else standby.status
+    if standby is None or status is None or not status.source_id:
+        return
+    if status.source_id != pair.primary.server_id:
+        yield critical(
+            standby,
+            f"replicates from {status.source} (server_id {status.source_id}),"
+            f" not from its primary (server_id {pair.primary.server_id})",
+            f"sqla-shard fleet replica rebuild {pair.name}",
+        )
+
+
+@pair_check
+def errant(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Writes that only the standby has."""
+    if pair.standby is not None and pair.errant:
+        count = sum(pair.errant.values())
+        yield critical(
+            pair.standby,
+            f"has {count:,} transactions that its primary does not have "
+            f"(origins {', '.join(sorted(pair.errant))})",
+            "save its binary log, then: sqla-shard fleet replica rebuild "
+            f"{pair.name}",
+        )
+
+
+@pair_check
+def incomplete_replication(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Filters, and positions in files."""
+    standby = pair.standby
+    status = None if standby is None else standby.status
+    if standby is None or status is None:
+        return
+    rebuild = f"sqla-shard fleet replica rebuild {pair.name}"
+    if status.filters:
+        yield critical(
+            standby,
+            f"leaves out data: {', '.join(status.filters)}",
+            f"remove the filters from its configuration, then: {rebuild}",
+        )
+    if not status.uses_gtid:
+        yield critical(standby, "does not find its position by GTID", rebuild)
+
+
+@pair_check
+def chained_primary(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A primary that replicates: its source can write to it."""
+    status = pair.primary.status
+    if status is not None:
+        yield critical(
+            pair.primary,
+            f"replicates from {status.source} although it is a primary",
+            "sqla-shard fleet status; if no operation is running, on "
+            f"{pair.primary.address}: STOP SLAVE; RESET SLAVE ALL (MySQL: "
+            "STOP REPLICA; RESET REPLICA ALL)",
+        )
+
+
+@pair_check
+def lag(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A standby that is late, measured and not as it says."""
+    standby = pair.standby
+    if standby is None:
+        return
+    status = standby.status
+    if status is not None and status.runs and pair.late:
+        says = "unknown" if status.lag is None else f"{status.lag} s"
+        yield warning(
+            standby,
+            f"has not applied within {pair.late:g} s what its primary had "
+            f"committed (lag by its own account: {says}): a failover would "
+            "wait or be refused",
+            f"on {standby.address}: look for long statements and locks with "
+            "SHOW PROCESSLIST, and raise slave_parallel_threads",
+        )
+
+
+@pair_check
+def semi_sync_lost(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Semi-sync that has fallen back to asynchronous replication."""
+    state = pair.primary.semi_sync
+    if pair.standby is None or state is None:
+        return
+    if state.source_enabled and not state.source_on:
+        yield critical(
+            pair.primary,
+            "has fallen back to asynchronous replication: the writes that "
+            "it acknowledges now are lost if it dies "
+            f"({state.standbys} standbys acknowledge)",
+            "make the standby replicate with semi-sync, on "
+            f"{pair.standby.address}: SET GLOBAL "
+            "rpl_semi_sync_slave_enabled = 1; STOP SLAVE IO_THREAD; START "
+            "SLAVE IO_THREAD",
+        )
+
+
+@pair_check
+def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Semi-sync as a failover without loss needs it."""
+    standby, state = pair.standby, pair.primary.semi_sync
+    if standby is None:
+        return
+    on = f"on {pair.primary.address}: SET GLOBAL rpl_semi_sync_master_"
+    if state is None or not state.source_enabled:
+        yield warning(
+            pair.primary,
+            "has semi-sync switched off: acknowledged writes can be lost "
+            "with it",
+            f"{on}enabled = 1, and in its configuration",
+        )
+        return
+    if not state.after_sync:
+        yield warning(
+            pair.primary,
+            "shows rows to readers before the standby has them "
+            "(rpl_semi_sync_master_wait_point is AFTER_COMMIT)",
+            f"{on}wait_point = AFTER_SYNC, and in its configuration",
+        )
+    if state.timeout < SEMI_SYNC_TIMEOUT:
+        yield warning(
+            pair.primary,
+            "falls back to asynchronous replication after "
+            f"{state.timeout:g} s without its standby",
+            f"{on}timeout = {1000 * SEMI_SYNC_TIMEOUT:.0f}, and in its "
+            "configuration",
+        )
+    other = standby.semi_sync
+    if other is None or not other.replica_on:
+        yield warning(
+            standby,
+            "does not acknowledge as a standby of semi-sync",
+            f"on {standby.address}: SET GLOBAL rpl_semi_sync_slave_enabled = "
+            "1; STOP SLAVE IO_THREAD; START SLAVE IO_THREAD",
+        )

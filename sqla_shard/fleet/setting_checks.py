@@ -1,0 +1,251 @@
+"""Checks of the doctor: settings, versions, clocks, and what is in use."""
+
+from __future__ import annotations
+
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import NotReadError
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.findings import critical
+from sqla_shard.fleet.findings import Findings
+from sqla_shard.fleet.findings import fleet_check
+from sqla_shard.fleet.findings import info
+from sqla_shard.fleet.findings import pair_check
+from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import warning
+
+__all__ = ["BINLOG_SECONDS", "CLOCK_SECONDS", "CONNECTIONS"]
+
+BINLOG_SECONDS = 86_400
+"""Age that binary logs should reach: a standby may be away for so long."""
+
+CLOCK_SECONDS = 2.0
+"""Seconds by which the clock of a server may differ."""
+
+CONNECTIONS = 0.8
+"""Part of ``max_connections`` that may be in use."""
+
+#: Settings of operations; a server has one of the names, or none.
+_NEEDED = (
+    ("binlog_format", "ROW"),
+    ("gtid_strict_mode", "ON"),
+    ("gtid_mode", "ON"),
+    ("enforce_gtid_consistency", "ON"),
+    ("log_slave_updates", "ON"),
+    ("log_replica_updates", "ON"),
+)
+_DURABLE = (("sync_binlog", "1"), ("innodb_flush_log_at_trx_commit", "1"))
+
+
+@server_check
+def binary_log(server: ServerFacts, _: FleetFacts) -> Findings:
+    """A server that cannot have a standby."""
+    if not server.is_on("log_bin"):
+        yield critical(
+            server,
+            "has no binary log, so it cannot have a standby",
+            "set log_bin in its configuration, and restart it",
+        )
+
+
+@server_check
+def settings(server: ServerFacts, _: FleetFacts) -> Findings:
+    """Settings without which operations are refused."""
+    for name, wanted in _NEEDED:
+        value = server.variables.get(name, wanted)
+        if value.upper() != wanted:
+            yield warning(
+                server,
+                f"has {name} = {value}: a failover or a split is refused, or "
+                "replication can go wrong without an error",
+                f"set {name} = {wanted} in its configuration, and restart it",
+            )
+
+
+@server_check
+def durability(server: ServerFacts, _: FleetFacts) -> Findings:
+    """Settings with which a power failure loses commits."""
+    for name, wanted in _DURABLE:
+        value = server.variables.get(name, wanted)
+        if value != wanted:
+            yield warning(
+                server,
+                f"has {name} = {value}: a power failure loses acknowledged "
+                "writes",
+                f"on {server.address}: SET GLOBAL {name} = {wanted}, and in "
+                "its configuration",
+            )
+
+
+@server_check
+def restarts_closed(server: ServerFacts, _: FleetFacts) -> Findings:
+    """A former primary that takes writes as soon as it is back."""
+    name = "read_only"
+    # One that is closed now may only be so until its next restart.
+    if server.configured.get(name) is False:
+        yield warning(
+            server,
+            f"does not have {name} in its configuration: after a crash and a "
+            "failover it comes back writable",
+            f"set {name} = 1 in its configuration",
+        )
+
+
+@fleet_check
+def skip_slave_start(fleet: FleetFacts) -> Findings:
+    """Whether a restarted server replicates by itself."""
+    silent = 0
+    for server in fleet.servers:
+        try:
+            value = server.variables.get("skip_replica_start")
+        except NotReadError:
+            # Other checks report that its variables are unknown.
+            continue
+        silent += value is None
+        if value == "OFF":
+            yield warning(
+                server,
+                "replicates by itself after a restart",
+                "set skip_replica_start = ON in its configuration",
+            )
+    if silent:
+        yield info(
+            "fleet",
+            f"{silent} servers do not show whether skip-slave-start is in "
+            "their configuration (MariaDB never does)",
+        )
+
+
+@pair_check
+def versions_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Versions between which replication is not supported."""
+    standby = pair.standby
+    if standby is None:
+        return
+    one, other = pair.primary.version, standby.version
+    if one.is_mariadb != other.is_mariadb:
+        yield critical(
+            standby,
+            f"is {other}, and its primary is {one}: they cannot replace each "
+            "other",
+            f"sqla-shard fleet replica rebuild {pair.name}, with a server of "
+            "the same kind",
+        )
+    elif other.number < one.number:
+        yield critical(
+            standby,
+            f"is {other}, older than its primary ({one}): it may not "
+            "understand what it replicates",
+            "upgrade it; always upgrade the standby first",
+        )
+    elif other.number > one.number:
+        yield warning(
+            standby,
+            f"is {other}, and its primary {one}: after a failover the new "
+            "standby is the older one",
+            "upgrade the primary soon: fail over, and upgrade it then",
+        )
+
+
+@fleet_check
+def versions_of_fleet(fleet: FleetFacts) -> Findings:
+    """Servers of a fleet that a split could not move shards between."""
+    found = sorted({str(s.version) for s in fleet.servers if s.has("version")})
+    if len(found) > 1:
+        yield info("fleet", f"has servers of {', '.join(found)}")
+
+
+@fleet_check
+def server_ids(fleet: FleetFacts) -> Findings:
+    """Equal server ids, with which a standby ignores writes."""
+    seen: dict[int, ServerFacts] = {}
+    for server in fleet.servers:
+        if not server.has("variables"):
+            continue
+        other = seen.setdefault(server.server_id, server)
+        if other is not server:
+            yield critical(
+                server,
+                f"has the server_id {server.server_id} of {other}: a standby "
+                "of one ignores what the other has written",
+                "give it another server_id in its configuration, and restart "
+                "it",
+            )
+
+
+@fleet_check
+def time_zones(fleet: FleetFacts) -> Findings:
+    """Servers that return other values of TIMESTAMP columns."""
+    found: dict[str, list[ServerFacts]] = {}
+    for server in fleet.servers:
+        if server.has("variables"):
+            zone = server.variables.get("time_zone", "")
+            if zone == "SYSTEM":
+                zone = server.variables.get("system_time_zone", "")
+            found.setdefault(_named(zone), []).append(server)
+    usual = max(found, key=lambda one: len(found[one]), default="")
+    for zone, servers in found.items():
+        if zone == usual:
+            continue
+        for server in servers:
+            yield warning(
+                server,
+                f"is in the time zone {zone}, others in {usual}: TIMESTAMP "
+                "columns have other values there",
+                f"on {server.address}: SET GLOBAL time_zone = '+00:00', and "
+                "in the configuration of every server",
+            )
+
+
+def _named(zone: str) -> str:
+    return "UTC" if zone in ("+00:00", "-00:00", "UTC", "Etc/UTC") else zone
+
+
+@server_check
+def clock(server: ServerFacts, _: FleetFacts) -> Findings:
+    """A clock that differs from that of this machine."""
+    if abs(server.clock) - server.clock_error > CLOCK_SECONDS:
+        direction = "ahead of" if server.clock > 0 else "behind"
+        yield warning(
+            server,
+            f"has a clock {abs(server.clock):.1f} s {direction} that of this "
+            "machine",
+            "synchronise both with NTP",
+        )
+
+
+@server_check
+def binlog_expiry(server: ServerFacts, _: FleetFacts) -> Findings:
+    """Binary logs that go too early, or never."""
+    seconds = server.number("binlog_expire_logs_seconds") or (
+        BINLOG_SECONDS * server.number("expire_logs_days")
+    )
+    if not seconds:
+        yield info(
+            server,
+            "never deletes its binary logs",
+            f"on {server.address}: SET GLOBAL binlog_expire_logs_seconds = "
+            f"{7 * BINLOG_SECONDS}, and in its configuration",
+        )
+    elif seconds < BINLOG_SECONDS:
+        yield warning(
+            server,
+            f"deletes binary logs after {seconds:,} s: a standby that is "
+            "away for longer must be rebuilt",
+            f"on {server.address}: SET GLOBAL binlog_expire_logs_seconds = "
+            f"{7 * BINLOG_SECONDS}, and in its configuration",
+        )
+
+
+@server_check
+def connections(server: ServerFacts, _: FleetFacts) -> Findings:
+    """A server that will soon refuse connections."""
+    most = server.number("max_connections")
+    used = sum(one.user != "system user" for one in server.sessions)
+    if used >= CONNECTIONS * most:
+        yield warning(
+            server,
+            f"has {used:,} sessions of at most {most:,}",
+            "make the pools of the application smaller, or raise "
+            "max_connections",
+        )
