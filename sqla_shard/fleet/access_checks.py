@@ -76,7 +76,7 @@ def global_privileges(server: ServerFacts, fleet: FleetFacts) -> Findings:
                 f"has an account of the application, {login}, with global "
                 f"privileges ({', '.join(found)}): it can write past the "
                 "fences of operations",
-                f"on {server.address}: REVOKE {', '.join(found)} ON *.* FROM "
+                f"{_alone(server)}REVOKE {', '.join(found)} ON *.* FROM "
                 f"{login}; grant it privileges on its databases only",
             )
 
@@ -92,7 +92,7 @@ def roles(server: ServerFacts, fleet: FleetFacts) -> Findings:
                 f"has an account of the application, {login}, with roles "
                 f"({', '.join(sorted(login.roles))}): the fence of a split "
                 "does not stop what it is granted by a role",
-                f"on {server.address}: REVOKE {first} FROM {login}; grant "
+                f"{_alone(server)}REVOKE {first} FROM {login}; grant "
                 "the privileges to the account",
             )
 
@@ -108,7 +108,7 @@ def past_read_only(server: ServerFacts, fleet: FleetFacts) -> Findings:
                 server,
                 f"has an account, {login}, that may write although a server "
                 f"is read-only ({', '.join(found)})",
-                f"on {server.address}: REVOKE {', '.join(found)} ON *.* FROM "
+                f"{_alone(server)}REVOKE {', '.join(found)} ON *.* FROM "
                 f"{login}",
             )
 
@@ -121,8 +121,7 @@ def no_password(server: ServerFacts, _: FleetFacts) -> Findings:
             yield warning(
                 server,
                 f"has an account without a password: {login}",
-                f"on {server.address}: DROP USER {login}, or give it a "
-                "password",
+                f"{_alone(server)}DROP USER {login}, or give it a password",
             )
 
 
@@ -145,9 +144,8 @@ def events(pair: PairFacts, fleet: FleetFacts) -> Findings:
                 f"has {_events(len(enabled))} that {_are(len(enabled))} "
                 f"enabled ({enabled[0].database}.{enabled[0].name}): the "
                 "event scheduler would run them on a standby",
-                f"on {standby.address}: SET SESSION sql_log_bin = 0; ALTER "
-                f"EVENT `{enabled[0].database}`.`{enabled[0].name}` DISABLE "
-                "ON SLAVE",
+                f"{_alone(standby)}ALTER EVENT `{enabled[0].database}`"
+                f".`{enabled[0].name}` DISABLE ON SLAVE",
             )
         if standby.is_on("event_scheduler"):
             yield warning(
@@ -229,6 +227,12 @@ def long_transactions(server: ServerFacts, _: FleetFacts) -> Findings:
             "and an operation ends them",
             f"on {server.address}: KILL {oldest.session}",
         )
+
+
+def _alone(server: ServerFacts) -> str:
+    # Logged on a standby, the statement would be an errant transaction; logged
+    # on a primary, it may stop a standby that lacks the account.
+    return f"on {server.address}: SET SESSION sql_log_bin = 0; "
 
 
 def _events(count: int) -> str:

@@ -224,7 +224,7 @@ def semi_sync_lost(pair: PairFacts, _: FleetFacts) -> Findings:
             "make the standby replicate with semi-sync, on "
             f"{pair.standby.address}: SET GLOBAL "
             "rpl_semi_sync_slave_enabled = 1; STOP SLAVE IO_THREAD; START "
-            "SLAVE IO_THREAD",
+            "SLAVE IO_THREAD; the next write then switches it on",
         )
 
 

@@ -217,9 +217,8 @@ def clock(server: ServerFacts, _: FleetFacts) -> Findings:
 @server_check
 def binlog_expiry(server: ServerFacts, _: FleetFacts) -> Findings:
     """Binary logs that go too early, or never."""
-    seconds = server.number("binlog_expire_logs_seconds") or (
-        BINLOG_SECONDS * server.number("expire_logs_days")
-    )
+    days = float(server.variables.get("expire_logs_days") or 0)
+    seconds = server.number("binlog_expire_logs_seconds") or int(86_400 * days)
     if not seconds:
         yield info(
             server,

@@ -1,0 +1,550 @@
+"""What the doctor says of facts that cannot be made on real servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sqla_shard.fleet.doctor import CHECKS
+from sqla_shard.fleet.doctor import diagnose
+from sqla_shard.fleet.doctor import DoctorReport
+from sqla_shard.fleet.facts import Event
+from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import PairFacts
+from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.facts import Session
+from sqla_shard.fleet.facts import Version
+from sqla_shard.fleet.facts import Volume
+from sqla_shard.fleet.findings import Finding
+from sqla_shard.fleet.findings import findings_of
+from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import SEVERITIES
+from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.replication import Login
+from sqla_shard.fleet.replication import MySQLReplication
+from sqla_shard.fleet.replication import ReplicationStatus
+from sqla_shard.fleet.replication import SemiSync
+from sqla_shard.fleet.replication import TableSize
+from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.topology import Topology
+
+SHARDS = 4
+GIB = 2**30
+
+
+def topology():
+    document = topology_document({"server1": "mysql://app@a:3306"}, SHARDS)
+    document["keyspaces"]["objects"]["servers"][0]["standby"] = (
+        "mysql://app@b:3306"
+    )
+    return Topology.from_mapping(document)
+
+
+def server(role, address, **changes):
+    """Return a healthy server; changes replace parts."""
+    number = 1 if role == "primary" else 2
+    names = frozenset(f"db{shard:05d}" for shard in range(SHARDS))
+    parts: dict[str, Any] = {
+        "variables": {
+            "server_id": str(number),
+            "read_only": "OFF" if role == "primary" else "ON",
+            "log_bin": "ON",
+            "binlog_format": "ROW",
+            "gtid_strict_mode": "ON",
+            "log_slave_updates": "ON",
+            "sync_binlog": "1",
+            "innodb_flush_log_at_trx_commit": "1",
+            "time_zone": "+00:00",
+            "event_scheduler": "OFF",
+            "binlog_expire_logs_seconds": "604800",
+            "expire_logs_days": "7.000000",
+            "max_connections": "100",
+            "datadir": "/var/lib/mysql/",
+        },
+        "version": Version(is_mariadb=True, number=(10, 11, 19)),
+        "clock": 0.0,
+        "clock_error": 0.001,
+        "sessions": (),
+        "transactions": (),
+        "logins": (),
+        "configured": {"read_only": True, "event_scheduler": True},
+        "events": (),
+        "databases": names,
+        "volumes": (Volume("/", 100 * GIB, 60 * GIB),),
+        "tables": (),
+        "digests": {},
+        "status": None if role == "primary" else following(),
+        "semi_sync": SemiSync(
+            source_on=role == "primary",
+            source_enabled=role == "primary",
+            replica_on=role != "primary",
+            after_sync=True,
+            timeout=10.0,
+            standbys=1,
+        ),
+    }
+    variables = {**parts["variables"], **changes.pop("variables", {})}
+    return ServerFacts(
+        name="server1",
+        role=role,
+        address=address,
+        parts={**parts, **changes, "variables": variables},
+    )
+
+
+def following(**changes):
+    return replace(
+        ReplicationStatus(
+            source="a:3306",
+            source_id=1,
+            receiver="Yes",
+            applier="Yes",
+            received="0-1-9",
+            lag=0,
+            error="",
+            filters=(),
+            uses_gtid=True,
+        ),
+        **changes,
+    )
+
+
+def fleet(primary=None, standby=None, pair=None, **changes):
+    primary = primary or server("primary", "a:3306")
+    standby = standby or server("standby", "b:3306")
+    facts = PairFacts(
+        name="server1",
+        primary=primary,
+        standby=standby,
+        databases=server("primary", "a:3306").databases,
+        parts={"late": 0.0, "errant": {}, "differing": ()},
+    )
+    return FleetFacts(
+        topology=topology(),
+        pairs=(replace(facts, **(pair or {})),),
+        application=frozenset(["app"]),
+        operators=frozenset(["operator"]),
+        **changes,
+    )
+
+
+def lines(facts):
+    return [
+        f"{one.severity} {one.check} {one.server}"
+        for one in diagnose(facts).findings
+        if one.severity != "info"
+    ]
+
+
+def text(facts):
+    return str(diagnose(facts))
+
+
+def test_nothing_is_wrong():
+    report = diagnose(fleet())
+    assert report.ok
+    assert report.complete
+    assert {one.check for one in report.findings} == {
+        "old-epochs",
+        "skip-slave-start",
+    }
+    assert report.as_dict()["ok"] is True
+    assert str(report).endswith("2 servers, epoch 1: 2 info")
+
+
+def test_the_worst_come_first():
+    facts = fleet(
+        server("primary", "a:3306", variables={"sync_binlog": "0"}),
+        server("standby", "b:3306", variables={"read_only": "OFF"}),
+        {"unread": {"late": "silence"}, "parts": {"errant": {}}},
+    )
+    found = diagnose(facts).findings
+    assert [one.severity for one in found] == sorted(
+        (one.severity for one in found), key=SEVERITIES.index
+    )
+    assert found[0].check == "two-writable"
+
+
+# -- unknown is not fine ------------------------------------------------------
+
+
+def test_what_was_not_read_is_unknown_once():
+    silent = ServerFacts(
+        name="server1",
+        role="standby",
+        address="b:3306",
+        unread=dict.fromkeys(
+            ["variables", "status", "semi_sync", "sessions"], "timed out"
+        ),
+    )
+    report = diagnose(
+        fleet(
+            standby=silent, pair={"parts": {}, "unread": {"late": "silence"}}
+        )
+    )
+    assert not report.ok
+    assert not report.complete
+    unknown = [one for one in report.findings if one.severity == "unknown"]
+    assert {one.server for one in unknown} == {"server1 standby (b:3306)"}
+    first = unknown[0].what
+    assert first.startswith("could not be read (timed out), so it is not")
+    assert first.count("two-writable") == 1
+    assert "semi-sync" in first
+
+
+@pytest.mark.parametrize("role", ["primary", "standby"])
+@pytest.mark.parametrize("part", sorted(server("primary", "a").parts))
+def test_no_part_can_be_missing_without_a_word(role, part):
+    healthy = server(role, "x:3306")
+    parts = {key: one for key, one in healthy.parts.items() if key != part}
+    facts = fleet(**{role: replace(healthy, parts=parts)})
+    report = diagnose(facts)
+    # Read of one role, or compared by the reader.
+    if part in ("clock_error", "tables") and role == "standby":
+        return
+    assert report.complete == (part == "digests"), str(report)
+
+
+# -- checks -------------------------------------------------------------------
+
+
+def test_a_pair_without_a_standby():
+    facts = fleet(pair={"standby": None, "parts": {}})
+    assert lines(facts) == ["warning no-standby server1 primary (a:3306)"]
+
+
+def test_a_standby_that_does_not_replicate():
+    facts = fleet(standby=server("standby", "b:3306", status=None))
+    assert lines(facts) == [
+        "critical replication-stopped server1 standby (b:3306)"
+    ]
+
+
+def test_a_standby_that_connects():
+    status = following(receiver="Connecting", error="access denied")
+    facts = fleet(standby=server("standby", "b:3306", status=status))
+    assert "receiver Connecting, applier Yes: access denied" in text(facts)
+
+
+def test_the_lag_by_its_own_account_is_quoted():
+    for lag, says in ((None, "unknown"), (7, "7 s")):
+        facts = fleet(
+            standby=server("standby", "b:3306", status=following(lag=lag)),
+            pair={"parts": {"late": 2.0, "errant": {}, "differing": ()}},
+        )
+        assert lines(facts) == ["warning lag server1 standby (b:3306)"]
+        assert f"(lag by its own account: {says})" in text(facts)
+
+
+@pytest.mark.parametrize("name", ["log_slave_updates", "log_bin"])
+def test_settings_that_need_a_restart(name):
+    facts = fleet(server("primary", "a:3306", variables={name: "OFF"}))
+    (line,) = lines(facts)
+    assert line.split()[0] == ("critical" if name == "log_bin" else "warning")
+
+
+def test_settings_of_mysql():
+    facts = fleet(
+        server(
+            "primary",
+            "a:3306",
+            variables={
+                "gtid_mode": "OFF",
+                "log_replica_updates": "OFF",
+                "skip_replica_start": "OFF",
+            },
+        )
+    )
+    assert [line.split()[1] for line in lines(facts)] == [
+        "settings",
+        "settings",
+        "skip-slave-start",
+    ]
+
+
+def version(*number, is_mariadb=True):
+    return Version(is_mariadb=is_mariadb, number=number)
+
+
+@pytest.mark.parametrize(
+    ("other", "severity", "what"),
+    [
+        (version(10, 11, 18), "critical", "older than its primary"),
+        (version(11, 4, 2), "warning", "the new standby is the older one"),
+        (version(8, 0, 40, is_mariadb=False), "critical", "cannot replace"),
+    ],
+)
+def test_versions(other, severity, what):
+    facts = fleet(standby=server("standby", "b:3306", version=other))
+    assert lines(facts) == [
+        f"{severity} versions-of-pair server1 standby (b:3306)"
+    ]
+    assert what in text(facts)
+    assert "has servers of " in text(facts)
+
+
+def test_definitions_differ_perhaps_with_the_version():
+    parts = {"late": 0.0, "errant": {}, "differing": (("db00000", "pins"),)}
+    facts = fleet(pair={"parts": parts})
+    assert lines(facts)[0].startswith("critical differing-definitions")
+    newer = server("standby", "b:3306", version=version(11, 4, 2))
+    assert lines(fleet(standby=newer, pair={"parts": parts})) == [
+        "warning versions-of-pair server1 standby (b:3306)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("clock", "error", "count"),
+    [(2.5, 0.1, 1), (-60.0, 0.1, 1), (2.5, 0.6, 0), (1.0, 0.0, 0)],
+)
+def test_clocks(clock, error, count):
+    facts = fleet(
+        standby=server("standby", "b:3306", clock=clock, clock_error=error)
+    )
+    assert len(lines(facts)) == count
+    if count:
+        word = "ahead of" if clock > 0 else "behind"
+        assert f"has a clock {abs(clock):.1f} s {word} that of" in text(facts)
+
+
+@pytest.mark.parametrize(
+    ("free", "severities"), [(60, []), (25, ["warning"]), (5, ["critical"])]
+)
+def test_disks(free, severities):
+    volumes = (
+        Volume("/", 100 * GIB, 60 * GIB),
+        Volume("/var/lib/mysql", 100 * GIB, free * GIB),
+        Volume("/var/lib/mysql/archive", 100 * GIB, 0),
+    )
+    facts = fleet(server("primary", "a:3306", volumes=volumes))
+    assert [line.split()[0] for line in lines(facts)] == severities
+    if severities:
+        assert f"has {free}.0 GiB free of 100.0 GiB" in text(facts)
+
+
+def test_servers_that_do_not_show_their_disks():
+    facts = fleet(server("primary", "a:3306", volumes=None))
+    assert lines(facts) == []
+    assert "1 servers do not show how full their disks are" in text(facts)
+
+
+def test_binary_logs_that_stay_for_ever_and_not_for_a_day():
+    never = {"binlog_expire_logs_seconds": "0", "expire_logs_days": "0"}
+    facts = fleet(server("primary", "a:3306", variables=never))
+    assert lines(facts) == []
+    assert "never deletes its binary logs" in text(facts)
+    soon = {"binlog_expire_logs_seconds": "0", "expire_logs_days": "0.5"}
+    assert lines(fleet(server("primary", "a:3306", variables=soon))) == [
+        "warning binlog-expiry server1 primary (a:3306)"
+    ]
+
+
+def test_events_that_run_on_a_standby():
+    facts = fleet(
+        standby=server(
+            "standby",
+            "b:3306",
+            events=(
+                Event("db00000", "e", "app@%", "ENABLED"),
+                Event("db00000", "f", "app@%", "SLAVESIDE_DISABLED"),
+            ),
+            variables={"event_scheduler": "ON"},
+        )
+    )
+    assert lines(facts) == [
+        "critical events server1 standby (b:3306)",
+        "warning events server1 standby (b:3306)",
+    ]
+    assert "runs 1 event (db00000.e)" in text(facts)
+
+
+def test_operators_may_do_all():
+    strong = frozenset(["SUPER", "READ_ONLY ADMIN"])
+    logins = tuple(
+        Login(user=user, host="%", privileges=strong)
+        for user in ("operator", "root", "other")
+    )
+    facts = fleet(server("primary", "a:3306", logins=logins))
+    assert lines(facts) == ["warning past-read-only server1 primary (a:3306)"]
+    assert "'other'@'%'" in text(facts)
+
+
+def test_sessions_of_others_on_a_standby_are_fine():
+    facts = fleet(
+        standby=server(
+            "standby",
+            "b:3306",
+            sessions=(
+                Session(1, "system user", "", "Slave_SQL", 9),
+                Session(2, "monitor", "c:1", "Sleep", 9),
+            ),
+        )
+    )
+    assert lines(facts) == []
+
+
+def test_a_shard_that_another_server_has():
+    databases = server("primary", "a:3306").databases
+    other = server(
+        "other", "c:3306", databases=databases, variables={"server_id": "3"}
+    )
+    other = replace(
+        other,
+        parts={
+            **other.parts,
+            "variables": {**other.variables, "read_only": "ON"},
+        },
+    )
+    lacking = server("primary", "a:3306", databases=databases - {"db00001"})
+    facts = fleet(lacking, others=(other,))
+    found = text(facts)
+    assert (
+        "lacks 1 databases of the topology (db00001); db00001 is on" in found
+    )
+    assert "server c:3306" in found
+
+
+@pytest.mark.parametrize(
+    ("next_id", "id_type", "severity"),
+    [
+        (2**31 * 8 // 10, "int(11)", "warning"),
+        (2**31 * 8 // 10, "int(10) unsigned", None),
+        (2**36 - 1, "bigint(20) unsigned", "critical"),
+        (2**35, "bigint(20)", None),
+        (128, "tinyint(4)", "critical"),
+    ],
+)
+def test_ids_are_limited_by_the_type_and_by_36_bits(
+    next_id, id_type, severity
+):
+    table = TableSize(
+        database="db00000",
+        table="pins",
+        bytes=1,
+        rows=1,
+        next_id=next_id,
+        id_type=id_type,
+    )
+    facts = fleet(server("primary", "a:3306", tables=(table,)))
+    assert [line.split()[0] for line in lines(facts)] == (
+        [severity] if severity else []
+    )
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_an_operation(is_interrupted):
+    operation = SimpleNamespace(
+        pending=SimpleNamespace(
+            record=SimpleNamespace(title="failover of server1")
+        ),
+        is_interrupted=is_interrupted,
+        commands=("sqla-shard fleet resume", "sqla-shard fleet undo"),
+    )
+    facts = fleet(operation=operation)
+    assert ("failover of server1 was interrupted" in text(facts)) == (
+        is_interrupted
+    )
+    assert diagnose(facts).ok != is_interrupted
+
+
+# -- adding a check -----------------------------------------------------------
+
+
+@server_check
+def small_pool(server, fleet):
+    """Ask for a buffer pool of 1 GiB; an example of a check."""
+    if server.number("innodb_buffer_pool_size") < GIB:
+        yield warning(server, "has a small buffer pool", "make it larger")
+
+
+def test_a_check_is_one_function():
+    found = findings_of(fleet(), [__name__])
+    assert [(one.check, one.severity) for one in found] == [
+        ("small-pool", "warning"),
+        ("small-pool", "warning"),
+    ]
+    assert str(found[0]) == (
+        "warning: server1 primary (a:3306): has a small buffer pool\n"
+        "    make it larger"
+    )
+
+
+def test_every_check_says_what_it_looks_for():
+    for module in CHECKS:
+        names = module.__all__
+        assert names is not None
+        assert module.__doc__.startswith("Checks of the doctor: ")
+
+
+def test_a_report_counts():
+    finding = Finding(severity="warning", server="s", what="is slow")
+    report = DoctorReport(epoch=3, servers=1, findings=(finding,) * 2)
+    assert str(report).splitlines()[-1] == "1 servers, epoch 3: 2 warning"
+    assert report.at_least("critical") == []
+    assert str(DoctorReport(epoch=3, servers=1, findings=())) == (
+        "1 servers, epoch 3: nothing found"
+    )
+
+
+# -- MySQL 8, by its documentation --------------------------------------------
+
+
+class Statements:
+    """A session that answers from a table, and records the statements."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.seen = []
+
+    def rows(self, sql, *parameters):
+        self.seen.append(sql)
+        for key, rows in self.answers.items():
+            if key in sql:
+                return rows
+        return []
+
+    def run(self, sql, *parameters):
+        self.seen.append(sql)
+
+
+def test_logins_of_mysql():
+    admin = Statements(
+        **{
+            "mysql.user": [("app", "%", 0), ("old", "%", 1), ("r", "%", 0)],
+            "role_edges": [("app", "%", "r")],
+            "user_privileges": [
+                ("'app'@'%'", "USAGE"),
+                ("'r'@'%'", "INSERT"),
+            ],
+        }
+    )
+    app, old, _ = MySQLReplication(admin).logins()
+    assert app == Login(
+        user="app",
+        host="%",
+        privileges=frozenset(["INSERT"]),
+        roles=frozenset(["r"]),
+    )
+    assert old.needs_no_password
+
+
+def test_the_configuration_of_mysql():
+    admin = Statements(
+        variables_info=[
+            ("read_only", "GLOBAL"),
+            ("event_scheduler", "COMPILED"),
+            ("sync_binlog", "DYNAMIC"),
+        ]
+    )
+    assert MySQLReplication(admin).configured(
+        "read_only", "event_scheduler", "sync_binlog", "other"
+    ) == {"read_only": True, "event_scheduler": False}
+
+
+def test_sizes_of_mysql_are_not_those_of_yesterday():
+    admin = Statements()
+    assert MySQLReplication(admin).table_sizes() == []
+    assert admin.seen[0] == "SET SESSION information_schema_stats_expiry = 0"
