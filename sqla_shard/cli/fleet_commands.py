@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from sqla_shard.cli.fleet_doctor import capacity_command
+from sqla_shard.cli.fleet_doctor import doctor_command
 from sqla_shard.cli.fleet_failover import failover_command
 from sqla_shard.cli.fleet_failover import reopen_command
 from sqla_shard.cli.fleet_plans import blank_fleet_of
@@ -153,6 +155,8 @@ def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:
 
 _COMMANDS: tuple[click.Command, ...] = (
     status_command,
+    doctor_command,
+    capacity_command,
     history_command,
     apply_command,
     resume_command,

@@ -200,14 +200,6 @@ class Admin:
                 found[name.lower()] = value
         return found
 
-    def digests(self, databases: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return a digest of the definition of every table, by database.
-
-        :param databases: names; one that does not exist is left out.
-        """
-        with self._translated():
-            return self._backend.catalogue.digests(self._connection, databases)
-
     @contextmanager
     def unlogged(self) -> Iterator[None]:
         """Keep the statements of a block out of the binary log."""

@@ -100,7 +100,7 @@ def no_standby(pair: PairFacts, _: FleetFacts) -> Findings:
         yield warning(
             pair.primary,
             "has no standby",
-            f"sqla-shard fleet replica build {pair.name}",
+            f"sqla-shard fleet replica build {pair.name} HOST:PORT",
         )
 
 
@@ -154,7 +154,7 @@ def errant(pair: PairFacts, _: FleetFacts) -> Findings:
             f"has {count:,} transactions that its primary does not have "
             f"(origins {', '.join(sorted(pair.errant))})",
             "save its binary log, then: sqla-shard fleet replica rebuild "
-            f"{pair.name}",
+            f"{pair.name} --discard-errant",
         )
 
 

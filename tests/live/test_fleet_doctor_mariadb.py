@@ -255,7 +255,7 @@ def test_errant_transactions(doctor, pair):
         finding = found(doctor(), "errant", "critical")
         assert "has 2 transactions" in finding.what
         assert f"{domain}-" in finding.what
-        assert finding.remedy.endswith("replica rebuild server1")
+        assert finding.remedy.endswith("server1 --discard-errant")
     wait_healthy(doctor)
 
 
