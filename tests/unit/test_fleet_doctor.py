@@ -105,6 +105,7 @@ def following(**changes):
             received="0-1-9",
             lag=0,
             error="",
+            applier_error="",
             filters=(),
             uses_gtid=True,
         ),
