@@ -22,6 +22,7 @@ from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
 from tests.models import reference_models
+from tests.servers.command_line import fleet_commands
 from tests.servers.command_line import ROOT
 from tests.servers.command_line import write
 from tests.servers.frozen_commands import names_of_commands
@@ -122,6 +123,10 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         1,
         "SQLA_SHARD_OPERATOR",
     ),
+    **{
+        path: (tuple(given.split()), 1, "SQLA_SHARD_OPERATOR")
+        for path, given in fleet_commands().items()
+    },
     "fleet resume": (("fleet", "resume"), 1, "SQLA_SHARD_OPERATOR"),
     "fleet undo": (("fleet", "undo"), 1, "SQLA_SHARD_OPERATOR"),
 }

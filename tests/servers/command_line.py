@@ -23,6 +23,7 @@ __all__ = [
     "ROOT",
     "commands",
     "environment",
+    "fleet_commands",
     "invoke",
     "run",
     "without_progress",
@@ -49,6 +50,38 @@ def commands(
             inner = command.get_command(context, name)
             assert inner is not None
             yield from commands(inner, f"{path} {name}")
+
+
+#: What a command of the group ``fleet`` is given, by the form in its help.
+_GIVEN = {
+    "FILE": "same.json",
+    "HOST:PORT": "127.0.0.1:1",
+    "RANGE": "7",
+    "SERVER": "server2",
+    "TARGET": "127.0.0.1:1",
+}
+#: They ask no server, or have cases of their own.
+_APART = ("status", "history", "apply", "resume", "undo")
+
+
+def fleet_commands() -> dict[str, str]:
+    """Return the commands of operations, each with what it requires."""
+    group = program.get_command(click.Context(program), "fleet")
+    assert group is not None
+    found = {}
+    for path, command in commands(group, "fleet"):
+        if path.removeprefix("fleet ") in _APART:
+            continue
+        words = [path]
+        for parameter in command.params:
+            if not parameter.required:
+                continue
+            if isinstance(parameter, click.Option):
+                words.append(parameter.opts[0])
+            form = parameter.metavar or str(parameter.name).upper()
+            words.append(_GIVEN.get(form, "other"))
+        found[path] = " ".join(words)
+    return found
 
 
 def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:

@@ -31,6 +31,7 @@ from tests.models.unread_models import Base
 from tests.models.unread_models import fill
 from tests.servers.cache_files import write_regions
 from tests.servers.command_line import commands
+from tests.servers.command_line import fleet_commands
 from tests.servers.command_line import invoke
 
 __all__ = ["CASES", "Case", "Scene", "Unread", "check", "prepared"]
@@ -235,6 +236,10 @@ CASES: dict[str, list[Case]] = {
     "sqla-shard fleet apply": [
         _quiet("fleet apply {dir}/same.json", "SQLA_SHARD_OPERATOR", FAILED)
     ],
+    **{
+        f"sqla-shard {path}": [_quiet(given, "SQLA_SHARD_OPERATOR", FAILED)]
+        for path, given in fleet_commands().items()
+    },
     "sqla-shard fleet resume": [
         _quiet("fleet resume", "SQLA_SHARD_OPERATOR", FAILED)
     ],
