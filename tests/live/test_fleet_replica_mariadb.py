@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import itertools
 import json
 import os
 import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -493,3 +496,74 @@ def test_a_migration_meanwhile_undoes_everything(scene, monkeypatch):
     assert scene.roles == (primary, standby)
     # The next one starts over.
     assert scene.planned("replace", new).problems == ()
+
+
+# -- a command ------------------------------------------------------------
+
+SCRIPT = """set -e
+timeout 120 {program} --no-defaults --backup --user={user} --socket={socket} \\
+    --target-dir={folder} >&2
+{program} --no-defaults --prepare --target-dir={folder} >&2
+touch {folder}.copied
+until [ -s {folder}.restarted ]; do sleep 0.05; done
+cat {folder}.restarted >&2
+grep -q restarted {folder}.restarted
+tail -n 1 {folder}/*_binlog_info | cut -f 3
+"""
+
+
+def restart_with(server, folder):
+    """Replace the data directory of a server by a prepared backup."""
+    said = "no backup was made"
+    try:
+        copied = folder.with_name(f"{folder.name}.copied")
+        if wait_until(copied.exists, seconds=180):
+            data = server.socket.parent / "data"
+            owner = data.stat()
+            server.kill()
+            shutil.rmtree(data)
+            shutil.copytree(folder, data)
+            for path in (data, *data.rglob("*")):
+                os.chown(path, owner.st_uid, owner.st_gid)
+            server.start()
+            said = "restarted"
+    except Exception as error:
+        said = repr(error)
+        raise
+    finally:
+        # The command waits for it.
+        folder.with_name(f"{folder.name}.restarted").write_text(f"{said}\n")
+
+
+@pytest.mark.thorough
+def test_mariabackup_is_a_command(scene, load, say, tmp_path):
+    program = shutil.which("mariabackup") or shutil.which("mariadb-backup")
+    if program is None:
+        pytest.skip(
+            "mariabackup is not installed (Debian: mariadb-backup), so that "
+            "a copy with a command is not tested"
+        )
+    primary, old = scene.roles
+    # A copy of rows refuses it.
+    primary.root_execute("CREATE VIEW db00000.seen AS SELECT 1 AS a")
+    wait_until_equal(primary, old)
+    new = scene.new_server()
+    folder = tmp_path / "backup"
+    script = tmp_path / "copy.sh"
+    script.write_text(
+        SCRIPT.format(
+            program=program,
+            user=getpass.getuser(),
+            socket=old.socket,
+            folder=folder,
+        )
+    )
+    plan = scene.planned("replace", new, way="command", command=f"sh {script}")
+    with ThreadPoolExecutor(1) as pool:
+        restarted = pool.submit(restart_with, new, folder)
+        applied(scene, plan, say)
+        restarted.result()
+    load.wait_for_acks(100)
+    scene.prove(load.stop())
+    assert new.root_execute("SELECT a FROM db00000.seen") == [(1,)]
+    primary.root_execute("DROP VIEW db00000.seen")
