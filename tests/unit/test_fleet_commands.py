@@ -1,0 +1,211 @@
+"""``sqla-shard fleet``: status, history, apply, resume and undo."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from sqla_shard.cli import fleet_plans
+from sqla_shard.cli.output import FAILED
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import OperationFailedError
+from sqla_shard.fleet import apply
+from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
+from tests.servers.toy_operation import Toy
+from tests.servers.toy_operation import toy_fleet
+
+ACCOUNTS = {
+    "SQLA_SHARD_OPERATOR_USER": "operator",
+    "SQLA_SHARD_OPERATOR_PASSWORD": "secret",
+}
+USAGE = 2
+
+
+@pytest.fixture
+def location(tmp_path):
+    document = topology_document({"server1": "mysql+pymysql://127.0.0.1:1"}, 8)
+    return str(write(tmp_path, document))
+
+
+@pytest.fixture
+def fleet(location):
+    return toy_fleet(location)
+
+
+@pytest.fixture
+def run(location):
+    return partial(invoke, "-t", location, "fleet", env=ACCOUNTS)
+
+
+@pytest.fixture
+def interrupted(fleet, tmp_path):
+    """A toy that failed after it was published."""
+    plan = Toy.plan(fleet, tmp_path, fails="open")
+    with pytest.raises(OperationFailedError):
+        apply(fleet, plan)
+
+
+def plan_file(fleet, folder, **changes):
+    plan = replace(Toy.plan(fleet, folder), **changes)
+    return write(folder, plan.as_dict(), "plan.json")
+
+
+def test_nothing_is_pending(run):
+    done = run("status")
+    assert done.exit_code == 0
+    assert "epoch 1, no operation is pending" in done.output
+    found = json.loads(run("status", "--json").output)
+    assert found["operation"] is None
+    assert found["commands"] == []
+    assert json.loads(run("history", "--json").output) == []
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_an_interrupted_operation_is_shown(run):
+    done = run("status")
+    assert done.exit_code == FAILED
+    assert "operation: toy (" in done.output
+    assert "published: yes" in done.output
+    assert "problem: toy: no (error 1)" in done.output
+    assert "run: sqla-shard fleet resume" in done.output
+    done = run("status", "--json")
+    assert done.exit_code == FAILED
+    found = json.loads(done.output)
+    assert found["commands"] == ["sqla-shard fleet resume"]
+    assert found["operation"]["published"]
+    assert not found["operation"]["running"]
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_it_is_not_resumed_without_confirmation(run):
+    done = run("resume")
+    assert done.exit_code == USAGE
+    assert "add --yes" in done.output
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_it_is_not_undone_after_publish(run):
+    done = run("undo", "--yes")
+    assert done.exit_code == FAILED
+    assert "cannot be undone" in done.output
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_it_is_resumed(run, monkeypatch):
+    monkeypatch.setattr(Toy, "_do", lambda self, name: None)
+    done = run("resume", "--yes")
+    assert done.exit_code == 0, done.output
+    assert "ms  open: open it" in done.output
+    assert "ms  open: done" in done.output
+    assert "toy: finished, epoch 2" in done.output
+    assert "finished" in run("history").output
+
+
+def test_an_interrupted_undo_goes_on(run, fleet, tmp_path):
+    (tmp_path / "undo_fails").touch()
+    with pytest.raises(OperationFailedError):
+        apply(fleet, Toy.plan(fleet, tmp_path, fails="fence"))
+    assert "run: sqla-shard fleet undo" in run("status").output
+    assert run("undo", "--yes").exit_code == FAILED
+    (tmp_path / "undo_fails").unlink()
+    done = run("undo", "--yes", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["state"] == "undone"
+
+
+def test_a_plan_is_applied(run, fleet, tmp_path):
+    path = plan_file(fleet, tmp_path)
+    for option in ("--plan-only", "--dry-run"):
+        done = run("apply", path, option, "--json")
+        assert done.exit_code == 0
+        assert json.loads(done.output) == json.loads(path.read_text())
+    assert fleet.topology().epoch == 1
+    assert run("apply", path).exit_code == USAGE
+    done = run("apply", path, "--yes", "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert (found["state"], found["epoch"]) == ("finished", 2)
+    assert found["pause"] > 0
+    (record,) = json.loads(run("history", "--json").output)
+    assert record["state"] == "finished"
+    again = run("apply", path, "--yes")
+    assert again.exit_code == FAILED
+    assert "made for epoch 1, but epoch 2 is published" in again.output
+
+
+def test_a_plan_with_problems_is_refused(run, fleet, tmp_path):
+    plan = Toy.plan(fleet, tmp_path, problems=["this", "that"])
+    problems = tuple(Toy(fleet, plan).check())
+    path = write(
+        tmp_path, replace(plan, problems=problems).as_dict(), "plan.json"
+    )
+    for options in (["--yes"], ["--plan-only"], ["--yes", "--json"]):
+        done = run("apply", path, *options)
+        assert done.exit_code == FAILED
+        assert "this" in done.output
+        assert "that" in done.output
+    assert fleet.topology().epoch == 1
+    assert run("history", "--json").output.strip() == "[]"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"plan": 9}'])
+def test_another_file_is_not_a_plan(run, tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    done = run("apply", path, "--yes")
+    assert done.exit_code == FAILED
+    assert "--plan-only --json" in done.output
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("SQLA_SHARD_OPERATOR_USER", "SQLA_SHARD_OPERATOR_USER is not set"),
+        (
+            "SQLA_SHARD_OPERATOR_PASSWORD",
+            "SQLA_SHARD_OPERATOR_PASSWORD is not",
+        ),
+    ],
+)
+def test_a_missing_account_is_named(location, missing, named):
+    done = invoke(
+        "-t", location, "fleet", "undo", env={**ACCOUNTS, missing: None}
+    )
+    assert done.exit_code == FAILED
+    assert named in done.output
+    assert "secret" not in done.output
+
+
+def test_a_toml_file_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "topology.toml"
+    path.touch()
+    done = invoke("-t", path, "fleet", "status")
+    assert done.exit_code == FAILED
+    assert "topology show --json > topology.json" in done.output
+
+
+@pytest.mark.parametrize(("number", "status"), [(2013, 3), (1227, 1)])
+def test_a_server_that_is_silent_is_not_read(
+    run, fleet, tmp_path, monkeypatch, number, status
+):
+    def fail(*arguments, **more):
+        raise FleetServerError(server="one", number=number, reason="lost")
+
+    monkeypatch.setattr(fleet_plans, "apply", fail)
+    path = plan_file(fleet, tmp_path)
+    assert run("apply", path, "--yes").exit_code == status
+
+
+def test_ctrl_c_says_what_to_do(run, fleet, tmp_path, monkeypatch):
+    def interrupt(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet_plans, "apply", interrupt)
+    done = run("apply", plan_file(fleet, tmp_path), "--yes")
+    assert done.exit_code == 130
+    assert "what is left: sqla-shard fleet status" in done.output
