@@ -208,23 +208,24 @@ install() {
 endef
 export APT_GET
 
-# The two packages of the bare programs: unlike mariadb-server they bring no
-# service that would start now and at each boot.  Older releases have the
-# version in their names.
+# The packages of the bare programs: unlike mariadb-server they bring no
+# service that would start now and at each boot; mariadb-client has
+# mariadb-binlog.  Older releases have the version in their names.
 
 define INSTALL_MARIADB
 what=MARIADB
 advice="Install MariaDB 10.6 or later"
 find_mariadb() {
-    command -v mariadbd && command -v mariadb-install-db
+    command -v mariadbd && command -v mariadb-install-db &&
+        command -v mariadb-binlog
 }
 if [ -n "$$SQLA_SHARD_MARIADB$$SQLA_SHARD_TEST_SERVERS" ]; then exit; fi
 if find_mariadb >/dev/null; then exit; fi
 prepare "MariaDB (programs only, no service)"
-names="mariadb-server-core mariadb-client-core"
+names="mariadb-server-core mariadb-client-core mariadb-client"
 if ! apt-cache show $$names >/dev/null; then
     names=$$(apt-cache pkgnames mariadb- |
-        grep -E '^mariadb-(server|client)-core-[0-9.]+$$')
+        grep -E '^mariadb-(server-core|client-core|client)-[0-9.]+$$')
 fi
 install $$names
 find_mariadb || complain "although apt-get installed it"

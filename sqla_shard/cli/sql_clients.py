@@ -5,19 +5,14 @@ the password is in no argument, environment variable or file.  The client reads
 the user's ``~/.my.cnf`` first, for the prompt and the pager; the server, the
 account and the certificates in the URL take precedence.
 
-The client gets the TLS settings, ``charset`` and ``connect_timeout`` of the
-URL; other settings are for the driver.  MariaDB clients verify either the
-whole certificate or nothing: if the URL requires less than the former, they
-are stricter than the driver.
+See :mod:`sqla_shard.dialects.client_options` for the settings of the URL.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,22 +24,11 @@ from sqlalchemy import make_url
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.topology import fill
+from sqla_shard.dialects.client_options import address_arguments
+from sqla_shard.dialects.client_options import client_options
+from sqla_shard.dialects.client_options import pipe_with
 
 __all__ = ["Client", "client_for"]
-
-# A pipe buffers 64 KiB; writing more before it is read blocks forever.
-_MOST = 16_384
-_ESCAPES = str.maketrans(
-    {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-)
-_TLS_FILES = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_cipher")
-_TLS_CHECK = "ssl_check_hostname"
-_FALSE = frozenset(["0", "false"])
-_OTHERS = {
-    "charset": "default-character-set",
-    "connect_timeout": "connect-timeout",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +55,9 @@ class Client:
         """
         arguments = [self.program]
         if self.options is not None:
-            arguments.append(f"--defaults-file=/dev/fd/{_pipe(self.options)}")
+            arguments.append(
+                f"--defaults-file=/dev/fd/{pipe_with(self.options)}"
+            )
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(self.program, [*arguments, *self.arguments])  # noqa: S606  # no shell is wanted
@@ -104,9 +90,7 @@ def client_for(
     return Client(
         program=program,
         arguments=tuple(_arguments(parsed, schema, statement)),
-        options=_options(
-            _settings(parsed, environ, program), read_only=read_only
-        ),
+        options=_options(parsed, environ, program, read_only=read_only),
     )
 
 
@@ -143,106 +127,25 @@ def _sqlite(path: str, statement: str | None, read_only: bool) -> Client:
 
 
 def _arguments(url: URL, schema: str, statement: str | None) -> Iterator[str]:
-    # Use TCP like the drivers; clients connect to "localhost" through a
-    # socket.
-    yield "--protocol=tcp"
-    yield f"--host={url.host}"
-    yield f"--port={url.port or 3306}"
+    yield from address_arguments(url)
     if statement is not None:
         yield f"--execute={statement}"
     yield f"--database={schema}"
 
 
 def _options(
-    settings: Iterable[tuple[str, str | None]], *, read_only: bool
+    url: URL, environ: Mapping[str, str], program: str, *, read_only: bool
 ) -> str:
-    """Return the option file; the last value of a repeated option applies."""
-    lines = []
+    """Return the option file."""
     own = Path.home() / ".my.cnf"
-    if own.is_file():
-        lines.append(f"!include {own}")
-    lines.append("[client]")
-    lines += (
-        name if value is None else f"{name}={_quoted(name, value)}"
-        for name, value in settings
-    )
-    if read_only:
-        lines.append("[mysql]")
-        lines.append('init-command="SET SESSION TRANSACTION READ ONLY"')
-    text = "\n".join(lines) + "\n"
-    if len(text.encode()) > _MOST:
-        raise click.ClickException(
-            f"user, password and settings exceed {_MOST} bytes, the limit "
-            "of the clients; shorten them"
+    last = ("[mysql]", 'init-command="SET SESSION TRANSACTION READ ONLY"')
+    try:
+        return client_options(
+            url,
+            environ,
+            program,
+            first=(f"!include {own}",) if own.is_file() else (),
+            last=last if read_only else (),
         )
-    return text
-
-
-def _settings(
-    url: URL, environ: Mapping[str, str], program: str
-) -> Iterator[tuple[str, str | None]]:
-    if url.username:
-        yield "user", fill(url.username, environ)
-    # Pass it even if empty; otherwise the client would use ~/.my.cnf or
-    # MYSQL_PWD.
-    yield "password", fill(str(url.password or ""), environ)
-    given = {
-        name: value if isinstance(value, str) else value[-1]
-        for name, value in url.query.items()
-    }
-    yield "default-character-set", "utf8mb4"
-    for name, option in _OTHERS.items():
-        if name in given:
-            yield option, given[name]
-    yield from _tls(given, program)
-
-
-def _tls(
-    given: Mapping[str, str], program: str
-) -> Iterator[tuple[str, str | None]]:
-    """Yield the TLS options of the MariaDB or the MySQL client."""
-    for name in _TLS_FILES:
-        if name in given:
-            yield name.replace("_", "-"), given[name]
-    mode = _tls_mode(given)
-    if mode is None:
-        return
-    if not _is_mariadb(program):
-        yield "ssl-mode", mode
-    else:
-        # Set it for weaker modes as well: otherwise the client would connect
-        # to a server without TLS unencrypted.
-        yield "ssl-verify-server-cert", None
-
-
-def _tls_mode(given: Mapping[str, str]) -> str | None:
-    """Return MySQL's ``ssl-mode`` for a URL; None for the default."""
-    checks = given.get(_TLS_CHECK, "").lower() not in _FALSE
-    if "ssl_ca" in given or "ssl_capath" in given:
-        return "VERIFY_IDENTITY" if checks else "VERIFY_CA"
-    return "REQUIRED" if _TLS_CHECK in given and checks else None
-
-
-def _is_mariadb(program: str) -> bool:
-    """Return whether a client is MariaDB's, according to ``--version``."""
-    done = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, check=False
-    )
-    return "MariaDB" in done.stdout
-
-
-def _quoted(name: str, value: str) -> str:
-    if "\0" in value:
-        raise click.ClickException(
-            f"the {name} contains a NUL character, which no client accepts"
-        )
-    return f'"{value.translate(_ESCAPES)}"'
-
-
-def _pipe(text: str) -> int:
-    """Return the read end of a pipe that contains the given string."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.set_inheritable(reading, True)
-    return reading
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
