@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from sqla_shard.cli.fleet_backup import backup_group
+from sqla_shard.cli.fleet_backup import restore_command
 from sqla_shard.cli.fleet_doctor import capacity_command
 from sqla_shard.cli.fleet_doctor import doctor_command
 from sqla_shard.cli.fleet_failover import failover_command
@@ -168,6 +170,8 @@ _COMMANDS: tuple[click.Command, ...] = (
     retire_command,
     split_command,
     move_command,
+    backup_group,
+    restore_command,
 )
 
 

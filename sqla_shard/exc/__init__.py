@@ -94,7 +94,10 @@ statement raises it::
     │   ├── OperationFailedError          a step has failed
     │   ├── NoOperationError              nothing to resume or to undo
     │   ├── ApplierStoppedError           a standby that does not apply
-    │   └── UndoRefusedError              its topology is published
+    │   ├── UndoRefusedError              its topology is published
+    │   ├── BackupFailedError             a backup is not complete
+    │   ├── BackupNotFoundError           no finished backup of that name
+    │   └── BackupDamagedError            files are not as written
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost
     ├── PartialCommitError                some servers committed, some not

@@ -8,10 +8,14 @@ from sqla_shard.exc.base import bullets
 from sqla_shard.exc.base import field
 from sqla_shard.exc.base import MessageError
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.base import shortened_list
 from sqla_shard.exc.definitions import Problem
 
 __all__ = [
     "ApplierStoppedError",
+    "BackupDamagedError",
+    "BackupFailedError",
+    "BackupNotFoundError",
     "CopyFailedError",
     "FleetError",
     "FleetLockLostError",
@@ -207,3 +211,49 @@ class ApplierStoppedError(FleetError):
         "{server}: its applier is stopped and could not be started "
         "({reason}); run on this server: {statement}"
     )
+
+
+class BackupFailedError(FleetError):
+    """Raised when a backup cannot be completed; none is listed.
+
+    :ivar server: the server that was read.
+    :ivar reason: what is in the way.
+    """
+
+    server: str
+    reason: str
+    _text = "the backup of {server} failed: {reason}"
+
+
+class BackupNotFoundError(FleetError):
+    """Raised when a folder has no finished backup of a name.
+
+    :ivar backup: the name.
+    :ivar folder: the folder.
+    :ivar known: names of its finished backups.
+    """
+
+    backup: str
+    folder: str
+    known: tuple[str, ...]
+
+    def _describe(self) -> str:
+        known = shortened_list(self.known) if self.known else "no backup"
+        return (
+            f"{self.folder} has no finished backup {self.backup!r}; it has "
+            f"{known}"
+        )
+
+
+class BackupDamagedError(FleetError):
+    """Raised when files of a backup are not as they were written.
+
+    :ivar backup: name of the backup, or of the folder of binary logs.
+    :ivar problems: every file, with its damage.
+    """
+
+    backup: str
+    problems: tuple[Problem, ...] = field(kw_only=False)
+
+    def _describe(self) -> str:
+        return f"{self.backup} is damaged{bullets(self.problems)}"

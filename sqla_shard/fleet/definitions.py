@@ -18,6 +18,7 @@ __all__ = [
     "Column",
     "Table",
     "databases_of",
+    "definition_of",
     "differences",
     "marked",
     "not_tables",
@@ -115,7 +116,7 @@ def tables_of(
         " FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
     ):
         if database in wanted:
-            sql, counter = _definition(admin, database, name)
+            sql, counter = definition_of(admin, database, name)
             found[database, name] = Table(
                 database=database,
                 name=name,
@@ -178,9 +179,10 @@ _OTHERS = {
 }
 
 
-def _definition(
+def definition_of(
     admin: Admin, database: str, name: str
 ) -> tuple[str, int | None]:
+    """Return the statement that creates a table, and its counter."""
     ((_, sql),) = admin.rows(
         f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
     )

@@ -31,7 +31,7 @@ from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.snapshots import Snapshots
 from sqla_shard.fleet.snapshots import snapshots
 
-__all__ = ["CopyEvent", "RowCopy"]
+__all__ = ["CopyEvent", "RowCopy", "literal"]
 
 _MIB = 2**20
 _ROWS = 500
@@ -225,7 +225,7 @@ class RowCopy:
 
     def _copy_table(self, session: Admin, target: Admin, table: Table) -> None:
         names = ", ".join(quoted(column.name) for column in table.columns)
-        values = ", ',', ".join(map(_literal, table.columns))
+        values = ", ',', ".join(map(literal, table.columns))
         head = f"INSERT INTO {table.path} ({names}) VALUES "  # noqa: S608
         # With the savepoint the lock of the table ends, for which a migration
         # of the source would wait, and all writes behind it.
@@ -311,7 +311,7 @@ class RowCopy:
             yield target
 
 
-def _literal(column: Column) -> str:
+def literal(column: Column) -> str:
     """Return SQL for the text of a value in an INSERT statement."""
     name = quoted(column.name)
     if column.type in _BINARY:

@@ -52,6 +52,7 @@ from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
+from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.split import Split
 
@@ -65,10 +66,11 @@ _PATIENCE = 30.0
 T = TypeVar("T")
 
 _CLASSES: tuple[type[Operation], ...] = (
-    Failover,
     DeadFailover,
+    Failover,
     Reopen,
     Replica,
+    Restore,
     Retire,
     Split,
 )

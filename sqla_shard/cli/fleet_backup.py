@@ -1,0 +1,298 @@
+"""``sqla-shard fleet backup`` and ``fleet restore``."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from datetime import timezone
+from typing import Any
+from typing import get_args
+
+import click
+
+from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.fleet_plans import run_plan
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import with_options
+from sqla_shard.fleet.backup import create_backups
+from sqla_shard.fleet.backup import Scope
+from sqla_shard.fleet.backup import Source
+from sqla_shard.fleet.binlog_archive import archives_of
+from sqla_shard.fleet.binlog_archive import copy_binlogs
+from sqla_shard.fleet.replay import Moment
+from sqla_shard.fleet.restore import Restore
+from sqla_shard.fleet.storage import Backup
+from sqla_shard.fleet.storage import Storage
+
+__all__ = ["backup_group", "restore_command"]
+
+_folder = with_options(
+    click.argument("folder", type=click.Path(file_okay=False))
+)
+
+
+def _source_option(default: Source) -> Any:
+    return click.option(
+        "--from",
+        "source",
+        type=click.Choice(get_args(Source)),
+        default=default,
+        show_default=True,
+        help="Server of each pair to read.",
+    )
+
+
+@click.group("backup")
+def backup_group() -> None:
+    """Back up virtual shards into a folder."""
+
+
+@backup_group.command(
+    "create",
+    epilog=examples(
+        "sqla-shard fleet backup create /backups --server sharddb001",
+        "sqla-shard fleet backup create /backups --keyspace objects --shard 7",
+    ),
+)
+@_folder
+@click.option("--server", metavar="NAME", help="Only shards of this server.")
+@click.option("--keyspace", metavar="NAME", help="Only this keyspace.")
+@click.option("--shard", metavar="ID", type=int, help="Only this shard.")
+@_source_option("standby")
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Number of sessions that read at a time.",
+)
+@json_option
+@pass_settings
+def create_command(
+    settings: Settings,
+    /,
+    folder: str,
+    server: str | None,
+    keyspace: str | None,
+    shard: int | None,
+    source: Source,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Back up shards into FOLDER: one backup for each server.
+
+    Without options, all shards of all servers.
+    """
+    found = create_backups(
+        fleet_of(settings),
+        Storage(folder),
+        Scope(server=server, keyspace=keyspace, shard=shard),
+        source=source,
+        workers=workers,
+        progress=lambda event: echo(event, err=True),
+    )
+    _show(found, as_json)
+
+
+@backup_group.command(
+    "binlogs",
+    epilog=examples("sqla-shard fleet backup binlogs /backups sharddb001"),
+)
+@_folder
+@click.argument("server")
+@_source_option("primary")
+@json_option
+@pass_settings
+def binlogs_command(
+    settings: Settings,
+    /,
+    folder: str,
+    server: str,
+    source: Source,
+    as_json: bool,
+) -> None:
+    """Copy the binary logs of SERVER that FOLDER does not have.
+
+    With them, a shard can be restored to a moment after a backup.  The server
+    begins a new log; mariadb-binlog must be installed.
+    """
+    archive, new = copy_binlogs(
+        fleet_of(settings), Storage(folder), server, source=source
+    )
+    if as_json:
+        print_json({**archive.as_dict(), "new": new})
+    else:
+        echo(f"{archive}; copied now: {', '.join(new) or 'none'}")
+
+
+@backup_group.command(
+    "list", epilog=examples("sqla-shard fleet backup list /backups")
+)
+@_folder
+@json_option
+def list_command(folder: str, as_json: bool) -> None:
+    """List the finished backups in FOLDER, the oldest first."""
+    _show(Storage(folder).backups(), as_json)
+
+
+@backup_group.command(
+    "verify", epilog=examples("sqla-shard fleet backup verify /backups")
+)
+@_folder
+@click.argument("name", required=False)
+@json_option
+def verify_command(folder: str, name: str | None, as_json: bool) -> None:
+    """Compare the files in FOLDER with their checksums.
+
+    NAME is a backup; by default, all of them and the binary logs.  The exit
+    status is 1 if a file is missing or was changed.
+    """
+    storage = Storage(folder)
+    backups = storage.backups() if name is None else [storage.get(name)]
+    problems = [one for backup in backups for one in storage.problems(backup)]
+    if name is None:
+        for archive in archives_of(storage):
+            problems += archive.problems()
+    if as_json:
+        print_json(
+            {
+                "backups": [backup.name for backup in backups],
+                "problems": [
+                    {"place": one.place, "message": one.message}
+                    for one in problems
+                ],
+            }
+        )
+    else:
+        for problem in problems:
+            echo(problem)
+        echo(f"{len(backups)} backups, {len(problems)} problems")
+    end(is_good=not problems, is_read=True)
+
+
+@backup_group.command(
+    "prune",
+    epilog=examples(
+        "sqla-shard fleet backup prune /backups --keep-last 7 --keep-days 30"
+    ),
+)
+@_folder
+@click.option(
+    "--keep-last",
+    metavar="N",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Number of backups of each set of shards that stay.",
+)
+@click.option(
+    "--keep-days",
+    metavar="D",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Days for which each backup stays.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list what would go.")
+@json_option
+def prune_command(
+    folder: str, keep_last: int, keep_days: float, dry_run: bool, as_json: bool
+) -> None:
+    """Remove old backups from FOLDER, and unfinished ones after a day.
+
+    The last intact backup of a set of shards is never removed; binary logs
+    are not, either.
+    """
+    removed = Storage(folder).prune(
+        keep_last=keep_last,
+        keep_days=keep_days,
+        now=time.time(),
+        dry_run=dry_run,
+    )
+    if as_json:
+        print_json({"removed": removed, "dry_run": dry_run})
+    else:
+        for name in removed:
+            echo(f"{'would remove' if dry_run else 'removed'} {name}")
+
+
+@click.command(
+    "restore",
+    epilog=examples(
+        "sqla-shard fleet restore /backups objects 7",
+        "sqla-shard fleet restore /backups objects 7 --to-gtid 0-1-4711",
+        "sqla-shard fleet restore /backups objects 7 "
+        "--to-time '2026-11-23 19:15:00' --as before_the_mistake",
+    ),
+)
+@_folder
+@click.argument("keyspace")
+@click.argument("shard", type=int)
+@click.option("--backup", metavar="NAME", help="By default the latest one.")
+@click.option("--to-gtid", metavar="GTID", help="Last change to restore.")
+@click.option(
+    "--to-time",
+    metavar="TIME",
+    type=click.DateTime(["%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),
+    help="Time, in UTC, before which changes are restored.",
+)
+@click.option("--server", metavar="NAME", help="By default that of the shard.")
+@click.option(
+    "--as",
+    "database",
+    metavar="DATABASE",
+    help="Name of the new database; by default restored_ and the live one.",
+)
+@plan_options
+@pass_settings
+def restore_command(
+    settings: Settings,
+    /,
+    folder: str,
+    keyspace: str,
+    shard: int,
+    backup: str | None,
+    to_gtid: str | None,
+    to_time: datetime | None,
+    server: str | None,
+    database: str | None,
+    **options: Any,
+) -> None:
+    """Restore SHARD of KEYSPACE from FOLDER into a new database.
+
+    The live database is not changed.  A moment after the backup needs the
+    binary logs: copy them first with fleet backup binlogs.
+    """
+    if to_gtid is not None and to_time is not None:
+        raise click.UsageError("give --to-gtid or --to-time, not both")
+    moment = None
+    if to_gtid is not None:
+        moment = Moment(gtid=to_gtid)
+    elif to_time is not None:
+        moment = Moment(time=to_time.replace(tzinfo=timezone.utc).timestamp())
+    fleet = fleet_of(settings)
+    plan = Restore.planned(
+        fleet,
+        folder,
+        keyspace=keyspace,
+        shard=shard,
+        backup=backup,
+        moment=moment,
+        server=server,
+        database=database,
+    )
+    run_plan(fleet, plan, **options)
+
+
+def _show(backups: list[Backup], as_json: bool) -> None:
+    if as_json:
+        print_json([one.as_dict() for one in backups])
+        return
+    for one in backups:
+        echo(one)

@@ -1,0 +1,433 @@
+"""Backups: the virtual shards of a server at one position, in files.
+
+A backup is a folder with a compressed SQL file for each database, and a
+manifest; see :mod:`sqla_shard.fleet.storage` and
+:mod:`sqla_shard.fleet.dumps`.  Limits:
+
+* One backup is of one server, at one GTID position.  A keyspace on several
+  servers takes one for each, at different positions: nothing in this package
+  promises a state across servers.
+* It reads the standby, and refuses one that does not replicate; ``source``
+  may be the primary, where commits wait for the few milliseconds in which
+  the sessions open their snapshots.
+* Databases with views, triggers, routines, events or tables that are not
+  InnoDB are refused, and so are foreign keys to other databases.
+* A migration during the backup makes it fail: its files would be of different
+  schemas.  ``mariadb-dump`` exits with status 0 in that case.
+* The snapshot stays open until the end; the server cannot purge old versions
+  of rows meanwhile.
+
+It takes no lock of the fleet: a failover may happen meanwhile, and ends the
+backup only if the server that it reads goes away.
+
+On MySQL 8 it is untested.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Literal
+
+from sqla_shard.exc import BackupFailedError
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import OperationRefusedError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.definitions import differences
+from sqla_shard.fleet.definitions import not_tables
+from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.definitions import tables_of
+from sqla_shard.fleet.dumps import write_dump
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.snapshots import snapshots
+from sqla_shard.fleet.storage import Backup
+from sqla_shard.fleet.storage import DatabaseFile
+from sqla_shard.fleet.storage import file_name
+from sqla_shard.fleet.storage import sha256_of
+from sqla_shard.fleet.storage import Storage
+from sqla_shard.topology import Topology
+
+__all__ = ["BackupEvent", "Scope", "Source", "create_backups"]
+
+#: Which server of a pair is read.
+Source = Literal["standby", "primary"]
+
+# The definition of a table is newer than the snapshot; it does not exist.
+_CHANGED = frozenset([1412, 1146, 1049])
+_FOREIGN = re.compile(r"REFERENCES `(?:[^`]|``)+`\.`")
+_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackupEvent:
+    """Progress of a backup.
+
+    :ivar server: name of the server.
+    :ivar databases: databases that are written.
+    :ivar all_databases: databases to write.
+    :ivar bytes: bytes of their files.
+    :ivar seconds: time since the start.
+    """
+
+    server: str
+    databases: int
+    all_databases: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.server}: {self.databases} of {self.all_databases} "
+            f"databases, {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What is backed up: all that matches every given attribute.
+
+    :ivar server: name of a server, or ``keyspace/name``; None for all.
+    :ivar keyspace: name of a keyspace; None for all.
+    :ivar shard: id of a virtual shard, which takes a keyspace; None for all.
+    """
+
+    server: str | None = None
+    keyspace: str | None = None
+    shard: int | None = None
+
+    def select(self, topology: Topology) -> list[_Part]:
+        """Return the servers, with their databases.
+
+        :raises FleetSetupError: if nothing matches, or a shard has no
+            keyspace.
+        :raises UnknownServerError: if there is no such server.
+        :raises UnknownKeyspaceError: if there is no such keyspace.
+        :raises UnknownShardError: if there is no such shard.
+        """
+        if self.shard is not None:
+            if self.keyspace is None:
+                raise FleetSetupError(
+                    f"shard {self.shard} of which keyspace? Give its name"
+                )
+            topology.keyspace(self.keyspace).server_for(self.shard)
+        elif self.keyspace is not None:
+            topology.keyspace(self.keyspace)
+        pairs = (
+            all_pairs(topology)
+            if self.server is None
+            else [pair_named(topology, self.server)]
+        )
+        parts = [_Part(pair, self._databases(pair)) for pair in pairs]
+        found = [part for part in parts if part.databases]
+        if not found:
+            raise FleetSetupError(f"no virtual shard matches {self}")
+        return found
+
+    def _databases(self, pair: Pair) -> dict[str, tuple[str, int]]:
+        return {
+            keyspace.database_for(shard): (keyspace.name, shard)
+            for keyspace, server in pair.members
+            if self.keyspace in (None, keyspace.name)
+            for part in server.shards
+            for shard in part
+            if self.shard in (None, shard)
+        }
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A pair, and keyspace and shard of each database to back up."""
+
+    pair: Pair
+    databases: Mapping[str, tuple[str, int]]
+
+
+def create_backups(
+    fleet: Fleet,
+    storage: Storage,
+    scope: Scope,
+    *,
+    source: Source = "standby",
+    workers: int = 2,
+    progress: Callable[[BackupEvent], object] | None = None,
+) -> list[Backup]:
+    """Back up some virtual shards: one backup for each server.
+
+    :param fleet: the fleet.
+    :param storage: where the backups are written.
+    :param scope: which virtual shards.
+    :param source: the server of each pair that is read.
+    :param workers: number of sessions that read at a time.
+    :param progress: is called after each database, in any thread.
+    :raises OperationRefusedError: if a server or a database cannot be backed
+        up; nothing was written.
+    :raises BackupFailedError: if a table was changed meanwhile; backups of
+        servers that were complete before stay.
+    :raises FleetServerError: if a server does not respond.
+    """
+    topology = fleet.topology()
+    parts = scope.select(topology)
+    jobs = [
+        _Job(fleet, storage, topology, part, source, workers, progress)
+        for part in parts
+    ]
+    problems = [problem for job in jobs for problem in job.check()]
+    if problems:
+        raise OperationRefusedError(
+            tuple(problems), operation=f"the backup into {storage}"
+        )
+    return [job.run() for job in jobs]
+
+
+class _Job:
+    """The backup of one server."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        storage: Storage,
+        topology: Topology,
+        part: _Part,
+        source: Source,
+        workers: int,
+        progress: Callable[[BackupEvent], object] | None,
+    ) -> None:
+        self._fleet = fleet
+        self._storage = storage
+        self._topology = topology
+        self._part = part
+        self._source: Source = source
+        self._workers = workers
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._begin = time.monotonic()
+        self._done: dict[str, DatabaseFile] = {}
+
+    def check(self) -> list[Problem]:
+        """Return what speaks against it."""
+        pair = self._part.pair
+        if self._source == "standby" and pair.standby is None:
+            return [
+                Problem(
+                    pair.name, "it has no standby; back up from its primary"
+                )
+            ]
+        with self._connect() as admin:
+            return [*self._role(admin), *self._contents(admin)]
+
+    def _role(self, admin: Admin) -> list[Problem]:
+        status = replication_of(admin).status()
+        if self._source == "primary" or (
+            status is not None and status.runs and not status.filters
+        ):
+            return []
+        found = (
+            "it replicates from no server"
+            if status is None
+            else f"it replicates with filters ({', '.join(status.filters)})"
+            if status.filters
+            else f"its receiver is {status.receiver!r} and its applier "
+            f"{status.applier!r}"
+        )
+        return [
+            Problem(
+                str(admin),
+                f"{found}: its content may be old; repair it, or back up "
+                "from the primary",
+            )
+        ]
+
+    def _contents(self, admin: Admin) -> list[Problem]:
+        names = list(self._part.databases)
+        existing = {name for (name,) in admin.rows("SHOW DATABASES")}
+        problems = [
+            Problem(
+                f"{admin}: {name}",
+                "it does not exist; create it with: sqla-shard schema "
+                "provision",
+            )
+            for name in names
+            if name not in existing
+        ]
+        problems += not_tables(admin, names)
+        for table in tables_of(admin, names).values():
+            if _FOREIGN.search(table.sql):
+                problems.append(
+                    Problem(
+                        table.path,
+                        "it has a foreign key to another database, which a "
+                        "restored database would have, too; drop the key",
+                    )
+                )
+        return problems
+
+    def run(self) -> Backup:
+        """Back up, and return the manifest."""
+        pair = self._part.pair
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        name = f"{now}-{file_name(pair.name)}-{secrets.token_hex(2)}"
+        partial = self._storage.begin(name)
+        try:
+            with self._connect() as admin:
+                backup = self._write(admin, name)
+            self._storage.finish(partial, backup)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return backup
+
+    def _write(self, admin: Admin, name: str) -> Backup:
+        names = list(self._part.databases)
+        defaults = {
+            database: (charset, collation)
+            for database, charset, collation in admin.rows(
+                "SELECT schema_name, default_character_set_name,"
+                " default_collation_name FROM information_schema.schemata"
+            )
+        }
+        before = tables_of(admin, names)
+        tables: dict[str, list[Table]] = defaultdict(list)
+        for (database, _), table in before.items():
+            tables[database].append(table)
+        with snapshots(admin, self._workers, timeout=_TIMEOUT) as found:
+            # After the snapshot: what it contains began before this time.
+            created = float(admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
+            left: queue.SimpleQueue[str] = queue.SimpleQueue()
+            for database in names:
+                left.put(database)
+            with ThreadPoolExecutor(self._workers) as pool:
+                futures = [
+                    pool.submit(
+                        self._work, session, left, tables, defaults, name
+                    )
+                    for session in found.sessions
+                ]
+                try:
+                    for future in futures:
+                        future.result()
+                except BaseException:
+                    self._stopped.set()
+                    found.kill(admin)
+                    raise
+            position = found.position
+        changed = differences(before, tables_of(admin, names))
+        if changed:
+            raise self._failed(
+                f"{', '.join(changed[:5])}; repeat it while no migration runs"
+            )
+        return Backup(
+            name=name,
+            created=created,
+            product=version("sqla-shard"),
+            topology=self._fleet.journal.name,
+            epoch=self._topology.epoch,
+            server=self._part.pair.name,
+            source=admin.address,
+            role=self._source,
+            server_version=str(admin.value("SELECT VERSION()")),
+            is_mariadb=admin.is_mariadb,
+            position=position,
+            databases=tuple(self._done[database] for database in names),
+        )
+
+    def _work(
+        self,
+        session: Admin,
+        left: queue.SimpleQueue[str],
+        tables: Mapping[str, Sequence[Table]],
+        defaults: Mapping[str, tuple[str, str]],
+        name: str,
+    ) -> None:
+        try:
+            while not self._stopped.is_set():
+                try:
+                    database = left.get_nowait()
+                except queue.Empty:
+                    return
+                self._dump(
+                    session,
+                    database,
+                    tables.get(database, ()),
+                    defaults[database],
+                    name,
+                )
+        except FleetServerError as error:
+            self._stopped.set()
+            if error.number in _CHANGED or not error.number:
+                raise self._failed(
+                    f"{error}; repeat it while no migration runs"
+                ) from error
+            raise
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _dump(
+        self,
+        session: Admin,
+        database: str,
+        tables: Sequence[Table],
+        defaults: tuple[str, str],
+        name: str,
+    ) -> None:
+        keyspace, shard = self._part.databases[database]
+        file = f"{file_name(database)}.sql.gz"
+        path = self._storage.partial(name) / file
+        contents = write_dump(
+            session,
+            tables,
+            path,
+            comment=f"shard {shard} of {keyspace}, backup {name}",
+        )
+        done = DatabaseFile(
+            keyspace=keyspace,
+            shard=shard,
+            database=database,
+            charset=defaults[0],
+            collation=defaults[1],
+            file=file,
+            size=path.stat().st_size,
+            sha256=sha256_of(path),
+            tables=contents,
+        )
+        with self._lock:
+            self._done[database] = done
+            if self._progress is not None:
+                self._progress(self._event())
+
+    def _event(self) -> BackupEvent:
+        return BackupEvent(
+            server=self._part.pair.name,
+            databases=len(self._done),
+            all_databases=len(self._part.databases),
+            bytes=sum(one.size for one in self._done.values()),
+            seconds=time.monotonic() - self._begin,
+        )
+
+    def _connect(self) -> Admin:
+        pair = self._part.pair
+        url = pair.standby if self._source == "standby" else pair.primary
+        return self._fleet.admin(str(url), name=f"{pair.name} {self._source}")
+
+    def _failed(self, reason: str) -> BackupFailedError:
+        return BackupFailedError(
+            server=f"{self._part.pair.name} {self._source}", reason=reason
+        )

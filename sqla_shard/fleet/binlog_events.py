@@ -1,0 +1,346 @@
+"""Reading the events of MariaDB's binary logs, for one database.
+
+The rows of a transaction are taken as they are, with the name of the database
+replaced in the event that names the table.  ``mariadb-binlog --rewrite-db``
+does the same for rows; for other statements it changes only the default
+database, so that ``ALTER TABLE db00007.pins`` would change the live table.
+Here such a statement is read as text, see
+:mod:`sqla_shard.fleet.binlog_statements`.
+
+Refused, with the position: logs that are encrypted or compressed, XA
+transactions of the database, changes in statement format, and logs between
+which another one is missing.  Logs of MySQL have other events.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import BinaryIO
+
+from sqla_shard.exc import BackupDamagedError
+from sqla_shard.exc import Problem
+
+__all__ = [
+    "Gtid",
+    "LogReader",
+    "Rows",
+    "Statement",
+    "Transaction",
+    "first_state",
+]
+
+_MAGIC = b"\xfebin"
+_HEADER = struct.Struct("<IBIIIH")
+_HEADER_SIZE = 19
+_CRC_SIZE = 4
+
+_QUERY = 2
+_FORMAT = 15
+_XID = 16
+_TABLE_MAP = 19
+_ROWS = frozenset([23, 24, 25])
+_GTID = 162
+_GTID_LIST = 163
+_ENCRYPTED = 164
+_XA_PREPARE = 38
+_COMPRESSED_QUERY = 165
+_COMPRESSED_ROWS = frozenset([166, 167, 168])
+# Of MySQL: rows and GTIDs.
+_FOREIGN = frozenset([30, 31, 32, 33, 34, 35])
+
+_STANDALONE = 1
+_PREPARED_XA = 64
+_COMPLETED_XA = 128
+_END_OF_STATEMENT = 1
+_FLAGS_CODE = 0
+_SQL_MODE_CODE = 1
+
+#: Domain, server and sequence number.
+Gtid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table that a transaction has changed.
+
+    :ivar events: the event that names the table, and that of the rows, for
+        the statement BINLOG.
+    """
+
+    events: bytes
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement in a binary log that is not BEGIN or COMMIT.
+
+    :ivar text: the statement, in the character set of its client.
+    :ivar default: its default database; empty if it had none.
+    :ivar sql_mode: its ``sql_mode``, as a number.
+    """
+
+    text: bytes
+    default: str
+    sql_mode: int
+
+
+@dataclass
+class Transaction:
+    """A transaction, or a statement with an implicit commit.
+
+    :ivar gtid: its GTID.
+    :ivar time: seconds since the epoch at which its COMMIT began.
+    :ivar parts: what it did in the database, and statements of all, in order.
+    :ivar problem: why its part in the database cannot be replayed; None if
+        nothing is known against it.
+    """
+
+    gtid: Gtid
+    time: int
+    parts: list[Rows | Statement] = field(default_factory=list)
+    problem: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The GTID as text."""
+        return "-".join(map(str, self.gtid))
+
+
+@dataclass(frozen=True)
+class _Event:
+    kind: int
+    time: int
+    server: int
+    flags: int
+    data: bytes
+
+    @property
+    def body(self) -> bytes:
+        """What follows the header, without the checksum."""
+        return self.data[_HEADER_SIZE:]
+
+
+class LogReader:
+    """Reads the transactions of closed logs, in order.
+
+    :param paths: the logs.
+    :param database: the database of which rows are wanted.
+    :param target: name to replace it with.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], database: str, target: str
+    ) -> None:
+        self._paths = paths
+        self._database = database.encode()
+        self._target = target.encode()
+        #: The event that describes the format, for the statement BINLOG.
+        self.format = b""
+        #: Last number of each domain and server at this place.
+        self.state: dict[tuple[int, int], int] | None = None
+        self._has_checksums = False
+        self._tables: dict[bytes, bytes] = {}
+
+    def transactions(self) -> Iterator[Transaction]:
+        """Yield all transactions.
+
+        :raises BackupDamagedError: if a log cannot be read, is of another
+            kind, or is missing between two others.
+        """
+        for path in self._paths:
+            self._tables.clear()
+            one: Transaction | None = None
+            for event in self.events(path):
+                if event.kind == _GTID:
+                    one = self._begin(event)
+                elif event.kind == _GTID_LIST:
+                    self._continue(path, event)
+                elif one is not None and self._add(path, one, event):
+                    yield one
+                    one = None
+            if one is not None:
+                raise _damaged(path, f"it ends in transaction {one.name}")
+
+    def events(self, path: Path) -> Iterator[_Event]:
+        """Yield the events of a log, without their checksums."""
+        with _opened(path) as file:
+            if file.read(4) != _MAGIC:
+                raise _damaged(path, "it is not a binary log")
+            while header := file.read(_HEADER_SIZE):
+                if len(header) < _HEADER_SIZE:
+                    raise _damaged(path, "it ends within an event")
+                time, kind, server, size, _, flags = _HEADER.unpack(header)
+                rest = file.read(size - _HEADER_SIZE)
+                if size < _HEADER_SIZE or len(rest) < size - _HEADER_SIZE:
+                    raise _damaged(path, "it ends within an event")
+                if kind == _ENCRYPTED:
+                    raise _damaged(
+                        path,
+                        "it is encrypted; restore with mariadb-binlog",
+                    )
+                if kind in _FOREIGN:
+                    raise _damaged(path, "it is not of MariaDB")
+                if kind == _FORMAT:
+                    # The description has a checksum in any case.
+                    self._has_checksums = rest[-_CRC_SIZE - 1] == 1
+                    self.format = header + rest
+                    continue
+                end = -_CRC_SIZE if self._has_checksums else None
+                yield _Event(kind, time, server, flags, header + rest[:end])
+
+    def _continue(self, path: Path, event: _Event) -> None:
+        """Compare the beginning of a log with the end of the one before."""
+        found = _state(event)
+        if self.state is not None and self.state != found:
+            raise _damaged(
+                path,
+                "it does not begin where the log before it ends: a log "
+                "between them was not copied",
+            )
+        self.state = found
+
+    def _begin(self, event: _Event) -> Transaction:
+        number, domain, flags = struct.unpack_from("<QIB", event.body)
+        if self.state is None:
+            self.state = {}
+        self.state[domain, event.server] = number
+        one = Transaction((domain, event.server, number), event.time)
+        if flags & (_PREPARED_XA | _COMPLETED_XA):
+            one.problem = "an XA transaction"
+        self._is_standalone = bool(flags & _STANDALONE)
+        return one
+
+    def _add(self, path: Path, one: Transaction, event: _Event) -> bool:
+        """Add an event; return whether it was the last one."""
+        kind = event.kind
+        if kind in (_XID, _XA_PREPARE):
+            return True
+        if kind == _TABLE_MAP:
+            self._tables[event.body[:6]] = event.data
+        elif kind in _ROWS:
+            self._add_rows(path, one, event)
+        elif kind in _COMPRESSED_ROWS:
+            if self._database_of(path, event) == self._database:
+                one.problem = "rows that are compressed (log_bin_compress)"
+        elif kind == _COMPRESSED_QUERY:
+            one.problem = "a statement that is compressed (log_bin_compress)"
+            return self._is_standalone
+        elif kind == _QUERY:
+            return self._add_query(one, event)
+        return False
+
+    def _add_query(self, one: Transaction, event: _Event) -> bool:
+        statement = _statement(event.body)
+        word = statement.text.split(None, 1)[0].upper()
+        if word == b"COMMIT":
+            return True
+        if word == b"ROLLBACK":
+            if b" TO " in statement.text.upper():
+                one.problem = "ROLLBACK TO a savepoint"
+                return False
+            one.parts.clear()
+            return True
+        if word not in (b"BEGIN", b"SAVEPOINT", b"XA"):
+            one.parts.append(statement)
+        return self._is_standalone
+
+    def _add_rows(self, path: Path, one: Transaction, event: _Event) -> None:
+        if self._database_of(path, event) != self._database:
+            return
+        named = _renamed(self._tables[event.body[:6]], self._target)
+        # The last rows of a statement may be of another database.
+        (flags,) = struct.unpack_from("<H", event.body, 6)
+        body = bytearray(event.data)
+        struct.pack_into(
+            "<H", body, _HEADER_SIZE + 6, flags | _END_OF_STATEMENT
+        )
+        one.parts.append(Rows(self._sealed(named) + self._sealed(body)))
+
+    def _database_of(self, path: Path, event: _Event) -> bytes:
+        named = self._tables.get(event.body[:6])
+        if named is None:
+            raise _damaged(path, "it has rows of a table without a name")
+        return _name_of(named)
+
+    def _sealed(self, data: bytes | bytearray) -> bytes:
+        """Return an event with its size, and its checksum."""
+        size = len(data) + (_CRC_SIZE if self._has_checksums else 0)
+        event = bytearray(data)
+        struct.pack_into("<I", event, 9, size)
+        if self._has_checksums:
+            event += struct.pack("<I", zlib.crc32(event))
+        return bytes(event)
+
+
+def first_state(path: Path) -> dict[tuple[int, int], int] | None:
+    """Return the last number of each domain and server before a log.
+
+    :returns: None if the log does not say it.
+    :raises BackupDamagedError: if the log cannot be read.
+    """
+    for event in LogReader([path], "", "").events(path):
+        if event.kind == _GTID_LIST:
+            return _state(event)
+        if event.kind == _GTID:
+            break
+    return None
+
+
+def _state(event: _Event) -> dict[tuple[int, int], int]:
+    (count,) = struct.unpack_from("<I", event.body)
+    found = {}
+    for index in range(count & 0x0FFFFFFF):
+        domain, server, number = struct.unpack_from(
+            "<IIQ", event.body, 4 + 16 * index
+        )
+        found[domain, server] = number
+    return found
+
+
+def _name_of(table_map: bytes) -> bytes:
+    start = _HEADER_SIZE + 8
+    length = table_map[start]
+    return table_map[start + 1 : start + 1 + length]
+
+
+def _renamed(table_map: bytes, database: bytes) -> bytes:
+    start = _HEADER_SIZE + 8
+    end = start + 1 + table_map[start]
+    return (
+        table_map[:start] + bytes([len(database)]) + database + table_map[end:]
+    )
+
+
+def _statement(body: bytes) -> Statement:
+    _, _, name, _, variables = struct.unpack_from("<IIBHH", body)
+    start = 13 + variables
+    found = body[13:start]
+    sql_mode = 0
+    if found[:1] == bytes([_FLAGS_CODE]):
+        found = found[5:]
+    if found[:1] == bytes([_SQL_MODE_CODE]):
+        (sql_mode,) = struct.unpack_from("<Q", found, 1)
+    return Statement(
+        text=body[start + name + 1 :],
+        default=body[start : start + name].decode(),
+        sql_mode=sql_mode,
+    )
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _damaged(path, f"it cannot be read: {error.strerror}") from error
+
+
+def _damaged(path: Path, reason: str) -> BackupDamagedError:
+    return BackupDamagedError(
+        (Problem(path.name, reason),), backup=str(path.parent)
+    )
