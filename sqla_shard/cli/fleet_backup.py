@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 from datetime import timezone
 from typing import Any
@@ -15,6 +16,7 @@ from sqla_shard.cli.fleet_plans import plan_options
 from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import CommandT
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
@@ -38,7 +40,9 @@ _folder = with_options(
 )
 
 
-def _source_option(default: Source) -> Any:
+def _source_option(
+    default: Source,
+) -> Callable[[CommandT], CommandT]:
     return click.option(
         "--from",
         "source",

@@ -3,7 +3,8 @@
 ``mariadb-binlog --read-from-remote-server --raw`` copies each closed log as
 it is; the logs of a server are in one folder with a manifest.  Before, the
 server begins a new log, so that all that was committed until then is in a
-closed one.  Limits:
+closed one.  It connects with the replication account, as a standby would.
+Limits:
 
 * The logs of the servers of a pair are different files with the same
   transactions.  A restore reads the logs of one server, so those of a standby
@@ -26,6 +27,8 @@ from dataclasses import dataclass
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import make_url
 
 from sqla_shard.dialects.client_options import address_arguments
 from sqla_shard.dialects.client_options import client_options
@@ -157,8 +160,8 @@ def copy_binlogs(
     :param server: name of the server in the topology, or ``keyspace/name``.
     :param source: which server of the pair.
     :returns: all logs of the server, and the names of the new ones.
-    :raises FleetSetupError: if ``mariadb-binlog`` is not installed, or the
-        pair has no standby.
+    :raises FleetSetupError: if ``mariadb-binlog`` is not installed, there is
+        no replication account, or the pair has no standby.
     :raises BackupFailedError: if a log cannot be copied, or the logs of the
         server are not those that were copied before.
     :raises UnknownServerError: if there is no such server.
@@ -239,7 +242,10 @@ def _copy(
     size: int,
     name: str,
 ) -> Path:
-    parsed = fleet.accounts.url(url)
+    account = fleet.accounts.for_replication()
+    parsed = make_url(url).set(
+        username=account.user, password=account.password
+    )
     # Its name in the end is that of the log, with the prefix in front.
     prefix = archive.folder / "partial-"
     partial = archive.folder / f"partial-{log}"
