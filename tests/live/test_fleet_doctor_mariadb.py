@@ -12,13 +12,19 @@ from typing import NamedTuple
 
 import pytest
 
+from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import access_checks
 from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import capacity
 from sqla_shard.fleet import Fleet
+from sqla_shard.fleet.capacity import measure
+from sqla_shard.fleet.capacity import suggest
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.local_server import free_port
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.published import publish_to
 from tests.servers.remedies import follow
@@ -192,7 +198,7 @@ def listed(statements):
 
 
 def wait_healthy(doctor):
-    assert wait_until(lambda: doctor().ok, seconds=15), str(doctor())
+    assert wait_until(lambda: doctor().ok, seconds=60), str(doctor())
 
 
 def wait_for(doctor, check, text=""):
@@ -207,7 +213,7 @@ def wait_for(doctor, check, text=""):
         ]
         return bool(seen)
 
-    assert wait_until(look, seconds=15), str(doctor())
+    assert wait_until(look, seconds=60), str(doctor())
     return seen[0]
 
 
@@ -744,11 +750,143 @@ def test_a_status_that_hangs_hides_nothing_else(doctor, pair, monkeypatch):
     assert other.check == "durability"
 
 
-# -- the operation in progress ------------------------------------------------
-
-
 def test_an_account_without_privileges_is_unknown(pairs):
     accounts = Accounts(operator=pairs.accounts.for_replication())
     report = examine(Fleet(pairs.path, accounts=accounts), timeout=10)
     assert not report.complete
     assert {one.severity for one in report.at_least("unknown")} >= {"unknown"}
+
+
+# -- capacity -----------------------------------------------------------------
+
+
+def test_sizes_and_splits(pairs):
+    report = measure(pairs.fleet(), window=0)
+    assert [one.shard for one in report.shards] == [*range(SHARDS)]
+    assert all(one.bytes >= 16_384 for one in report.shards)
+    assert [one.name for one in report.servers()] == ["server1", "server2"]
+    assert report.unread == {}
+    lines = suggest(report, "objects", servers=4)
+    assert [" ".join(line.split()[2:6]) for line in lines] == [
+        "split server1 --shards objects:2-3",
+        "split server2 --shards objects:6-7",
+    ]
+
+
+def test_activity_that_is_not_counted_is_unknown(pairs):
+    report = measure(pairs.fleet(), window=0.1)
+    assert report.hottest() == []
+    (note,) = report.notes
+    assert note.startswith("activity is not counted on server1, server2;")
+    assert "SET GLOBAL userstat = 1" in note
+
+
+def test_hot_shards(pairs, pair, monkeypatch):
+    with changed(
+        pair.primary, "SET GLOBAL userstat = 1", "SET GLOBAL userstat = 0"
+    ):
+        # Counts are not there before the first statement.
+        run(pair.primary, "SELECT COUNT(*) FROM db00001.pins")
+
+        def work(seconds):
+            run(
+                pair.primary,
+                *["INSERT INTO db00002.pins (v) VALUES (1)"] * 20,
+                *["SELECT * FROM db00001.pins"] * 5,
+            )
+
+        monkeypatch.setattr(capacity.time, "sleep", work)
+        report = measure(pairs.fleet(), window=1)
+    first, second = report.hottest()
+    assert (first.shard, second.shard) == (2, 1)
+    assert first.written > 0
+    assert second.read > 0
+    assert "server2" in report.notes[0]
+    assert "server1" not in report.notes[0]
+    pair.wait_caught_up()
+
+
+def test_a_server_that_was_not_measured(pairs, pair):
+    pair.primary.kill()
+    try:
+        report = measure(pairs.fleet(), window=0)
+    finally:
+        pair.primary.start()
+        run(
+            pair.primary,
+            OPEN,
+            "SET GLOBAL rpl_semi_sync_master_enabled = 1",
+        )
+    assert [one.shard for one in report.shards] == [4, 5, 6, 7]
+    assert "Connection refused" in report.unread["server1"]
+    with pytest.raises(FleetSetupError, match="server1 could not be read"):
+        suggest(report, "objects", servers=4)
+    pair.wait_caught_up()
+
+
+# -- the commands -------------------------------------------------------------
+
+
+@pytest.fixture
+def sqla_shard(pairs):
+    """Return a function that runs a fleet command."""
+
+    def call(*arguments):
+        account = pairs.accounts.operator
+        return invoke(
+            "-t",
+            pairs.path,
+            "fleet",
+            *arguments,
+            env={
+                "SQLA_SHARD_OPERATOR_USER": account.user,
+                "SQLA_SHARD_OPERATOR_PASSWORD": account.password,
+            },
+        )
+
+    return call
+
+
+def test_the_exit_status_of_the_doctor(sqla_shard, doctor, pairs, pair):
+    wait_healthy(doctor)
+    result = sqla_shard("doctor")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1].startswith("4 servers, epoch 1: ")
+    with changed(
+        pair.standby,
+        "SET GLOBAL sync_binlog = 0",
+        "SET GLOBAL sync_binlog = 1",
+    ):
+        result = sqla_shard("doctor", "--json")
+        assert result.exit_code == 1
+        document = json.loads(result.output)
+        assert document["findings"][0]["check"] == "durability"
+        assert not document["ok"]
+        assert sqla_shard("doctor", "--fail-on", "critical").exit_code == 0
+        away = free_port()
+        result = sqla_shard("doctor", "--other", f"127.0.0.1:{away}")
+        assert result.exit_code == 3
+        assert f"unknown: server 127.0.0.1:{away}" in result.output
+    assert pairs.accounts.operator.password not in result.output
+
+
+def test_the_commands_of_capacity(sqla_shard, tmp_path):
+    result = sqla_shard("capacity", "--window", "0", "--json")
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "capacity.json"
+    path.write_text(result.output)
+    result = sqla_shard(
+        "capacity", "--window", "0", "--since", path, "--servers", "4"
+    )
+    assert result.exit_code == 0, result.output
+    assert "MiB a day" in result.output
+    assert "sqla-shard fleet split server1 --shards objects:2-3" in (
+        result.output
+    )
+    result = sqla_shard("capacity", "--window", "0", "--servers", "1")
+    assert result.exit_code == 1
+    assert "among 2 to 8 servers, not 1" in result.output
+    path.write_text("{")
+    result = sqla_shard("capacity", "--since", path)
+    assert result.exit_code == 1
+    assert "is not JSON" in result.output
