@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
@@ -30,6 +31,7 @@ __all__ = ["Admin"]
 #: that one which was asleep cannot send another statement.
 _LOCK = "sqla_shard.fleet"
 _NO_SUCH_THREAD = 1094
+_GONE = 2006
 
 
 class Admin:
@@ -258,6 +260,12 @@ class Admin:
                 server=str(self),
                 number=number if isinstance(number, int) else 0,
                 reason=_message(found),
+            ) from error
+        except PendingRollbackError as error:
+            raise FleetServerError(
+                server=str(self),
+                number=_GONE,
+                reason="the session was lost by an earlier statement",
             ) from error
 
 
