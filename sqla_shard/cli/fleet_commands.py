@@ -31,6 +31,7 @@ from sqla_shard.cli.fleet_replica import retire_command
 from sqla_shard.cli.fleet_split import move_command
 from sqla_shard.cli.fleet_split import split_command
 from sqla_shard.cli.fleet_verify import verify_command
+from sqla_shard.cli.fleet_watch import watch_command
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
@@ -172,6 +173,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     move_command,
     backup_group,
     restore_command,
+    watch_command,
 )
 
 

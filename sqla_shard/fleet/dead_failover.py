@@ -136,6 +136,7 @@ class DeadFailover(RoleChange):
         *,
         fenced: bool = False,
         probe: SemiSyncProbe | None = None,
+        is_automatic: bool = False,
     ) -> Plan:
         """Return the plan, with everything that speaks against it.
 
@@ -144,6 +145,8 @@ class DeadFailover(RoleChange):
         :param fenced: whether the operator has switched the old primary off,
             so that it need not be proven that it is lost.
         :param probe: the last look at the primary.
+        :param is_automatic: whether a watcher plans it, so that another one
+            may finish it.
         :raises UnknownServerError: if the topology has no such server.
         """
         loss = loss_of(probe)
@@ -158,6 +161,7 @@ class DeadFailover(RoleChange):
             fenced=fenced,
             loss=loss,
             probe=None if probe is None else asdict(probe),
+            is_automatic=is_automatic,
         )
 
     def check(self) -> list[Problem]:

@@ -28,21 +28,21 @@ from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_load import writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
+from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
+from tests.servers.fleet_semi_sync import use_semi_sync
 from tests.servers.load_checks import pauses
 from tests.servers.published import publish_to
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
-OPTIONS = (
-    "--read-only=1",
-    "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
-)
 BEFORE = ("record", "drain", "stop", "raise-ids")
 
 
 def started(folder):
-    return FleetPairs(folder, pairs=1, shards=SHARDS, options=OPTIONS)
+    return FleetPairs(
+        folder, pairs=1, shards=SHARDS, options=SEMI_SYNC_OPTIONS
+    )
 
 
 @pytest.fixture
@@ -57,21 +57,7 @@ def prepare(pairs, *, timeout=60_000):
     primary, standby = roles(pairs)
     primary.root_execute("SET GLOBAL read_only = 0")
     create(pairs)
-    wait_until_equal(primary, standby)
-    standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
-    standby.root_execute("STOP SLAVE")
-    standby.root_execute("START SLAVE")
-    primary.root_execute(
-        "SET GLOBAL rpl_semi_sync_master_timeout = %s", (timeout,)
-    )
-    primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")
-
-    def acknowledges():
-        return primary.root_execute(
-            "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_clients'"
-        ) == [("Rpl_semi_sync_master_clients", "1")]
-
-    assert wait_until(acknowledges, seconds=30)
+    use_semi_sync(primary, standby, timeout=timeout)
 
 
 def semi_sync_of(primary):

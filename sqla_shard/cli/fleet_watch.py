@@ -1,0 +1,122 @@
+"""``sqla-shard fleet watch``: fail over automatically."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import make_passes
+from sqla_shard.cli.service_loop import Passes
+
+if TYPE_CHECKING:
+    from sqla_shard.fleet.watcher import WatchReport
+
+__all__ = ["watch_command"]
+
+
+@click.command(
+    "watch",
+    epilog=examples(
+        "sqla-shard fleet watch --dry-run",
+        "sqla-shard fleet watch --watchers 3 --hook 'page-operator --urgent'",
+    ),
+)
+@click.option(
+    "--watchers",
+    metavar="N",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of watchers that you run; a majority must agree.",
+)
+@click.option(
+    "--dead-after",
+    metavar="S",
+    default=3.0,
+    show_default=True,
+    type=FiniteRange(least=0.1),
+    help="Seconds for which they must not have seen a primary.",
+)
+@click.option(
+    "--interval",
+    metavar="S",
+    default=0.5,
+    show_default=True,
+    type=FiniteRange(least=0.1),
+    help="Seconds between two looks.",
+)
+@click.option(
+    "--hold-off",
+    metavar="S",
+    default=3600.0,
+    show_default=True,
+    type=FiniteRange(least=0.0),
+    help="Seconds after a failover of a server before the next.",
+)
+@click.option(
+    "--allow-loss",
+    is_flag=True,
+    help="Act even if acknowledged writes may be lost.",
+)
+@click.option("--dry-run", is_flag=True, help="Report only; change nothing.")
+@click.option(
+    "--hook",
+    metavar="COMMAND",
+    default="",
+    help="Run it for each new line; SQLA_SHARD_WATCH has the line.",
+)
+@json_option
+@pass_settings
+def watch_command(
+    settings: Settings,
+    /,
+    watchers: int,
+    dead_after: float,
+    interval: float,
+    hold_off: float,
+    allow_loss: bool,
+    dry_run: bool,
+    hook: str,
+    as_json: bool,
+) -> None:
+    """Promote the standby of a primary that is lost.
+
+    Run three, on machines that fail independently.  It acts only if a
+    majority does not see the primary and nothing acknowledged is lost.  The
+    topology must be in ZooKeeper.
+    """
+    # kazoo is needed for this command alone.
+    from sqla_shard.fleet.watcher import Watcher
+    from sqla_shard.fleet.watcher import WatchPolicy
+
+    policy = WatchPolicy(
+        watchers=watchers,
+        dead_after=dead_after,
+        every=interval,
+        hold_off=hold_off,
+        allow_loss=allow_loss,
+        dry_run=dry_run,
+        hook=shlex.split(hook),
+    )
+    with End() as until, Watcher(fleet_of(settings), policy) as watcher:
+        passes = Passes(
+            make=watcher.look,
+            has_more=lambda report: False,
+            has_changes=lambda report: False,
+            problems=_lines,
+            state=_lines,
+        )
+        make_passes(passes, until, interval, as_json)
+
+
+def _lines(report: WatchReport) -> tuple[str, ...]:
+    return (*report.lines, *report.troubles)
