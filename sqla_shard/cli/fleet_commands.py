@@ -18,6 +18,7 @@ from sqla_shard.cli.fleet_doctor import capacity_command
 from sqla_shard.cli.fleet_doctor import doctor_command
 from sqla_shard.cli.fleet_failover import failover_command
 from sqla_shard.cli.fleet_failover import reopen_command
+from sqla_shard.cli.fleet_orphans import orphans_group
 from sqla_shard.cli.fleet_plans import blank_fleet_of
 from sqla_shard.cli.fleet_plans import confirm
 from sqla_shard.cli.fleet_plans import fleet_of
@@ -171,6 +172,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     retire_command,
     split_command,
     move_command,
+    orphans_group,
     backup_group,
     restore_command,
     watch_command,

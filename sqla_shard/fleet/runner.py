@@ -48,6 +48,7 @@ from sqla_shard.fleet.operation import PUBLISH
 from sqla_shard.fleet.operation import Result
 from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.fleet.operation import UNDO
+from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.reopen import Reopen
@@ -73,6 +74,7 @@ _CLASSES: tuple[type[Operation], ...] = (
     Restore,
     Retire,
     Split,
+    OrphanChange,
 )
 
 KINDS = {one.kind: one for one in _CLASSES}

@@ -18,8 +18,9 @@ from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.fences import Fence
+from sqla_shard.fleet.orphans import OrphanChange
+from sqla_shard.fleet.orphans import orphans_of
 from sqla_shard.fleet.split import Split
-from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.mariadb_setup import system_user
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
@@ -54,9 +55,6 @@ AFTER = STEPS[STEPS.index("publish") :]
 def pairs(mariadb_installed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
     with FleetPairs(folder, pairs=1, spare=1, shards=SHARDS) as pairs:
-        names = [place[1] for place in places(pairs.document()).values()]
-        with pairs["server1"].primary.connect() as connection:
-            create_tables(connection, names)
         yield pairs
 
 
@@ -73,43 +71,39 @@ def fleet(pairs):
 
 
 def renewed(pairs):
-    """Return the fleet with one pair in its topology, and an empty one."""
+    """Return the fleet with one pair in its topology, and an empty one.
+
+    No server has a history, so that there is little to replicate.
+    """
     source, target = pairs["server1"], pairs["server2"]
-    in_parallel(source.servers, unfenced)
-    with source.primary.root_connect() as connection:
-        cursor = connection.cursor()
-        cursor.execute("SET GLOBAL read_only = 0")
-        for _, name in places(pairs.document()).values():
-            for table in ("load_pins", "load_notes"):
-                cursor.execute(f"DELETE FROM `{name}`.{table}")
+    for pair in (source, target):
+        # First the standbys, which would replicate what is dropped.
+        for server in (*pair.standbys, pair.primary):
+            emptied(server)
+        pair.attach(pair.standby)
+    source.primary.root_execute("SET GLOBAL read_only = 0")
+    names = [place[1] for place in places(pairs.document()).values()]
+    with source.primary.connect() as connection:
+        create_tables(connection, names)
     source.wait_caught_up()
-    in_parallel(target.servers, emptied)
-    target.attach(target.standby)
     publish_to(pairs.path, pairs.document())
     return pairs.fleet()
 
 
-def unfenced(server):
-    """Remove the fences of the test before."""
-    with server.root_connect() as connection:
-        cursor = connection.cursor()
-        cursor.execute("SET SESSION sql_log_bin = 0")
-        cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
-        cursor.execute("FLUSH LOCAL PRIVILEGES")
-
-
 def emptied(server):
-    """Make a server one that has never had a write."""
-    unfenced(server)
+    """Make a server one that has never had a write, nor a fence."""
     with server.root_connect() as connection:
         cursor = connection.cursor()
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute("SET GLOBAL read_only = 1")
         cursor.execute("STOP SLAVE")
         cursor.execute("RESET SLAVE ALL")
-        cursor.execute("SHOW DATABASES LIKE 'db%'")
+        cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
+        cursor.execute("FLUSH LOCAL PRIVILEGES")
+        cursor.execute("SHOW DATABASES")
         for (name,) in cursor.fetchall():
-            cursor.execute(f"DROP DATABASE `{name}`")
+            if name.startswith(("db", "moved")):
+                cursor.execute(f"DROP DATABASE `{name}`")
         cursor.execute("RESET MASTER")
         cursor.execute("SET GLOBAL gtid_slave_pos = ''")
 
@@ -342,7 +336,7 @@ def test_kill_9_before_it_is_published(pairs, tmp_path, seed, say):
     for number, (step, end) in enumerate(choices):
         say(f"kill -9 after {step}, {end.__name__}")
         folder = tmp_path / str(number)
-        with loaded(pairs, folder, f"{seed} {number}") as load:
+        with loaded(pairs, folder, f"{seed} {number}", 3) as load:
             load.wait_for_acks(100)
             apply_until(
                 pairs.fleet(), planned(fleet, pairs), step=step, state="done"
@@ -363,7 +357,7 @@ def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
         say(f"kill -9 after {step}")
         fleet = renewed(pairs)
         folder = tmp_path / str(number)
-        with loaded(pairs, folder, f"{seed} {number}") as load:
+        with loaded(pairs, folder, f"{seed} {number}", 3) as load:
             load.wait_for_acks(100)
             apply_until(
                 pairs.fleet(), planned(fleet, pairs), step=step, state="done"
@@ -506,30 +500,30 @@ def test_everything_that_speaks_against_it_is_said_at_once(fleet, pairs):
         target.root_execute("DROP DATABASE other")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"server": "server9"}, "no server 'server9'"),
-        ({"shards": ["8-20"]}, "does not have shards 16 to 20"),
-        ({"shards": ["8-9", "9-10"]}, "repeats shard 9"),
-        ({"shards": ["9-8"]}, "is reversed"),
-        ({"shards": ["x"]}, "is not a range"),
-        ({"shards": ["lookup:1"]}, "the keyspace 'lookup'"),
-        ({"shards": ["0-15"]}, "sqla-shard fleet move"),
-        ({"target": "server1"}, "already a server"),
-        ({"primary": "app:secret@host:1"}, "has a user"),
-        ({"primary": "host:port"}, "is not the address"),
-        ({"weight": -1.0}, "-1.0 must be 0 or more"),
-    ],
+WRONG = (
+    ({"server": "server9"}, "no server 'server9'"),
+    ({"shards": ["8-20"]}, "does not have shards 16 to 20"),
+    ({"shards": ["8-9", "9-10"]}, "repeats shard 9"),
+    ({"shards": ["9-8"]}, "is reversed"),
+    ({"shards": ["x"]}, "is not a range"),
+    ({"shards": ["lookup:1"]}, "the keyspace 'lookup'"),
+    ({"shards": ["0-15"]}, "sqla-shard fleet move"),
+    ({"target": "server1"}, "already a server"),
+    ({"primary": "app:secret@host:1"}, "has a user"),
+    ({"primary": "host:port"}, "is not the address"),
+    ({"weight": -1.0}, "-1.0 must be 0 or more"),
 )
-def test_arguments_that_do_not_fit(fleet, pairs, changes, words):
-    try:
-        problems = planned(fleet, pairs, **changes).problems
-    except OperationRefusedError as error:
-        problems = error.problems
-    shown = "\n".join(map(str, problems))
-    assert words in shown
-    assert "secret" not in shown
+
+
+def test_arguments_that_do_not_fit(fleet, pairs):
+    for changes, words in WRONG:
+        try:
+            problems = planned(fleet, pairs, **changes).problems
+        except OperationRefusedError as error:
+            problems = error.problems
+        shown = "\n".join(map(str, problems))
+        assert words in shown
+        assert "secret" not in shown
 
 
 def test_servers_of_the_topology_are_no_target(fleet, pairs):
@@ -558,3 +552,70 @@ def test_a_whole_server_moves(fleet, pairs):
     assert server["shards"] == [0, 15]
     assert server["primary"] == pairs["server2"].primary.url
     assert server["standby"] == pairs["server2"].standby.url
+
+
+# -- orphans --------------------------------------------------------------
+
+
+def orphans_on(fleet, server):
+    return [orphan.database for orphan in orphans_of(fleet, server)]
+
+
+def databases_of(server):
+    return {name for (name,) in server.root_execute("SHOW DATABASES")}
+
+
+def change(fleet, action, **arguments):
+    return OrphanChange.planned(
+        fleet,
+        server="server1",
+        action=action,
+        allowed_users=[system_user()],
+        **arguments,
+    )
+
+
+def test_orphans_are_renamed_restored_and_dropped(fleet, pairs):
+    source = pairs["server1"]
+    moved = [f"db{shard:05d}" for shard in MOVING]
+    assert orphans_on(fleet, None) == []
+    assert change(fleet, "rename").problems
+    apply(fleet, planned(fleet, pairs))
+    assert orphans_on(fleet, "server1") == moved
+    assert orphans_on(fleet, "server2") == [f"db{s:05d}" for s in STAYING]
+    assert apply(fleet, change(fleet, "rename")).state == "finished"
+    source.wait_caught_up()
+    for server in source.servers:
+        assert not databases_of(server) & set(moved)
+        assert len(orphans_on(fleet, "server1")) == len(moved)
+        with server.connect() as connection:
+            with pytest.raises(pymysql.err.OperationalError) as info:
+                connection.cursor().execute("CREATE DATABASE db00015")
+            assert info.value.args[0] in {1044, 1290}
+    first, *rest = orphans_on(fleet, "server1")
+    apply(fleet, change(fleet, "restore", databases=[first]))
+    assert orphans_on(fleet, "server1")[0] == moved[0]
+    assert "no orphan to drop" in str(change(fleet, "drop").problems)
+    named = change(fleet, "drop", databases=rest)
+    with pytest.raises(OperationRefusedError, match="the grace period is 7"):
+        apply(fleet, named)
+    apply(fleet, change(fleet, "drop", older_than=0.0))
+    assert orphans_on(fleet, "server1") == moved[:1]
+
+
+def test_what_is_not_fenced_or_the_only_copy_stays(fleet, pairs):
+    apply(fleet, planned(fleet, pairs))
+    with pairs["server1"].primary.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute("DELETE FROM mysql.db WHERE Db = 'db00008'")
+        cursor.execute("FLUSH LOCAL PRIVILEGES")
+    pairs["server2"].primary.root_execute("DROP DATABASE db00009")
+    with pytest.raises(OperationRefusedError) as info:
+        apply(fleet, change(fleet, "rename"))
+    shown = str(info.value)
+    assert "db00008: is not fenced on the primary" in shown
+    assert "db00009: may be the only copy" in shown
+    assert len(info.value.problems) == 2
+    with pytest.raises(OperationRefusedError, match="is not an orphan"):
+        apply(fleet, change(fleet, "rename", databases=["db00000"]))

@@ -1,0 +1,118 @@
+"""``sqla-shard fleet orphans``: databases that a split leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.fleet_plans import run_plan
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import with_options
+from sqla_shard.fleet.orphans import OrphanChange
+from sqla_shard.fleet.orphans import orphans_of
+
+__all__ = ["orphans_group"]
+
+_DAY = 86400.0
+
+_arguments = with_options(
+    click.argument("server"),
+    click.argument("databases", nargs=-1),
+    click.option(
+        "--allow-user",
+        "allowed_users",
+        metavar="USER",
+        multiple=True,
+        help="A user whose privileges bypass the fence, and who does not "
+        "write. May be repeated.",
+    ),
+    plan_options,
+)
+
+
+@click.group("orphans")
+def orphans_group() -> None:
+    """Remove databases that the topology has on another server.
+
+    First they are renamed, and dropped days later.
+    """
+
+
+@orphans_group.command(
+    "list", epilog=examples("sqla-shard fleet orphans list sharddb001")
+)
+@click.argument("server", required=False)
+@json_option
+@pass_settings
+def list_command(
+    settings: Settings, /, server: str | None, as_json: bool
+) -> None:
+    """List the orphans of SERVER, or of all servers."""
+    found = orphans_of(fleet_of(settings), server)
+    if as_json:
+        print_json([orphan.as_dict() for orphan in found])
+        return
+    for orphan in found:
+        echo(orphan)
+
+
+@orphans_group.command(
+    "rename", epilog=examples("sqla-shard fleet orphans rename sharddb001")
+)
+@_arguments
+@pass_settings
+def rename_command(settings: Settings, /, **options: Any) -> None:
+    """Rename DATABASES of SERVER, by default all orphans, to moved_..."""
+    _run(settings, action="rename", **options)
+
+
+@orphans_group.command(
+    "restore",
+    epilog=examples("sqla-shard fleet orphans restore sharddb001"),
+)
+@_arguments
+@pass_settings
+def restore_command(settings: Settings, /, **options: Any) -> None:
+    """Undo the renaming of DATABASES of SERVER, by default of all."""
+    _run(settings, action="restore", **options)
+
+
+@orphans_group.command(
+    "drop", epilog=examples("sqla-shard fleet orphans drop sharddb001")
+)
+@click.option(
+    "--older-than",
+    "days",
+    metavar="DAYS",
+    type=FiniteRange(least=0),
+    default=7.0,
+    show_default=True,
+    help="Drop only what was renamed before.",
+)
+@_arguments
+@pass_settings
+def drop_command(settings: Settings, /, days: float, **options: Any) -> None:
+    """Drop renamed DATABASES of SERVER, by default all old enough."""
+    _run(settings, action="drop", older_than=days * _DAY, **options)
+
+
+def _run(
+    settings: Settings,
+    *,
+    plan_only: bool,
+    yes: bool,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    fleet = fleet_of(settings)
+    plan = OrphanChange.planned(fleet, **arguments)
+    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)

@@ -1,0 +1,458 @@
+"""Orphans: databases on a server that the topology has on another.
+
+A split leaves them on both sides.  They are removed in two steps, with days
+between them: they are renamed, which shows whether anything still needs them
+and can be undone at once, and dropped after a grace period.  ``db00012``
+becomes ``moved_db00012_20261123190501``: the number is the time of the
+operation that renamed it, in UTC.  Statements are in the binary log, so the
+standby does the same.  Limits:
+
+- A database is renamed only if it is fenced on the primary and the standby,
+  as a split leaves it, and the server that the topology names for it has it.
+- The fence stays: otherwise an application with a late topology could create
+  the database again.
+- A server that has left the topology is not looked at.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+from typing import Literal
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.fences import Fence
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.moves import bare_url
+from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Step
+from sqla_shard.topology import Topology
+from sqla_shard.topology.databases import Template
+from sqla_shard.topology.urls import address_of
+
+__all__ = ["GRACE", "Action", "Orphan", "OrphanChange", "orphans_of"]
+
+Action = Literal["rename", "restore", "drop"]
+
+GRACE = 7 * 86400.0
+"""Seconds between renaming and dropping, by default."""
+
+_FORMAT = "%Y%m%d%H%M%S"
+_RENAMED = re.compile(r"moved_(?P<original>.+)_(?P<at>\d{14})")
+_MAX_NAME = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orphan:
+    """A database on a server that does not have its shard.
+
+    :ivar server: name of the server that it is on.
+    :ivar database: its name.
+    :ivar original: the name of the shard's database.
+    :ivar home: name of the server that has the shard; None if the shard is
+        not open.
+    :ivar renamed: seconds since the epoch at which it was renamed; None if it
+        was not.
+    """
+
+    server: str
+    database: str
+    original: str
+    home: str | None
+    renamed: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the orphan in JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        where = f"the topology has it on {self.home}"
+        if self.home is None:
+            where = "its shard is not open"
+        when = ""
+        if self.renamed is not None:
+            days = (time.time() - self.renamed) / 86400
+            when = f", renamed {days:.1f} days ago"
+        return f"{self.server}: {self.database} ({where}{when})"
+
+
+def orphans_of(fleet: Fleet, server: str | None = None) -> list[Orphan]:
+    """Return the orphans on the primaries of a fleet.
+
+    :param server: name of a server; None for all.
+    :raises FleetServerError: if a server does not answer.
+    :raises UnknownServerError: if the topology has no such server.
+    """
+    topology = fleet.topology()
+    pairs = all_pairs(topology)
+    if server is not None:
+        pairs = [pair_named(topology, server)]
+    found: list[Orphan] = []
+    for pair in pairs:
+        with fleet.admin(
+            bare_url(pair.primary), name=f"{pair.name} primary"
+        ) as admin:
+            found += _orphans(topology, pair, admin)
+    return found
+
+
+def _orphans(topology: Topology, pair: Pair, admin: Admin) -> Iterator[Orphan]:
+    here = address_of(pair.primary)
+    for (name,) in sorted(admin.rows("SHOW DATABASES")):
+        match = _RENAMED.fullmatch(name)
+        original = match["original"] if match else name
+        home = _home(topology, original)
+        if home is None:
+            continue
+        server, url = home
+        if match or url is None or address_of(url) != here:
+            yield Orphan(
+                server=pair.name,
+                database=name,
+                original=original,
+                home=server,
+                renamed=_seconds(match["at"]) if match else None,
+            )
+
+
+def _home(
+    topology: Topology, database: str
+) -> tuple[str | None, str | None] | None:
+    """Return name and URL of the server that has a database.
+
+    None for a database that is no shard's.
+    """
+    for keyspace in topology.keyspaces.values():
+        template = Template.parse(
+            keyspace.database, sharded=keyspace.kind != "global"
+        )
+        if isinstance(template, str):
+            continue
+        shard_id = template.shard_of(database)
+        if shard_id is None:
+            continue
+        if shard_id >= keyspace.shards:
+            return None, None
+        server = keyspace.server_for(shard_id)
+        return server.name, server.primary
+    return None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(calendar.timegm(time.strptime(text, _FORMAT)))
+    except ValueError:
+        # Not a time: as young as can be, so that it is never dropped.
+        return time.time()
+
+
+class OrphanChange(Operation):
+    """Rename, restore or drop orphans of a server.
+
+    :param fleet: the fleet.
+    :param plan: a plan of :meth:`planned`.
+    """
+
+    kind = "orphans"
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet, plan)
+        arguments = plan.arguments
+        self._server = str(arguments["server"])
+        self._action: Action = arguments["action"]
+        self._names = tuple(arguments["databases"])
+        self._older_than = float(arguments["older_than"])
+        self._allowed = tuple(arguments["allowed_users"])
+
+    @classmethod
+    def planned(
+        cls,
+        fleet: Fleet,
+        *,
+        server: str,
+        action: Action,
+        databases: Sequence[str] = (),
+        older_than: float = GRACE,
+        allowed_users: Sequence[str] = (),
+    ) -> Plan:
+        """Plan a change.
+
+        :param server: name of the server that the orphans are on.
+        :param action: what to do with them.
+        :param databases: their names; by default all that are not renamed, or
+            to drop, all that were renamed before the grace period.
+        :param older_than: the grace period in seconds.
+        :param allowed_users: see :meth:`.Split.planned`.
+        :raises UnknownServerError: if the topology has no such server.
+        :raises FleetServerError: if the server does not answer.
+        """
+        if not databases:
+            limit = time.time() - older_than
+            databases = [
+                orphan.database
+                for orphan in orphans_of(fleet, server)
+                if (action == "rename" and orphan.renamed is None)
+                or (action == "restore" and orphan.renamed is not None)
+                or (
+                    action == "drop"
+                    and orphan.renamed is not None
+                    and orphan.renamed <= limit
+                )
+            ]
+        plan = Plan(
+            kind=cls.kind,
+            title=f"{action} of {len(databases)} orphans of {server}",
+            epoch=fleet.topology().epoch,
+            arguments={
+                "server": server,
+                "action": action,
+                "databases": list(databases),
+                "older_than": older_than,
+                "allowed_users": list(allowed_users),
+            },
+            costs=tuple(f"{action}: {name}" for name in databases),
+        )
+        operation = cls(fleet, plan)
+        with operation:
+            return replace(
+                plan,
+                steps=tuple((s.name, s.text) for s in operation.steps()),
+                problems=tuple(operation.check()),
+            )
+
+    def check(self) -> list[Problem]:
+        """Compare each database with the topology and both servers."""
+        topology = self.fleet.topology()
+        pair = pair_named(topology, self._server)
+        known = {
+            orphan.database: orphan
+            for orphan in _orphans(topology, pair, self._primary)
+        }
+        if not self._names:
+            return [
+                Problem(
+                    self._server, f"there is no orphan to {self._action} on it"
+                )
+            ]
+        found: list[Problem] = []
+        chosen = []
+        for name in self._names:
+            if name in known:
+                chosen.append(known[name])
+            else:
+                found.append(
+                    Problem(
+                        name,
+                        f"is not an orphan on {self._server}; see: "
+                        "sqla-shard fleet orphans list",
+                    )
+                )
+        for orphan in chosen:
+            found += (
+                Problem(orphan.database, text) for text in self._faults(orphan)
+            )
+        found += self._homeless(topology, chosen)
+        if self._action != "drop":
+            found += self._not_fenced(pair, chosen)
+        return found
+
+    def steps(self) -> Sequence[Step]:
+        """Return the only step."""
+        return (
+            Step(
+                name=self._action,
+                text=f"{self._action} {len(self._names)} databases of "
+                f"{self._server}",
+                run=self._change,
+            ),
+        )
+
+    def undo(self) -> None:
+        """Rename what was renamed back; what was dropped stays so."""
+        self.forget(self._url)
+        if self._action == "rename":
+            for name in self._names:
+                _move_tables(self._primary, self._renamed(name), name)
+        elif self._action == "restore":
+            for name in self._names:
+                _move_tables(self._primary, _original(name), name)
+
+    # -- checks -----------------------------------------------------------
+
+    def _faults(self, orphan: Orphan) -> Iterator[str]:
+        """Yield what is wrong with the state of a database."""
+        if self._action == "rename":
+            if orphan.renamed is not None:
+                yield "is renamed already"
+            elif len(self._renamed(orphan.database)) > _MAX_NAME:
+                yield f"has no name of at most {_MAX_NAME} characters then"
+            return
+        if orphan.renamed is None:
+            yield (
+                "is not renamed; rename it first, with: sqla-shard fleet "
+                "orphans rename"
+            )
+        elif self._action == "restore":
+            if self._primary.rows("SHOW DATABASES LIKE %s", orphan.original):
+                yield f"cannot be {orphan.original} again, which exists"
+        elif time.time() - orphan.renamed < self._older_than:
+            days = (time.time() - orphan.renamed) / 86400
+            yield (
+                f"was renamed {days:.1f} days ago, and the grace period is "
+                f"{self._older_than / 86400:g} days; wait, or shorten it with "
+                "--older-than"
+            )
+
+    def _homeless(
+        self, topology: Topology, chosen: Sequence[Orphan]
+    ) -> Iterator[Problem]:
+        """Yield the databases that no other server has."""
+        if self._action == "restore":
+            return
+        has: dict[str, set[str]] = {}
+        for orphan in chosen:
+            home = _home(topology, orphan.original)
+            if home is None or home[1] is None:
+                yield Problem(
+                    orphan.database,
+                    "the topology has its shard on no server; look at it "
+                    "yourself",
+                )
+                continue
+            url = bare_url(home[1])
+            if url not in has:
+                admin = self.admin(url, f"{home[0]} primary")
+                has[url] = {name for (name,) in admin.rows("SHOW DATABASES")}
+            if orphan.original not in has[url]:
+                yield Problem(
+                    orphan.database,
+                    f"may be the only copy: {home[0]}, which has its shard by "
+                    f"the topology, has no {orphan.original}; see: "
+                    "sqla-shard fleet doctor",
+                )
+
+    def _not_fenced(
+        self, pair: Pair, chosen: Sequence[Orphan]
+    ) -> Iterator[Problem]:
+        """Yield the databases that an application can use."""
+        accounts = self.fleet.accounts
+        exempt = {accounts.operator.user, *self._allowed}
+        if accounts.replication is not None:
+            exempt.add(accounts.replication.user)
+        for role, url in (
+            ("primary", pair.primary),
+            ("standby", pair.standby),
+        ):
+            if url is None:
+                continue
+            fence = Fence(
+                self.admin(bare_url(url), f"{pair.name} {role}"),
+                [orphan.original for orphan in chosen],
+                exempt=exempt,
+            )
+            for name in fence.missing():
+                yield Problem(
+                    name,
+                    f"is not fenced on the {role} of {self._server}: an "
+                    "application may be using it",
+                )
+
+    # -- the change -------------------------------------------------------
+
+    @property
+    def _url(self) -> str:
+        pair = pair_named(self.fleet.topology(), self._server)
+        return bare_url(pair.primary)
+
+    @property
+    def _primary(self) -> Admin:
+        return self.admin(self._url, f"{self._server} primary")
+
+    def _renamed(self, name: str) -> str:
+        """Return the new name, the same in every process."""
+        started = time.time()
+        if self.hold is not None:
+            started = self.hold.record.started
+        at = time.strftime(_FORMAT, time.gmtime(started))
+        return f"moved_{name}_{at}"
+
+    def _change(self) -> Mapping[str, Any]:
+        admin = self._primary
+        admin.run("SET SESSION lock_wait_timeout = 5")
+        for name in self._names:
+            if self._action == "rename":
+                _move_tables(admin, name, self._renamed(name))
+            elif self._action == "restore":
+                _move_tables(admin, name, _original(name))
+            else:
+                admin.run(f"DROP DATABASE IF EXISTS {_quoted(name)}")
+        return {"databases": len(self._names)}
+
+
+def _original(name: str) -> str:
+    match = _RENAMED.fullmatch(name)
+    return match["original"] if match else name
+
+
+def _move_tables(admin: Admin, old: str, new: str) -> None:
+    """Move all tables of a database into another, and drop the empty one.
+
+    Repeated, it does what is left.
+    """
+    defaults = admin.rows(
+        "SELECT DEFAULT_CHARACTER_SET_NAME, DEFAULT_COLLATION_NAME"
+        " FROM information_schema.schemata WHERE SCHEMA_NAME = %s",
+        old,
+    )
+    if not defaults:
+        return
+    ((charset, collation),) = defaults
+    admin.run(
+        f"CREATE DATABASE IF NOT EXISTS {_quoted(new)}"
+        f" CHARACTER SET {charset} COLLATE {collation}"
+    )
+    tables = _tables(admin, old)
+    if tables:
+        # One statement: all or none, with their foreign keys.
+        pairs = ", ".join(
+            f"{_quoted(old)}.{_quoted(table)} TO "
+            f"{_quoted(new)}.{_quoted(table)}"
+            for table in tables
+        )
+        admin.run(f"RENAME TABLE {pairs}")
+    left = _tables(admin, old)
+    if left:
+        raise FleetServerError(
+            server=str(admin),
+            number=0,
+            reason=f"{old} has new tables ({', '.join(left)}): it is in use",
+        )
+    admin.run(f"DROP DATABASE {_quoted(old)}")
+
+
+def _tables(admin: Admin, database: str) -> list[str]:
+    rows = admin.rows(
+        "SELECT TABLE_NAME FROM information_schema.tables"
+        " WHERE TABLE_SCHEMA = %s ORDER BY TABLE_NAME",
+        database,
+    )
+    return [name for (name,) in rows]
+
+
+def _quoted(name: str) -> str:
+    # The driver formats statements.
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"
