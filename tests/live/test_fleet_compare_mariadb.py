@@ -691,9 +691,10 @@ def test_rate_is_limited(fleet, pair, written, monkeypatch):
     wait = threading.Event.wait
 
     def recorded(event, timeout=None):
-        if timeout is not None and timeout > 0:
-            waits.append(timeout)
-        return wait(event, min(timeout or 0, 0.01))
+        if timeout is None:
+            return wait(event)
+        waits.append(timeout)
+        return wait(event, min(timeout, 0.01))
 
     monkeypatch.setattr(
         "sqla_shard.fleet.compare.threading.Event.wait", recorded
