@@ -61,7 +61,17 @@ _GIVEN = {
     "TARGET": "127.0.0.1:1",
 }
 #: They ask no server, or have cases of their own.
-_APART = ("status", "history", "apply", "resume", "undo")
+_APART = (
+    "status",
+    "history",
+    "apply",
+    "resume",
+    "undo",
+    "backup list",
+    "backup verify",
+    "backup prune",
+    "restore",
+)
 
 
 def fleet_commands() -> dict[str, str]:

@@ -13,7 +13,7 @@ from sqla_shard.fleet.definitions import quoted
 from sqla_shard.fleet.definitions import Table
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import MySQLReplication
-from sqla_shard.fleet.row_copy import _literal
+from sqla_shard.fleet.row_copy import literal
 
 
 class FakeAdmin:
@@ -108,7 +108,7 @@ def test_the_later_position_of_each_domain_counts(applied, position, expected):
     ],
 )
 def test_literals(kind, sql):
-    assert _literal(Column(name="a`b", type=kind)) == sql
+    assert literal(Column(name="a`b", type=kind)) == sql
 
 
 def test_the_counter_of_a_comment_is_not_that_of_the_table():
