@@ -84,7 +84,7 @@ def orphans(pair: PairFacts, fleet: FleetFacts) -> Findings:
                 server,
                 f"has {len(surplus)} databases that the topology does not "
                 f"have there ({_listed(surplus)}){places}",
-                "sqla-shard fleet orphans",
+                f"sqla-shard fleet orphans list {pair.name}",
             )
 
 
