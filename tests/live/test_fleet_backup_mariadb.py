@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import time
@@ -15,6 +16,8 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import backup as backup_module
+from sqla_shard.fleet import resume
+from sqla_shard.fleet import undo
 from sqla_shard.fleet.backup import create_backups
 from sqla_shard.fleet.backup import Scope
 from sqla_shard.fleet.binlog_archive import archives_of
@@ -26,7 +29,9 @@ from sqla_shard.fleet.dumps import same_content
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.storage import Storage
+from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_processes import apply_until
 from tests.servers.load_writers import create_tables
 from tests.servers.load_writers import RawWriter
 from tests.servers.published import places
@@ -233,6 +238,51 @@ def test_targets_that_exist_are_refused(scene):
         with pytest.raises(OperationRefusedError, match=message):
             apply(scene.fleet, plan)
     assert same_content(scene.content, scene.read(f"restored_{LIVE}")) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "state"), [("create", "done"), ("load", "done")]
+)
+def test_a_killed_restore_is_resumed_or_undone(scene, step, state):
+    moment = Moment(gtid=scene.gtid)
+    for end in (undo, resume):
+        plan = scene.planned(moment=moment, database="killed")
+        apply_until(scene.fleet, plan, step=step, state=state)
+        assert "killed" in scene.databases()
+        end(scene.fleet)
+        assert ("killed" in scene.databases()) is (end is resume)
+    assert same_content(scene.content, scene.read("killed")) == []
+    scene.drop("killed")
+
+
+def test_the_commands(scene):
+    operator = scene.pairs.accounts.operator
+    account = {
+        "SQLA_SHARD_OPERATOR_USER": operator.user,
+        "SQLA_SHARD_OPERATOR_PASSWORD": operator.password,
+    }
+    folder = scene.storage.folder
+
+    def run(*arguments):
+        found = invoke(
+            "-t", scene.pairs.path, "fleet", *arguments, env=account
+        )
+        return found.exit_code, found.stdout
+
+    assert run("backup", "verify", folder) == (0, "1 backups, 0 problems\n")
+    code, text = run("backup", "list", folder, "--json")
+    assert code == 0
+    assert [one["name"] for one in json.loads(text)] == [scene.backup.name]
+    shard = ("restore", folder, "objects", SHARD)
+    code, text = run(*shard, "--as", "by_command", "--yes", "--json")
+    assert code == 0
+    assert json.loads(text)["notes"]["load"]["backup"] == scene.backup.name
+    code, text = run(*shard, "--as", "by_command", "--plan-only")
+    assert code == 1
+    assert "it exists" in text
+    scene.drop("by_command")
+    code, text = run("backup", "prune", folder, "--keep-last", 1)
+    assert (code, text) == (0, "")
 
 
 def test_backups_that_do_not_exist_are_refused(scene):
