@@ -581,6 +581,10 @@ class MariaDBReplication(Replication):
 
     def has_first_write(self) -> bool:
         """Read the list of GTIDs at the beginning of the oldest log."""
+        if self.applied():
+            # What was copied or replicated before may not be in its log,
+            # which begins with an empty list after RESET MASTER.
+            return False
         logs = self.admin.rows("SHOW BINARY LOGS")
         if not logs:
             return False

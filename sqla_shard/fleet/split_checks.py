@@ -147,8 +147,8 @@ def empty_problems(
         found.append(
             Problem(
                 place,
-                f"it is empty, and {source.admin.name} has deleted the "
-                f"beginning of its binary log; {remedy}",
+                f"it is empty, and the binary log of {source.admin.name} "
+                f"does not begin with its first write; {remedy}",
             )
         )
     return found + account_problems(accounts, source)

@@ -20,6 +20,7 @@ from sqla_shard.fleet import undo
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.orphans import orphans_of
+from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.mariadb_setup import system_user
 from tests.servers.fleet_pairs import FleetPairs
@@ -552,6 +553,17 @@ def test_a_whole_server_moves(fleet, pairs):
     assert server["shards"] == [0, 15]
     assert server["primary"] == pairs["server2"].primary.url
     assert server["standby"] == pairs["server2"].standby.url
+
+
+def test_the_log_of_a_copy_does_not_begin_with_its_first_write(fleet, pairs):
+    source, target = (pairs[name].primary for name in ("server1", "server2"))
+    # As after its content was copied from another server.
+    target.root_execute("SET GLOBAL gtid_slave_pos = '9-9-9'")
+    found = []
+    for server in (source, target):
+        with fleet.admin(server.url, name=server.name) as admin:
+            found.append(replication_of(admin).has_first_write())
+    assert found == [True, False]
 
 
 # -- orphans --------------------------------------------------------------
