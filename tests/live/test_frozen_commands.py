@@ -123,6 +123,22 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         1,
         "SQLA_SHARD_OPERATOR",
     ),
+    "fleet backup list": (("fleet", "backup", "list", "none"), 0, ""),
+    "fleet backup prune": (
+        ("fleet", "backup", "prune", "none", "--keep-last", "7"),
+        0,
+        "",
+    ),
+    "fleet backup verify": (
+        ("fleet", "backup", "verify", "none"),
+        0,
+        "0 backups",
+    ),
+    "fleet restore": (
+        ("fleet", "restore", "none", "objects", "7"),
+        1,
+        "SQLA_SHARD_OPERATOR",
+    ),
     **{
         path: (tuple(given.split()), 1, "SQLA_SHARD_OPERATOR")
         for path, given in fleet_commands().items()

@@ -236,6 +236,18 @@ CASES: dict[str, list[Case]] = {
     "sqla-shard fleet apply": [
         _quiet("fleet apply {dir}/same.json", "SQLA_SHARD_OPERATOR", FAILED)
     ],
+    "sqla-shard fleet backup list": [_quiet("fleet backup list {dir}/none")],
+    "sqla-shard fleet backup prune": [
+        _quiet("fleet backup prune {dir}/none --keep-last 7")
+    ],
+    "sqla-shard fleet backup verify": [
+        _quiet("fleet backup verify {dir}/none", "0 backups")
+    ],
+    "sqla-shard fleet restore": [
+        _quiet(
+            "fleet restore {dir}/none objects 7", "SQLA_SHARD_OPERATOR", FAILED
+        )
+    ],
     **{
         f"sqla-shard {path}": [_quiet(given, "SQLA_SHARD_OPERATOR", FAILED)]
         for path, given in fleet_commands().items()
