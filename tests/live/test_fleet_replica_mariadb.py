@@ -458,7 +458,8 @@ def test_servers_in_use_are_not_retired(scene):
     for server, role in ((primary, "primary"), (standby, "standby")):
         plan = Retire.planned(scene.fleet, f"{server.host}:{server.port}")
         assert f"it is the {role} of server1" in str(plan.problems[0])
-    assert "1 servers replicate from it" in str(
+    # A connection of a server that is gone may still be listed.
+    assert "servers replicate from it" in str(
         Retire.planned(scene.fleet, f"{primary.host}:{primary.port}")
     )
 
