@@ -812,10 +812,15 @@ def test_hot_shards(pairs, pair, monkeypatch):
 
         monkeypatch.setattr(capacity.time, "sleep", work)
         report = measure(pairs.fleet(), window=1)
-    first, second = report.hottest()
-    assert (first.shard, second.shard) == (2, 1)
-    assert first.written > 0
-    assert second.read > 0
+    found = report.hottest()
+    # Other tests have left more or fewer rows to read.
+    assert [one.activity for one in found] == sorted(
+        (one.activity for one in found), reverse=True
+    )
+    of_shard = {one.shard: one for one in found}
+    assert of_shard.keys() == {1, 2}
+    assert of_shard[2].written > 0
+    assert of_shard[1].read > 0
     assert "server2" in report.notes[0]
     assert "server1" not in report.notes[0]
     pair.wait_caught_up()
