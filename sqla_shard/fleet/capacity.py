@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from datetime import datetime
 from datetime import timezone
+from time import sleep
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -251,7 +252,7 @@ def measure(
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
-    facts = read_facts(fleet, environ={}, timeout=timeout)
+    facts = read_facts(fleet, environ={}, timeout=timeout, compare=False)
     shards: list[ShardSize] = []
     unread: dict[str, str] = {}
     for pair in facts.pairs:
@@ -259,29 +260,16 @@ def measure(
             shards += _shards(pair, facts)
         except NotReadError as error:
             unread[pair.name] = error.reason
-    silent: list[str] = []
+    notes: list[str] = []
     if window:
-        rates = _rates(fleet, set(unread), window, silent)
-        names = facts.topology.keyspaces
-        shards = [
-            replace(one, read=rate[0], written=rate[1])
-            if (
-                rate := rates.get(one.server, {}).get(
-                    names[one.keyspace].database_for(one.shard)
-                )
-            )
-            else one
-            if one.server in silent
-            else replace(one, read=0.0, written=0.0)
-            for one in shards
-        ]
-    note = _UNKNOWN_ACTIVITY.format(servers=", ".join(silent))
+        rates, notes = _rates(fleet, set(unread), window)
+        shards = [_with_rate(one, facts, rates) for one in shards]
     return CapacityReport(
         epoch=facts.topology.epoch,
         taken=time.time(),
         shards=tuple(shards),
         unread=unread,
-        notes=(note,) if silent else (),
+        notes=tuple(notes),
         top=top,
     )
 
@@ -408,43 +396,67 @@ def _shards(pair: PairFacts, facts: FleetFacts) -> list[ShardSize]:
     return sorted(sizes, key=lambda one: (one.keyspace, one.shard))
 
 
+def _with_rate(
+    shard: ShardSize,
+    facts: FleetFacts,
+    rates: Mapping[str, Mapping[str, tuple[float, float]]],
+) -> ShardSize:
+    if shard.server not in rates:
+        return shard
+    keyspace = facts.topology.keyspace(shard.keyspace)
+    # A database that the server has not counted was not used.
+    read, written = rates[shard.server].get(
+        keyspace.database_for(shard.shard), (0.0, 0.0)
+    )
+    return replace(shard, read=read, written=written)
+
+
 def _rates(
-    fleet: Fleet, skipped: set[str], window: float, silent: list[str]
-) -> dict[str, dict[str, tuple[float, float]]]:
+    fleet: Fleet, skipped: set[str], window: float
+) -> tuple[dict[str, dict[str, tuple[float, float]]], list[str]]:
     """Return rows read and written per second, by server and database.
 
-    :param silent: list to which servers that do not count are appended.
+    :returns: the rates of servers that count, and what is unknown of others.
     """
     pairs = [
         pair
         for pair in all_pairs(fleet.topology())
         if pair.name not in skipped
     ]
-    if not pairs:
-        return {}
-    with ThreadPoolExecutor(len(pairs)) as pool:
-        rates = pool.map(lambda pair: _rate(fleet, pair, window), pairs)
-        found = dict(zip((pair.name for pair in pairs), rates, strict=True))
-    silent += [name for name, one in found.items() if one is None]
-    return {name: one for name, one in found.items() if one is not None}
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    silent, notes = [], []
+    with ThreadPoolExecutor(max(1, len(pairs))) as pool:
+        futures = {
+            pair.name: pool.submit(_rate, fleet, pair, window)
+            for pair in pairs
+        }
+    for name, future in futures.items():
+        try:
+            rates = future.result()
+        except FleetServerError as error:
+            notes.append(f"activity of {name}: {error.reason}")
+            continue
+        if rates is None:
+            silent.append(name)
+        else:
+            found[name] = rates
+    if silent:
+        notes.append(_UNKNOWN_ACTIVITY.format(servers=", ".join(silent)))
+    return found, notes
 
 
 def _rate(
     fleet: Fleet, pair: Pair, window: float
 ) -> dict[str, tuple[float, float]] | None:
     """Return the rates of one server; None if it does not count."""
-    try:
-        with fleet.admin(pair.primary, name=pair.name) as admin:
-            replication = replication_of(admin)
-            before, begin = replication.activity(), time.monotonic()
-            if before is None:
-                return None
-            time.sleep(window)
-            after = replication.activity() or {}
-            seconds = time.monotonic() - begin
-    except FleetServerError:
-        # Its sizes were read, so the report says that this is unknown.
-        return None
+    with fleet.admin(pair.primary, name=pair.name) as admin:
+        replication = replication_of(admin)
+        before, begin = replication.activity(), time.monotonic()
+        if before is None:
+            return None
+        sleep(window)
+        after = replication.activity() or {}
+        seconds = time.monotonic() - begin
     return {
         database: (
             max(0, read - before.get(database, (0, 0))[0]) / seconds,

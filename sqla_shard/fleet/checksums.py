@@ -1,6 +1,6 @@
 """Checksums of the rows of a table, computed by its server.
 
-The checksum of a row is the first 64 bits of the MD5 of all its columns; that
+The checksum of a row is the first 64 bits of the SHA1 of all its columns; that
 of a chunk is the number of its rows and the XOR of their checksums.  CRC32
 would not do: it is linear, so that values which two rows have swapped leave
 the XOR unchanged.  What makes different rows look equal, and equal rows look
@@ -14,7 +14,7 @@ different, is treated as follows.
   full.
 - TIMESTAMP depends on the time zone of the session: ``SESSION`` sets it.
 - A concatenation of more than ``max_allowed_packet`` bytes would be NULL, and
-  equal to any other: long texts are represented by their MD5.
+  equal to any other: long texts are represented by their SHA1.
 - JSON on MariaDB is text: white space counts.
 
 Not compared: the history of a system-versioned table.  Tables with a type of
@@ -129,12 +129,12 @@ class Column:
             return [f"CAST({name} AS DOUBLE)"]
         if self.kind in _SHAPES:
             shape = f"ST_AsWKB({name})"
-            return [f"ST_SRID({name})", f"LENGTH({shape})", f"MD5({shape})"]
+            return [f"ST_SRID({name})", f"LENGTH({shape})", f"SHA1({shape})"]
         if self.kind in _NAMED:
             name = f"CAST({name} AS CHAR)"
         length = f"LENGTH({name})"
         if is_long or self.kind == "json":
-            return [length, f"MD5({name})"]
+            return [length, f"SHA1({name})"]
         text = f"CAST({name} AS BINARY)"
         if self.kind == "enum":
             # The empty text may be a member, or the mark of a bad value.
@@ -350,7 +350,7 @@ def _beyond(names: Sequence[str], bound: Bound, sign: str) -> str:
 
 def _hash(parts: Sequence[str]) -> str:
     row = f"CONCAT_WS('#', {', '.join(parts)})"
-    return f"CAST(CONV(LEFT(MD5({row}), 16), 16, 10) AS UNSIGNED)"
+    return f"CAST(CONV(LEFT(SHA1({row}), 16), 16, 10) AS UNSIGNED)"
 
 
 def _nulls(columns: Sequence[Column]) -> str:

@@ -66,7 +66,7 @@ def read_facts(
     others: Iterable[str] = (),
     environ: Mapping[str, str],
     timeout: float = 15.0,
-    tables: bool = True,
+    compare: bool = True,
 ) -> FleetFacts:
     """Return the facts of all servers of a fleet.
 
@@ -74,7 +74,7 @@ def read_facts(
     :param others: URLs or ``host:port`` of servers outside of the topology.
     :param environ: values of the placeholders of users in the topology.
     :param timeout: seconds after which what has not come is unread.
-    :param tables: whether to read the sizes and definitions of tables.
+    :param compare: whether to read standbys, too, and to compare them.
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
@@ -84,11 +84,11 @@ def read_facts(
     first = time.monotonic() + _FIRST * timeout
     jobs: dict[str, _ServerReading] = {}
     for pair in pairs:
-        names = pair.databases() if tables else []
+        names = pair.databases() if compare else []
         jobs[pair.primary] = _ServerReading(
             fleet, pair.primary, pair.name, "primary", names
         )
-        if pair.standby is not None:
+        if pair.standby is not None and compare:
             jobs[pair.standby] = _ServerReading(
                 fleet, pair.standby, pair.name, "standby", names
             )
@@ -108,7 +108,9 @@ def read_facts(
             fleet,
             pair,
             facts[id(jobs[pair.primary])],
-            None if pair.standby is None else facts[id(jobs[pair.standby])],
+            facts[id(jobs[pair.standby])]
+            if pair.standby is not None and compare
+            else None,
         )
         for pair in pairs
     ]

@@ -13,6 +13,7 @@ import sqlalchemy
 
 from tests.benchmarks import cached
 from tests.benchmarks import caching
+from tests.benchmarks import fleet_compare
 from tests.benchmarks import ids
 from tests.benchmarks import lists
 from tests.benchmarks import lookups
@@ -35,6 +36,7 @@ PARTS = {
     "cached": cached.run,
     "operations": operations.run,
     "schema": schema.run,
+    "compare": fleet_compare.run,
 }
 
 PROFILES = {"operations": operations.profile, "scatter": scatter.profile}

@@ -801,26 +801,21 @@ def test_hot_shards(pairs, pair, monkeypatch):
         pair.primary, "SET GLOBAL userstat = 1", "SET GLOBAL userstat = 0"
     ):
         # Counts are not there before the first statement.
-        run(pair.primary, "SELECT COUNT(*) FROM db00001.pins")
+        run(pair.primary, "SELECT COUNT(*) FROM db00003.pins")
 
         def work(seconds):
             run(
                 pair.primary,
                 *["INSERT INTO db00002.pins (v) VALUES (1)"] * 20,
-                *["SELECT * FROM db00001.pins"] * 5,
+                *["SELECT * FROM db00003.pins"] * 5,
             )
 
-        monkeypatch.setattr(capacity.time, "sleep", work)
+        monkeypatch.setattr(capacity, "sleep", work)
         report = measure(pairs.fleet(), window=1)
-    found = report.hottest()
-    # Other tests have left more or fewer rows to read.
-    assert [one.activity for one in found] == sorted(
-        (one.activity for one in found), reverse=True
-    )
-    of_shard = {one.shard: one for one in found}
-    assert of_shard.keys() == {1, 2}
-    assert of_shard[2].written > 0
-    assert of_shard[1].read > 0
+    first, second = report.hottest()
+    assert (first.shard, second.shard) == (2, 3)
+    assert first.written > 0
+    assert second.read > 0
     assert "server2" in report.notes[0]
     assert "server1" not in report.notes[0]
     pair.wait_caught_up()

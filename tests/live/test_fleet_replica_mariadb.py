@@ -27,6 +27,7 @@ from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.row_copy import RowCopy
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FLEET_OPTIONS
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
@@ -528,6 +529,61 @@ def test_a_row_that_the_copy_has_lost_is_found(scene, monkeypatch):
     assert "it differs from its primary in 1 places" in info.value.reason
     assert "load_pins" in info.value.reason
     assert scene.roles == (primary, standby)
+
+
+# -- the program ----------------------------------------------------------
+
+
+def invoked(scene, *arguments):
+    accounts = scene.pairs.accounts
+    replication = accounts.for_replication()
+    return invoke(
+        *("-t", scene.pairs.path, "fleet", *arguments),
+        env={
+            "SQLA_SHARD_OPERATOR_USER": accounts.operator.user,
+            "SQLA_SHARD_OPERATOR_PASSWORD": accounts.operator.password,
+            "SQLA_SHARD_REPLICATION_USER": replication.user,
+            "SQLA_SHARD_REPLICATION_PASSWORD": replication.password,
+        },
+    )
+
+
+def test_the_commands(scene):
+    primary, old = scene.roles
+    new, further = scene.new_server(), scene.new_server()
+    where = {one: f"{one.host}:{one.port}" for one in scene.servers}
+    build = ("replica", "build", "server1", where[further])
+    result = invoked(scene, *build, "--json", "--yes")
+    assert result.exit_code == 1
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert "it has the standby" in problem["message"]
+    result = invoked(scene, *build, "--no-publish", "--json", "--yes")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["state"] == "finished"
+    assert "tables, " in result.stderr or "copy: done" in result.stderr
+    result = invoked(scene, "replica", "rebuild", "server1", "--plan-only")
+    assert result.exit_code == 0, result.output
+    assert f"{SHARDS} databases" in result.stdout
+    assert "are dropped: db00000" in result.stdout
+    replacing = ("replica", "replace", "server1", where[new])
+    result = invoked(scene, *replacing, "--way", "clone", "--yes")
+    assert result.exit_code == 1
+    assert "MariaDB has no CLONE" in result.stdout
+    assert invoked(scene, *replacing).exit_code == 2
+    result = invoked(scene, *replacing, "--yes")
+    assert result.exit_code == 0, result.output
+    assert scene.roles == (primary, new)
+    assert invoked(scene, "retire", where[new], "--yes").exit_code == 1
+    for server in (old, further):
+        result = invoked(scene, "retire", where[server], "--yes")
+        assert result.exit_code == 0, result.output
+    for password in (
+        scene.pairs.accounts.operator.password,
+        scene.pairs.accounts.for_replication().password,
+    ):
+        folder = scene.pairs.path.with_name("topology.json.fleet")
+        for path in folder.rglob("*.json"):
+            assert password not in path.read_text()
 
 
 # -- a command ------------------------------------------------------------

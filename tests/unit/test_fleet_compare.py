@@ -130,7 +130,7 @@ class TestStatements:
         ]
         sql = Columns("d", "t", two, None).checksum
         assert "CAST(`a` AS BINARY)" in sql
-        assert "MD5(`b`)" in sql
+        assert "SHA1(`b`)" in sql
 
     def test_names_are_quoted(self):
         columns = Columns("d%", "a`b", [column("x%d", "int")], None)
