@@ -315,7 +315,10 @@ def literal(column: Column) -> str:
     """Return SQL for the text of a value in an INSERT statement."""
     name = quoted(column.name)
     if column.type in _BINARY:
-        return f"IFNULL(CONCAT('x''', HEX({name}), ''''), 'NULL')"
+        # CONCAT of more than max_allowed_packet is NULL: with IFNULL a long
+        # value would be copied as NULL.
+        text = f"CONCAT('x''', HEX({name}), '''')"
+        return f"IF({name} IS NULL, 'NULL', {text})"
     if column.type in _NUMBERS:
         return f"IFNULL({name}, 'NULL')"
     if column.type == "bit":

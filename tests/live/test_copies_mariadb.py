@@ -13,8 +13,11 @@ from sqla_shard.fleet import definitions
 from sqla_shard.fleet.copies import Copy
 from sqla_shard.fleet.copies import copy_state
 from sqla_shard.fleet.copies import finish_copy
+from sqla_shard.fleet.definitions import tables_of
+from sqla_shard.fleet.dumps import _rows
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.row_copy import RowCopy
+from sqla_shard.fleet.snapshots import snapshots
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.load_writers import create_tables
 
@@ -296,6 +299,30 @@ def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
         with pytest.raises(FleetServerError) as info:
             Copy(source, target, owner="op").run()
     assert info.value.number == 1205
+
+
+def test_a_value_too_long_for_its_text_is_no_null(servers, ends):
+    source, target = ends
+    primary = servers["server1"].primary
+    most = source.variables("max_allowed_packet")["max_allowed_packet"]
+    primary.root_execute("CREATE TABLE db00001.large (a INT KEY, b LONGBLOB)")
+    try:
+        # As text, which is hexadecimal, it is longer than a packet.
+        primary.root_execute(
+            "INSERT INTO db00001.large VALUES (1, REPEAT('x', "
+            f"{int(most) // 2 + 1000}))"
+        )
+        servers["server1"].wait_caught_up()
+        with pytest.raises(CopyFailedError, match="max_allowed_packet"):
+            Copy(source, target, owner="op").run()
+        with snapshots(source, 1) as found:
+            (session,) = found.sessions
+            table = tables_of(source, ["db00001"])["db00001", "large"]
+            with pytest.raises(FleetServerError, match="max_allowed_packet"):
+                list(_rows(session, table))
+    finally:
+        primary.root_execute("DROP TABLE db00001.large")
+        servers["server1"].wait_caught_up()
 
 
 COMMAND = (

@@ -104,7 +104,10 @@ def test_the_later_position_of_each_domain_counts(applied, position, expected):
         ("bit", "IFNULL(`a``b` + 0, 'NULL')"),
         ("float", "IFNULL(`a``b` + 0E0, 'NULL')"),
         ("json", "CONVERT(QUOTE(`a``b`) USING utf8mb4)"),
-        ("blob", "IFNULL(CONCAT('x''', HEX(`a``b`), ''''), 'NULL')"),
+        (
+            "blob",
+            "IF(`a``b` IS NULL, 'NULL', CONCAT('x''', HEX(`a``b`), ''''))",
+        ),
     ],
 )
 def test_literals(kind, sql):
