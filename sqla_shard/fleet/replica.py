@@ -417,7 +417,7 @@ class Replica(Operation):
             now = time.monotonic()
             position = primary.position()
             if target.reaches(position, 1.0) and time.monotonic() < now + 0.1:
-                return {"seconds": round(time.monotonic() - begin, 3)}
+                return self._settled(begin)
             applied, status = target.applied(), target.status()
             if status is None or status.applier != "Yes":
                 raise self._failed(
@@ -432,6 +432,18 @@ class Replica(Operation):
                     f"{status.error or 'no error'}"
                 )
             self.report(f"at {applied}, its primary at {position}")
+
+    def _settled(self, begin: float) -> Mapping[str, Any]:
+        """Wait until the target is healthy.
+
+        A quiet primary is reached before the receiver has connected.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while problems := standby_problems(self._primary, self._new, lag=_LAG):
+            if time.monotonic() > deadline:
+                raise self._failed("; ".join(p.message for p in problems))
+            time.sleep(0.05)
+        return {"seconds": round(time.monotonic() - begin, 3)}
 
     def _verify(self) -> Mapping[str, Any]:
         target, primary = self._new, self._primary
