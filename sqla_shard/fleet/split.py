@@ -23,6 +23,8 @@ the topology is published, and both sides are opened.  Limits:
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -61,6 +63,8 @@ _WAIT = 600.0
 _LAG = 0.1
 #: Seconds that a standby may be behind when the split is planned.
 _PLAN_LAG = 30.0
+#: Seconds until a standby has connected again.
+_SETTLE = 30.0
 
 
 class Split(Operation):
@@ -295,7 +299,7 @@ class Split(Operation):
             ),
         )
 
-    def undo(self) -> None:
+    def undo(self) -> str | None:
         """Let the source be written; the target goes on replicating."""
         # A session that was lost cannot be used again.
         self.forget(*self._move.urls.values())
@@ -303,12 +307,18 @@ class Split(Operation):
         # First: until then nobody can write.
         self._fence_of(self._source).delete()
         self._source.open_writes()
-        for standby in self._source_standbys:
-            self._fence_of(standby).delete()
-        for server in self._targets:
+        others = (role for role in self._move.urls if role != "source")
+        left = self._lost_at(others, self._undo_at)
+        return "; ".join(left) or None
+
+    def _undo_at(self, role: str) -> None:
+        server = self._at(role)
+        if role == "source standby":
+            self._fence_of(server).delete()
+        else:
             self._staying_fence_of(server).delete()
-        if self._target.status() is not None:
-            self._target.start()
+        if role == "target" and server.status() is not None:
+            server.start()
 
     def changed(self, topology: Topology) -> Topology:
         """Return the topology with the shards on the target."""
@@ -359,10 +369,12 @@ class Split(Operation):
             fence.insert(readable=True)
             fence.flush()
 
-    def _wait(self) -> None:
+    def _wait(self) -> Mapping[str, Any]:
         self._catch_up(_WAIT, lag=_LAG)
         self._fence_of(self._source).users()
         self.prepare_publish()
+        # Read now: the source may be lost when the target is opened.
+        return {"domain": self._source.domain()}
 
     def _close(self) -> Mapping[str, Any]:
         fence = self._fence_of(self._source)
@@ -401,54 +413,126 @@ class Split(Operation):
     def _publish(self) -> Mapping[str, Any]:
         return self.publish()
 
-    def _open_target(self) -> None:
-        source, target = self._source, self._target
-        if target.domain() == source.domain():
-            own = int(target.admin.variables("server_id")["server_id"])
-            for server in self._targets:
-                server.set_domain(own)
+    def _open_target(self) -> Mapping[str, Any] | None:
+        target = self._target
+        there = self.notes.get("wait", {}).get("domain")
+        if there is None:
+            # The plan was begun by an older version.
+            there = self._source.domain()
+        own = int(target.admin.variables("server_id")["server_id"])
+        if target.domain() == there:
+            target.set_domain(own)
         target.open_writes()
 
-    def _reopen(self) -> None:
-        self._source.open_writes()
+        def follow(role: str) -> None:
+            standby = self._at(role)
+            if standby.domain() == there:
+                standby.set_domain(own)
+
+        return self._if_reachable(
+            (role for role in self._move.urls if role == "target standby"),
+            follow,
+        )
+
+    def _reopen(self) -> Mapping[str, Any] | None:
+        return self._if_reachable(
+            ("source",), lambda role: self._at(role).open_writes()
+        )
 
     def _detach(self) -> None:
         self._target.detach()
 
-    def _shut(self) -> None:
-        for server in (self._source, *self._source_standbys):
-            fence = self._fence_of(server)
+    def _shut(self) -> Mapping[str, Any] | None:
+        def shut(role: str) -> None:
+            fence = self._fence_of(self._at(role))
             fence.insert(readable=False)
             fence.flush()
 
+        return self._if_reachable(self._sources, shut)
+
     def _verify(self) -> Mapping[str, Any]:
-        problems = [
-            f"{server.admin} does not fence {shortened_list(open_ones, 5)}"
-            for server, fence in (
-                *(
-                    (s, self._fence_of(s))
-                    for s in (self._source, *self._source_standbys)
-                ),
-                *((t, self._staying_fence_of(t)) for t in self._targets),
-            )
-            if (open_ones := fence.missing())
-        ]
-        for server in (self._source, self._target):
-            if server.is_read_only():
-                problems.append(f"{server.admin} is read-only")
-            if server.status() is not None:
-                problems.append(f"{server.admin} replicates")
-        for server in (*self._source_standbys, *self._targets[1:]):
-            status = server.status()
-            if not server.is_read_only():
-                problems.append(f"{server.admin} is writable")
-            if status is None or not status.runs:
-                problems.append(f"{server.admin} does not replicate")
+        problems = self._wrong("target")
+        reported: list[str] = []
+        lost = {
+            step
+            for step in ("open", "reopen", "shut")
+            if "problem" in self.notes.get(step, {})
+        }
+
+        def look(role: str) -> None:
+            # What was lost meanwhile is not in order, even if it is back.
+            (reported if lost else problems).extend(self._wrong(role))
+
+        reported += self._lost_at(
+            (role for role in self._move.urls if role != "target"), look
+        )
         if problems:
             raise FleetServerError(
                 server=self._move.target, number=0, reason="; ".join(problems)
             )
-        return {"domain": self._target.domain()}
+        notes: dict[str, Any] = {"domain": self._target.domain()}
+        if reported:
+            notes["problem"] = "; ".join(reported)
+        return notes
+
+    def _wrong(self, role: str) -> list[str]:
+        """Return what is wrong with a server at the end.
+
+        A standby may be connecting again: it is waited for.
+        """
+        server = self._at(role)
+        is_standby = role.endswith("standby")
+        fence = (
+            self._staying_fence_of(server)
+            if role.startswith("target")
+            else self._fence_of(server)
+        )
+        found = []
+        if open_ones := fence.missing():
+            names = shortened_list(open_ones, 5)
+            found.append(f"{server.admin} does not fence {names}")
+        if server.is_read_only() != is_standby:
+            form = "writable" if is_standby else "read-only"
+            found.append(f"{server.admin} is {form}")
+        if not is_standby:
+            if server.status() is not None:
+                found.append(f"{server.admin} replicates")
+            return found
+        deadline = time.monotonic() + _SETTLE
+        while not ((status := server.status()) and status.runs):
+            if status is None or time.monotonic() > deadline:
+                found.append(f"{server.admin} does not replicate")
+                break
+            time.sleep(0.05)
+        return found
+
+    def _if_reachable(
+        self, roles: Iterable[str], work: Callable[[str], object]
+    ) -> Mapping[str, Any] | None:
+        """Do work on some servers; report those that fail.
+
+        The target is open: another that is lost must not keep the operation,
+        and with it the lock of the fleet, pending.
+        """
+        lost = self._lost_at(roles, work)
+        return {"problem": "; ".join(lost)} if lost else None
+
+    def _lost_at(
+        self, roles: Iterable[str], work: Callable[[str], object]
+    ) -> list[str]:
+        """Do work on some servers; return sentences about those that fail."""
+        lost = []
+        for role in roles:
+            try:
+                work(role)
+            except FleetServerError as error:
+                lost.append(
+                    f"{error}; its fences, read_only and replication may be "
+                    "wrong: repair them before it is used"
+                )
+                self.forget(self._move.urls[role])
+                self._fences.clear()
+        return lost
 
     # -- servers ----------------------------------------------------------
 
@@ -467,6 +551,11 @@ class Split(Operation):
     @property
     def _target(self) -> Replication:
         return self._at("target")
+
+    @property
+    def _sources(self) -> list[str]:
+        """The roles of the servers of the source."""
+        return [role for role in self._move.urls if role.startswith("source")]
 
     @property
     def _source_standbys(self) -> list[Replication]:

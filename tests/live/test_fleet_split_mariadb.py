@@ -11,6 +11,7 @@ import time
 import pymysql
 import pytest
 
+from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import UndoRefusedError
@@ -464,6 +465,62 @@ def test_a_statement_in_the_way_undoes_it(fleet, pairs):
         assert info.value.step == "fence"
         cursor.execute("UNLOCK TABLES")
     prove(pairs, [acked_now(pairs, MOVING[0])])
+
+
+class Away:
+    """Lets servers of an operation be unreachable.
+
+    :ivar roles: the servers, by role.
+    """
+
+    def __init__(self, monkeypatch):
+        self.roles = set()
+        at = Split._at
+
+        def lost(split, role):
+            if role in self.roles:
+                raise FleetServerError(
+                    server=role, number=2003, reason="it does not answer"
+                )
+            return at(split, role)
+
+        monkeypatch.setattr(Split, "_at", lost)
+
+
+@pytest.fixture
+def away(monkeypatch):
+    return Away(monkeypatch)
+
+
+def test_a_source_lost_after_the_publication_does_not_lock_the_fleet(
+    fleet, pairs, away
+):
+    def tell(event):
+        if (event.step, event.state) == ("publish", "done"):
+            away.roles = {"source", "source standby"}
+
+    result = apply(fleet, planned(fleet, pairs), progress=tell)
+    assert result.state == "finished"
+    for step in ("reopen", "shut", "verify"):
+        assert "source" in result.notes[step]["problem"]
+    target = pairs["server2"].primary
+    assert target.root_execute("SELECT @@read_only") == [(0,)]
+    acked_now(pairs, MOVING[0])
+
+
+def test_an_undo_ends_although_the_target_is_away(fleet, pairs, away):
+    def tell(event):
+        if (event.step, event.state) == ("fence", "begin"):
+            away.roles = {"target", "target standby", "source standby"}
+
+    with pytest.raises(OperationFailedError) as info:
+        apply(fleet, planned(fleet, pairs), progress=tell)
+    assert info.value.undone
+    for role in away.roles:
+        assert role in info.value.left
+    source = pairs["server1"].primary
+    assert source.root_execute("SELECT @@read_only") == [(0,)]
+    acked_now(pairs, MOVING[0])
 
 
 def test_everything_that_speaks_against_it_is_said_at_once(fleet, pairs):
