@@ -176,17 +176,21 @@ class Fence:
             )
 
     def delete(self) -> None:
-        """Delete the rows, and flush."""
+        """Delete the rows of its accounts, and flush."""
         others = " AND ".join(
             f"{name} = 'N'" for name in self._columns() if name != _SELECT
         )
         with self.admin.unlogged():
-            for chunk in _chunks(list(self._by_pattern)):
-                marks = ", ".join(["%s"] * len(chunk))
-                where = f"Db IN ({marks}) AND {others}"
-                # Names of columns of the server.
-                sql = f"DELETE FROM mysql.db WHERE {where}"  # noqa: S608
-                self.admin.run(sql, *chunk)
+            for user, host in self.accounts():
+                for chunk in _chunks(list(self._by_pattern)):
+                    marks = ", ".join(["%s"] * len(chunk))
+                    where = (
+                        f"User = %s AND Host = %s AND Db IN ({marks})"
+                        f" AND {others}"
+                    )
+                    # Names of columns of the server.
+                    sql = f"DELETE FROM mysql.db WHERE {where}"  # noqa: S608
+                    self.admin.run(sql, user, host, *chunk)
         self.flush()
 
     def flush(self) -> None:

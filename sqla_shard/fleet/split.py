@@ -51,6 +51,7 @@ from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split_checks import copy_problems
 from sqla_shard.fleet.split_checks import empty_problems
+from sqla_shard.fleet.split_checks import prepared_problems
 from sqla_shard.fleet.split_checks import schema_problems
 from sqla_shard.fleet.split_checks import source_problems
 from sqla_shard.topology import Topology
@@ -214,6 +215,9 @@ class Split(Operation):
             (
                 "each side has copies of the databases of the other, until "
                 "they are removed with: sqla-shard fleet orphans"
+                if staying
+                else f"{server} stays read-only with copies of its databases; "
+                "retire its servers with: sqla-shard fleet retire"
             ),
         ]
 
@@ -381,7 +385,7 @@ class Split(Operation):
         fence.insert(readable=True)
         self._source.close_writes()
         fence.flush()
-        return {"sessions": fence.kill_sessions()}
+        return {"sessions": fence.kill_sessions(self._patience)}
 
     def _drain(self) -> Mapping[str, Any]:
         source, target = self._source, self._target
@@ -390,6 +394,13 @@ class Split(Operation):
                 server=str(target.admin),
                 number=0,
                 reason="it does not replicate any more",
+            )
+        prepared = prepared_problems(source)
+        if prepared:
+            raise FleetServerError(
+                server=str(source.admin),
+                number=0,
+                reason=prepared[0].message,
             )
         # After a crash in this step it is stopped.
         target.start()
@@ -435,6 +446,9 @@ class Split(Operation):
         )
 
     def _reopen(self) -> Mapping[str, Any] | None:
+        if not self._move.staying:
+            # Nothing of the fleet is on it any more.
+            return None
         return self._if_reachable(
             ("source",), lambda role: self._at(role).open_writes()
         )
@@ -491,8 +505,9 @@ class Split(Operation):
         if open_ones := fence.missing():
             names = shortened_list(open_ones, 5)
             found.append(f"{server.admin} does not fence {names}")
-        if server.is_read_only() != is_standby:
-            form = "writable" if is_standby else "read-only"
+        is_closed = is_standby or (role == "source" and not self._move.staying)
+        if server.is_read_only() != is_closed:
+            form = "writable" if is_closed else "read-only"
             found.append(f"{server.admin} is {form}")
         if not is_standby:
             if server.status() is not None:

@@ -21,6 +21,7 @@ from sqla_shard.fleet.replication import Replication
 __all__ = [
     "copy_problems",
     "empty_problems",
+    "prepared_problems",
     "schema_problems",
     "source_problems",
 ]
@@ -76,11 +77,41 @@ def source_problems(
             )
         )
     found += fence.problems(place)
+    if not fence.accounts():
+        found.append(
+            Problem(
+                place,
+                "no account has a grant on a pattern that matches the "
+                "databases that move, so nothing would be fenced; grant the "
+                "application its databases by a pattern",
+            )
+        )
+    found += prepared_problems(source)
     found += [
         Problem(place, text) for text in _objects(source, fence.databases)
     ]
     found += bypass_problems(accounts, source)
     return found
+
+
+def prepared_problems(source: Replication) -> list[Problem]:
+    """Return the XA transactions that could be committed behind a fence."""
+    prepared = source.admin.rows("XA RECOVER")
+    if not prepared:
+        return []
+    # Identifiers may be binary.
+    names = [
+        data.decode(errors="replace") if isinstance(data, bytes) else str(data)
+        for *_, data in prepared
+    ]
+    return [
+        Problem(
+            source.admin.name,
+            f"it has prepared XA transactions ({shortened_list(names, 5)}), "
+            "which outlive their sessions and could be committed after the "
+            "move; commit them or roll them back",
+        )
+    ]
 
 
 def copy_problems(

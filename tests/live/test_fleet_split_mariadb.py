@@ -390,7 +390,7 @@ def open_transaction(server, shard, token):
 
 
 def test_without_the_kill_a_write_is_lost(fleet, pairs, monkeypatch):
-    monkeypatch.setattr(Fence, "kill_sessions", lambda self: 0)
+    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: 0)
     connection, _ = open_transaction(
         pairs["server1"].primary, MOVING[0], "open"
     )
@@ -465,6 +465,66 @@ def test_a_statement_in_the_way_undoes_it(fleet, pairs):
         assert info.value.step == "fence"
         cursor.execute("UNLOCK TABLES")
     prove(pairs, [acked_now(pairs, MOVING[0])])
+
+
+def test_a_prepared_transaction_undoes_it(fleet, pairs):
+    source = pairs["server1"].primary
+    plan = planned(fleet, pairs)
+    connection = source.connect()
+    cursor = connection.cursor()
+    cursor.execute("XA START 'held'")
+    cursor.execute("INSERT INTO db00008.load_pins (token) VALUES ('held')")
+    cursor.execute("XA END 'held'")
+
+    def prepare(event):
+        # After the check: the fence itself must find it.
+        if (event.step, event.state) == ("wait", "done"):
+            cursor.execute("XA PREPARE 'held'")
+            connection.close()
+
+    try:
+        with pytest.raises(OperationFailedError, match="prepared XA") as info:
+            apply(fleet, plan, progress=prepare)
+        assert info.value.undone
+        (problem,) = planned(fleet, pairs).problems
+        assert "prepared XA transactions (held)" in problem.message
+    finally:
+        source.root_execute("XA ROLLBACK 'held'")
+    prove(pairs, [acked_now(pairs, MOVING[0])])
+
+
+def test_databases_that_no_account_can_use_are_not_fenced(fleet, pairs):
+    accounts = Fence.accounts
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            Fence,
+            "accounts",
+            lambda self: [] if "db00008" in self.databases else accounts(self),
+        )
+        (problem,) = planned(fleet, pairs).problems
+    assert "nothing would be fenced" in problem.message
+
+
+def test_a_fence_deletes_its_own_rows_only(fleet, pairs):
+    server = pairs["server1"].primary
+    row = "INSERT INTO mysql.db (Host, Db, User) VALUES ('%', 'db00008', 'me')"
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute(row)
+        try:
+            with fleet.admin(server.url, name="server1") as admin:
+                fence = Fence(admin, ["db00008"], exempt=[system_user()])
+                fence.insert(readable=False)
+                fence.flush()
+                assert fence.missing() == []
+                fence.delete()
+                assert fence.missing() == ["db00008"]
+            cursor.execute("SELECT User FROM mysql.db WHERE Db = 'db00008'")
+            assert cursor.fetchall() == (("me",),)
+        finally:
+            cursor.execute("DELETE FROM mysql.db WHERE User = 'me'")
+            cursor.execute("FLUSH LOCAL PRIVILEGES")
 
 
 class Away:
@@ -601,8 +661,12 @@ def test_a_server_that_does_not_answer_is_unknown(fleet, pairs):
 
 
 def test_a_whole_server_moves(fleet, pairs):
-    result = apply(fleet, planned(fleet, pairs, shards=None))
+    plan = planned(fleet, pairs, shards=None)
+    assert any("sqla-shard fleet retire" in cost for cost in plan.costs)
+    result = apply(fleet, plan)
     assert result.state == "finished"
+    old = pairs["server1"].primary
+    assert old.root_execute("SELECT @@read_only") == [(1,)]
     (server,) = json.loads(pairs.path.read_text())["keyspaces"]["objects"][
         "servers"
     ]
