@@ -232,7 +232,7 @@ def sign_up(username: str, email: str, password: str) -> User | None:
         )
     except KeyTakenError:
         return None
-    # A transaction that this request has begun before may not see the user.
+    # An open transaction of this request would not see the user.
     db.session.rollback()
     return db.session.get(User, user_id)
 
