@@ -30,6 +30,7 @@ from typing import Literal
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
+from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.fleet import all_pairs
@@ -236,21 +237,32 @@ class OrphanChange(Operation):
 
     def check(self) -> list[Problem]:
         """Compare each database with the topology and both servers."""
-        topology = self.fleet.topology()
-        pair = pair_named(topology, self._server)
-        known = {
-            orphan.database: orphan
-            for orphan in _orphans(topology, pair, self._primary)
-        }
         if not self._names:
             return [
                 Problem(
                     self._server, f"there is no orphan to {self._action} on it"
                 )
             ]
+        chosen, found = self._compared(self._names)
+        for orphan in chosen:
+            found += (
+                Problem(orphan.database, text) for text in self._faults(orphan)
+            )
+        return found
+
+    def _compared(
+        self, names: Sequence[str]
+    ) -> tuple[list[Orphan], list[Problem]]:
+        """Return the orphans of some names, and why they are in use."""
+        topology = self.fleet.topology()
+        pair = pair_named(topology, self._server)
+        known = {
+            orphan.database: orphan
+            for orphan in _orphans(topology, pair, self._primary)
+        }
         found: list[Problem] = []
         chosen = []
-        for name in self._names:
+        for name in names:
             if name in known:
                 chosen.append(known[name])
             else:
@@ -261,14 +273,10 @@ class OrphanChange(Operation):
                         "sqla-shard fleet orphans list",
                     )
                 )
-        for orphan in chosen:
-            found += (
-                Problem(orphan.database, text) for text in self._faults(orphan)
-            )
         found += self._homeless(topology, chosen)
         if self._action != "drop":
             found += self._not_fenced(pair, chosen)
-        return found
+        return chosen, found
 
     def steps(self) -> Sequence[Step]:
         """Return the only step."""
@@ -320,10 +328,14 @@ class OrphanChange(Operation):
     def _homeless(
         self, topology: Topology, chosen: Sequence[Orphan]
     ) -> Iterator[Problem]:
-        """Yield the databases that no other server has."""
+        """Yield the databases that no other server has, with all tables.
+
+        Definitions are not compared: the home may have been migrated since.
+        """
         if self._action == "restore":
             return
-        has: dict[str, set[str]] = {}
+        here = self._primary.digests(orphan.database for orphan in chosen)
+        has: dict[str, dict[str, dict[str, str]]] = {}
         for orphan in chosen:
             home = _home(topology, orphan.original)
             if home is None or home[1] is None:
@@ -336,13 +348,24 @@ class OrphanChange(Operation):
             url = bare_url(home[1])
             if url not in has:
                 admin = self.admin(url, f"{home[0]} primary")
-                has[url] = {name for (name,) in admin.rows("SHOW DATABASES")}
+                has[url] = admin.digests(one.original for one in chosen)
             if orphan.original not in has[url]:
                 yield Problem(
                     orphan.database,
                     f"may be the only copy: {home[0]}, which has its shard by "
                     f"the topology, has no {orphan.original}; see: "
                     "sqla-shard fleet doctor",
+                )
+                continue
+            there = has[url][orphan.original]
+            lacks = sorted({*here.get(orphan.database, ())} - {*there})
+            if lacks:
+                yield Problem(
+                    orphan.database,
+                    f"may be the only copy of the tables "
+                    f"{shortened_list(lacks, 5)}: {home[0]}, which has its "
+                    "shard by the topology, lacks them; drop them yourself "
+                    "if a migration has",
                 )
 
     def _not_fenced(
@@ -392,6 +415,15 @@ class OrphanChange(Operation):
 
     def _change(self) -> Mapping[str, Any]:
         admin = self._primary
+        there = {name for (name,) in admin.rows("SHOW DATABASES")}
+        # Resumed, it may be days after the check.
+        _, problems = self._compared([n for n in self._names if n in there])
+        if problems:
+            raise FleetServerError(
+                server=str(admin),
+                number=0,
+                reason="; ".join(map(str, problems)),
+            )
         admin.run("SET SESSION lock_wait_timeout = 5")
         for name in self._names:
             if self._action == "rename":

@@ -226,6 +226,13 @@ class _Run:
             other = self._other_epoch()
             if other:
                 self._give_up(record.step, FleetSetupError(str(other[0])))
+        elif PUBLISH not in self._names and self._first() < len(self._names):
+            # Neither going on nor undoing is right by itself: a server may
+            # have another role now.
+            other = self._other_epoch()
+            if other:
+                self._write(problem=str(other[0]))
+                raise self._failure(record.step, other[0], undone=False)
         return self.forward()
 
     def forward(self) -> Result:

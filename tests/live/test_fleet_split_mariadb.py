@@ -752,3 +752,33 @@ def test_what_is_not_fenced_or_the_only_copy_stays(fleet, pairs):
     assert len(info.value.problems) == 2
     with pytest.raises(OperationRefusedError, match="is not an orphan"):
         apply(fleet, change(fleet, "rename", databases=["db00000"]))
+    target = pairs["server2"].primary
+    target.root_execute("DROP TABLE db00010.load_notes")
+    (problem,) = change(fleet, "rename", databases=["db00010"]).problems
+    assert "only copy of the tables load_notes" in problem.message
+
+
+def test_a_change_of_orphans_is_not_resumed_after_another_epoch(fleet, pairs):
+    apply(fleet, planned(fleet, pairs))
+    plan = change(fleet, "rename")
+    apply_until(pairs.fleet(), plan, step="rename", state="begin")
+    document = json.loads(pairs.path.read_text())
+    document["epoch"] += 1
+    publish_to(pairs.path, document)
+    with pytest.raises(OperationFailedError, match="epoch 3 is publi") as info:
+        resume(pairs.fleet())
+    assert not info.value.undone
+    assert undo(pairs.fleet()).state == "undone"
+    names = [f"db{shard:05d}" for shard in MOVING]
+    assert orphans_on(fleet, "server1") == names
+
+
+def test_orphans_are_checked_again_when_a_change_is_resumed(fleet, pairs):
+    apply(fleet, planned(fleet, pairs))
+    plan = change(fleet, "rename")
+    apply_until(pairs.fleet(), plan, step="rename", state="begin")
+    pairs["server2"].primary.root_execute("DROP DATABASE db00009")
+    with pytest.raises(OperationFailedError, match="may be the only copy"):
+        resume(pairs.fleet())
+    names = [f"db{shard:05d}" for shard in MOVING]
+    assert orphans_on(fleet, "server1") == names
