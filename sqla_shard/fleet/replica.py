@@ -178,7 +178,6 @@ class Replica(Operation):
 
     def _wrong_request(self) -> list[Problem]:
         standby = self.plan.arguments["standby"]
-        roles = roles_in(self.fleet.topology())
         if self._action not in ACTIONS:
             text = f"{self._action!r} is not one of {', '.join(ACTIONS)}"
             return [Problem("action", text)]
@@ -194,13 +193,18 @@ class Replica(Operation):
         if not is_address(self._target):
             text = f"{self._target!r} is not host:port of a server"
             return [Problem("target", text)]
+        if self._action == "rebuild" and self._target != standby:
+            text = f"the standby of {self.server} is {standby}"
+            return [Problem(self._target, text)]
+        return self._role_problems()
+
+    def _role_problems(self) -> list[Problem]:
+        """Return for what else the topology has the target."""
+        topology = self.fleet.topology()
+        others = roles_in(topology).get(self._target, [])
         if self._action == "rebuild":
-            if self._target != standby:
-                text = f"the standby of {self.server} is {standby}"
-                return [Problem(self._target, text)]
-            others = [r for r in roles.get(standby, ()) if "primary" in r]
-        else:
-            others = roles.get(self._target, [])
+            name = pair_named(topology, self.server).name
+            others = [r for r in others if r != f"the standby of {name}"]
         return [
             Problem(
                 self._target,
@@ -215,6 +219,7 @@ class Replica(Operation):
         servers = {str(one.admin): one for one in (primary, target, source)}
         found = setting_problems(*servers.values())
         found += self._target_problems(target)
+        found += self._id_problems(target)
         found += account_problems(accounts, primary, target)
         found += bypass_problems(accounts, target)
         found += self._copy().check()
@@ -259,6 +264,27 @@ class Replica(Operation):
                 )
             )
         return found
+
+    def _id_problems(self, target: Replication) -> list[Problem]:
+        """Compare the server_id with that of a standby that stays."""
+        arguments = self.plan.arguments
+        standby = arguments["standby"]
+        if self._action != "build" or standby in (None, arguments["source"]):
+            return []
+        other = self._at(standby, "standby")
+        ids = [
+            server.admin.variables("server_id")["server_id"]
+            for server in (target, other)
+        ]
+        if ids[0] != ids[1]:
+            return []
+        return [
+            Problem(
+                target.admin.name,
+                f"its server_id {ids[0]} is that of {other.admin.name}; give "
+                "each server its own",
+            )
+        ]
 
     def _rebuild_problems(self) -> list[Problem]:
         target = self._new
@@ -388,6 +414,13 @@ class Replica(Operation):
         )
 
     def _copy_content(self) -> Mapping[str, Any]:
+        # Resumed, it may be days after the check: what is copied over must
+        # not have been opened meanwhile.
+        problems = self._role_problems()
+        if problems or not self._new.is_read_only():
+            raise self._failed(
+                problems[0].message if problems else "it is writable"
+            )
         try:
             return self._copy().run().as_dict()
         finally:

@@ -194,7 +194,14 @@ class Split(Operation):
             if primary is None or standby is None:
                 continue
             if standby.status() is None and primary is target:
-                found += empty_problems(primary, standby, accounts)
+                # The target is no pair of the topology yet.
+                remedy = (
+                    "leave out --standby, and build it after the split with: "
+                    "sqla-shard fleet replica build"
+                )
+                found += empty_problems(
+                    primary, standby, accounts, remedy=remedy
+                )
             else:
                 found += standby_problems(primary, standby, lag=_PLAN_LAG)
         return found

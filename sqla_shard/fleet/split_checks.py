@@ -150,11 +150,17 @@ def copy_problems(
 
 
 def empty_problems(
-    source: Replication, target: Replication, accounts: Accounts
+    source: Replication,
+    target: Replication,
+    accounts: Accounts,
+    *,
+    remedy: str = "build a copy with: sqla-shard fleet replica build",
 ) -> list[Problem]:
-    """Return why a server cannot replicate another from the first write."""
+    """Return why a server cannot replicate another from the first write.
+
+    :param remedy: what else can be done.
+    """
     place = target.admin.name
-    remedy = "build a copy with: sqla-shard fleet replica build"
     names = [
         name
         for (name,) in target.admin.rows("SHOW DATABASES")

@@ -439,6 +439,24 @@ def test_requests_that_make_no_sense(scene, action, role, reason):
     assert reason in str(problem)
 
 
+def test_a_target_that_was_opened_meanwhile_is_not_dropped(scene):
+    primary, standby = scene.roles
+    wait_until_equal(primary, standby)
+    plan = scene.planned("rebuild")
+    before = scene.row_count(standby)
+
+    def open_it(event):
+        if (event.step, event.state) == ("copy", "begin"):
+            standby.root_execute("SET GLOBAL read_only = 0")
+
+    try:
+        with pytest.raises(OperationFailedError, match="it is writable"):
+            apply(scene.fleet, plan, progress=open_it)
+    finally:
+        standby.root_execute("SET GLOBAL read_only = 1")
+    assert scene.row_count(standby) == before
+
+
 @pytest.mark.parametrize("target", ["", "a b:3306", "x/y:3306", "u@h:3306"])
 def test_a_target_that_is_no_address(scene, target):
     plan = Replica.planned(scene.fleet, "replace", "server1", target)
