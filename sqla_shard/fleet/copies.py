@@ -237,9 +237,14 @@ class Copy:
         if state is None or position is None or state.owner != self._owner:
             self._empty()
             position = rows.run() if self._way == "rows" else self._replace()
+            with self._target.another() as target:
+                replication_of(target).adopt(position, rows.history)
+            # Not before: a copy that is complete has its history.
             self._mark(position)
-        with self._target.another() as target:
-            replication_of(target).adopt(position)
+        else:
+            with self._target.another() as target:
+                server = replication_of(target)
+                server.adopt(position, server.history())
         return Copied(
             position=position,
             source=str(self._source),

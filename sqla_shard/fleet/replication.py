@@ -253,12 +253,14 @@ class Replication(ABC):
         """
 
     @abstractmethod
-    def adopt(self, position: str) -> None:
+    def adopt(self, position: str, history: str = "") -> None:
         """Begin a new history after the content of another server was copied.
 
         The server forgets its primary, and its binary log is deleted.
 
         :param position: position of the content.
+        :param history: :meth:`history` of the other server at that position;
+            empty if it is not known, or the position says it.
         """
 
     @abstractmethod
@@ -553,11 +555,15 @@ class MariaDBReplication(Replication):
             for domain, (server, number) in sorted(last.items())
         )
 
-    def adopt(self, position: str) -> None:
+    def adopt(self, position: str, history: str = "") -> None:
         """``RESET MASTER``, and set ``gtid_slave_pos``."""
         self.detach()
         self.admin.run("RESET MASTER")
         self.admin.run("SET GLOBAL gtid_slave_pos = %s", position)
+        if history:
+            # Without it a former primary would seem to have writes of its
+            # own after a failover to this server.
+            self.admin.run("SET GLOBAL gtid_binlog_state = %s", history)
 
     def clone_from(self, host: str, port: int, account: Account) -> None:
         """Refuse it."""
@@ -821,7 +827,7 @@ class MySQLReplication(Replication):
         """Return ``gtid_executed``."""
         return self.position()
 
-    def adopt(self, position: str) -> None:
+    def adopt(self, position: str, history: str = "") -> None:
         """``RESET MASTER``, and set ``gtid_purged``."""
         self.detach()
         self.admin.run("RESET MASTER")

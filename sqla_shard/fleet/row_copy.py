@@ -131,6 +131,8 @@ class RowCopy:
         self._tables = 0
         self._rows = 0
         self._bytes = 0
+        #: History of the source at the position, after :meth:`run`.
+        self.history = ""
         self._most = int(
             target.variables("max_allowed_packet")["max_allowed_packet"]
         )
@@ -152,6 +154,7 @@ class RowCopy:
         if changed:
             raise self._altered(changed)
         self._set_counters(after)
+        self.history = found.history
         return found.position
 
     def failed(self, reason: str) -> CopyFailedError:

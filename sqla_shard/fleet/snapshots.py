@@ -30,11 +30,13 @@ class Snapshots:
     """Sessions that read the same state.
 
     :ivar position: its position, in the words of the server.
+    :ivar history: its history, see :meth:`.Replication.history`.
     :ivar sessions: the sessions, with open transactions; UTC and utf8mb4.
     :ivar locked: seconds for which writes were stopped.
     """
 
     position: str
+    history: str
     sessions: tuple[Admin, ...]
     locked: float
 
@@ -75,10 +77,12 @@ def snapshots(
             for session in sessions:
                 session.run("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             position = replication_of(lock).committed()
+            history = replication_of(lock).history()
             lock.run("UNLOCK TABLES")
             locked = time.monotonic() - begin
         yield Snapshots(
             position=position,
+            history=history,
             sessions=tuple(sessions),
             locked=locked,
             _ids=ids,

@@ -155,6 +155,9 @@ def test_a_copy_is_equal_and_can_be_attached(servers, ends):
     with pytest.raises(CopyFailedError, match="needs an empty server"):
         Copy(source, target, owner="other").run()
     replication = replication_of(target)
+    # After a failover to it, the others have nothing that it lacks.
+    assert replication.errant(replication_of(source).history()) == {}
+    assert not replication.has_first_write()
     account = servers.accounts.for_replication()
     replication.attach(primary.host, primary.port, account)
     finish_copy(target)
