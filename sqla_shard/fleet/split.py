@@ -230,11 +230,17 @@ class Split(Operation):
 
     def warnings(self) -> list[str]:
         """Return what would delay the fence now."""
+        found = []
+        if self._move.target_standby is None:
+            found.append(
+                f"{self._move.target} has no standby; until one is built "
+                "its writes are on one server only"
+            )
         try:
-            return long_work(self._source)
+            return [*found, *long_work(self._source)]
         except FleetServerError:
             # It is a problem already.
-            return []
+            return found
 
     # -- steps ------------------------------------------------------------
 
@@ -385,7 +391,11 @@ class Split(Operation):
         self._fence_of(self._source).users()
         self.prepare_publish()
         # Read now: the source may be lost when the target is opened.
-        return {"domain": self._source.domain()}
+        semi_sync = self._source.semi_sync()
+        return {
+            "domain": self._source.domain(),
+            "semi_sync": semi_sync is not None and semi_sync.source_enabled,
+        }
 
     def _close(self) -> Mapping[str, Any]:
         fence = self._fence_of(self._source)
@@ -460,8 +470,35 @@ class Split(Operation):
             ("source",), lambda role: self._at(role).open_writes()
         )
 
-    def _detach(self) -> None:
-        self._target.detach()
+    def _detach(self) -> Mapping[str, Any] | None:
+        target = self._target
+        target.detach()
+        if not self.notes.get("wait", {}).get("semi_sync"):
+            return None
+
+        def acknowledge(role: str) -> None:
+            standby = self._at(role)
+            standby.set_semi_sync(source=False, replica=True)
+            # The receiver asks for it when it connects.
+            standby.stop()
+            standby.start()
+            deadline = time.monotonic() + _SETTLE
+            while not ((status := standby.status()) and status.runs):
+                if time.monotonic() > deadline:
+                    raise FleetServerError(
+                        server=str(standby.admin),
+                        number=0,
+                        reason="it does not replicate, so that the target "
+                        "stays without semi-sync",
+                    )
+                time.sleep(0.01)
+            # Not before: with no standby each COMMIT waits for the timeout.
+            target.set_semi_sync(source=True, replica=False)
+
+        return self._if_reachable(
+            (role for role in self._move.urls if role == "target standby"),
+            acknowledge,
+        )
 
     def _shut(self) -> Mapping[str, Any] | None:
         def shut(role: str) -> None:

@@ -467,6 +467,32 @@ def test_a_statement_in_the_way_undoes_it(fleet, pairs):
     prove(pairs, [acked_now(pairs, MOVING[0])])
 
 
+def test_the_target_has_semi_sync_if_the_source_has(fleet, pairs):
+    source, target = pairs["server1"], pairs["server2"]
+    sql = "SET GLOBAL rpl_semi_sync_{}_enabled = {}"
+    source.primary.root_execute(sql.format("master", 1))
+    try:
+        plan = planned(fleet, pairs)
+        source.primary.root_execute(
+            "SET GLOBAL rpl_semi_sync_master_timeout=1"
+        )
+        assert "problem" not in apply(fleet, plan).notes.get("detach", {})
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            ((_, clients),) = target.primary.root_execute(
+                "SHOW STATUS LIKE 'Rpl_semi_sync_master_clients'"
+            )
+            if clients == "1":
+                break
+            time.sleep(0.05)
+        assert clients == "1"
+        acked_now(pairs, MOVING[0])
+    finally:
+        for server in (*source.servers, *target.servers):
+            server.root_execute(sql.format("master", 0))
+            server.root_execute(sql.format("slave", 0))
+
+
 def test_a_prepared_transaction_undoes_it(fleet, pairs):
     source = pairs["server1"].primary
     plan = planned(fleet, pairs)
