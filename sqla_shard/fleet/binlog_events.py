@@ -7,9 +7,10 @@ database, so that ``ALTER TABLE db00007.pins`` would change the live table.
 Here such a statement is read as text, see
 :mod:`sqla_shard.fleet.binlog_statements`.
 
-Refused, with the position: logs that are encrypted or compressed, XA
-transactions of the database, changes in statement format, and logs between
-which another one is missing.  Logs of MySQL have other events.
+Refused, with the position: logs that are encrypted, compressed rows and XA
+transactions of the database, changes in statement format, events of unknown
+kinds, and logs in which changes were lost or between which another one is
+missing.  Logs of MySQL have other events.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,12 +56,23 @@ _COMPRESSED_ROWS = frozenset([166, 167, 168])
 # Of MySQL: rows and GTIDs.
 _FOREIGN = frozenset([30, 31, 32, 33, 34, 35])
 
+_INCIDENT = 26
+# Known, and without a change of their own: STOP, ROTATE, INTVAR, RAND,
+# USER_VAR (whose statement follows), HEARTBEAT, IGNORABLE, ROWS_QUERY,
+# ANNOTATE_ROWS and BINLOG_CHECKPOINT.
+_IGNORED = frozenset([3, 4, 5, 13, 14, 27, 28, 29, 160, 161])
+
 _STANDALONE = 1
+_GROUP_COMMIT = 2
 _PREPARED_XA = 64
 _COMPLETED_XA = 128
 _END_OF_STATEMENT = 1
 _FLAGS_CODE = 0
 _SQL_MODE_CODE = 1
+_TIME_ZONE_CODE = 5
+_CATALOG_CODE = 6
+# Bytes of the other variables that can be before the time zone.
+_SIZES = {_FLAGS_CODE: 4, _SQL_MODE_CODE: 8, 3: 4, 4: 6}
 
 #: Domain, server and sequence number.
 Gtid = tuple[int, int, int]
@@ -83,11 +96,15 @@ class Statement:
     :ivar text: the statement, in the character set of its client.
     :ivar default: its default database; empty if it had none.
     :ivar sql_mode: its ``sql_mode``, as a number.
+    :ivar time: seconds since the epoch at which it began; 0 if unknown.
+    :ivar time_zone: its time zone; empty if it does not depend on it.
     """
 
     text: bytes
     default: str
     sql_mode: int
+    time: int = 0
+    time_zone: str = ""
 
 
 @dataclass
@@ -146,6 +163,10 @@ class LogReader:
         self.state: dict[tuple[int, int], int] | None = None
         self._has_checksums = False
         self._tables: dict[bytes, bytes] = {}
+        # What is prepared and not committed, and whether it has changes.
+        self._prepared: dict[bytes, bool] = {}
+        self._xa = b""
+        self._xa_flags = 0
 
     def transactions(self) -> Iterator[Transaction]:
         """Yield all transactions.
@@ -161,7 +182,15 @@ class LogReader:
                     one = self._begin(event)
                 elif event.kind == _GTID_LIST:
                     self._continue(path, event)
+                elif event.kind == _INCIDENT:
+                    raise _damaged(
+                        path,
+                        "the server has lost changes there (an incident "
+                        "event); restore from a later backup, or from the "
+                        "logs of another server",
+                    )
                 elif one is not None and self._add(path, one, event):
+                    self._check_xa(one)
                     yield one
                     one = None
             if one is not None:
@@ -211,10 +240,25 @@ class LogReader:
             self.state = {}
         self.state[domain, event.server] = number
         one = Transaction((domain, event.server, number), event.time)
-        if flags & (_PREPARED_XA | _COMPLETED_XA):
-            one.problem = "an XA transaction"
+        self._xa_flags = flags & (_PREPARED_XA | _COMPLETED_XA)
+        if self._xa_flags:
+            start = 21 if flags & _GROUP_COMMIT else 13
+            end = start + 6 + sum(event.body[start + 4 : start + 6])
+            self._xa = event.body[start:end]
         self._is_standalone = bool(flags & _STANDALONE)
         return one
+
+    def _check_xa(self, one: Transaction) -> None:
+        if self._xa_flags & _PREPARED_XA:
+            self._prepared[self._xa] = bool(one.parts)
+            is_own = bool(one.parts)
+        else:
+            # What it commits may have been prepared before the first log.
+            is_own = bool(self._xa_flags) and self._prepared.pop(
+                self._xa, True
+            )
+        if is_own:
+            one.problem = one.problem or "an XA transaction"
 
     def _add(self, path: Path, one: Transaction, event: _Event) -> bool:
         """Add an event; return whether it was the last one."""
@@ -229,14 +273,16 @@ class LogReader:
             if self._database_of(path, event) == self._database:
                 one.problem = "rows that are compressed (log_bin_compress)"
         elif kind == _COMPRESSED_QUERY:
-            one.problem = "a statement that is compressed (log_bin_compress)"
-            return self._is_standalone
+            statement = _statement(event)
+            text = _decompressed(path, statement.text)
+            return self._add_query(one, replace(statement, text=text))
         elif kind == _QUERY:
-            return self._add_query(one, event)
+            return self._add_query(one, _statement(event))
+        elif kind not in _IGNORED:
+            one.problem = f"an event of an unknown kind ({kind})"
         return False
 
-    def _add_query(self, one: Transaction, event: _Event) -> bool:
-        statement = _statement(event.body)
+    def _add_query(self, one: Transaction, statement: Statement) -> bool:
         word = statement.text.split(None, 1)[0].upper()
         if word == b"COMMIT":
             return True
@@ -317,20 +363,43 @@ def _renamed(table_map: bytes, database: bytes) -> bytes:
     )
 
 
-def _statement(body: bytes) -> Statement:
+def _statement(event: _Event) -> Statement:
+    body = event.body
     _, _, name, _, variables = struct.unpack_from("<IIBHH", body)
     start = 13 + variables
     found = body[13:start]
     sql_mode = 0
-    if found[:1] == bytes([_FLAGS_CODE]):
-        found = found[5:]
-    if found[:1] == bytes([_SQL_MODE_CODE]):
-        (sql_mode,) = struct.unpack_from("<Q", found, 1)
+    time_zone = b""
+    while found:
+        code = found[0]
+        if code in (_TIME_ZONE_CODE, _CATALOG_CODE):
+            size = 1 + found[1]
+        elif code in _SIZES:
+            size = _SIZES[code]
+        else:
+            break
+        if code == _SQL_MODE_CODE:
+            (sql_mode,) = struct.unpack_from("<Q", found, 1)
+        elif code == _TIME_ZONE_CODE:
+            time_zone = found[2 : 1 + size]
+        found = found[1 + size :]
     return Statement(
         text=body[start + name + 1 :],
         default=body[start : start + name].decode(),
         sql_mode=sql_mode,
+        time=event.time,
+        time_zone=time_zone.decode(),
     )
+
+
+def _decompressed(path: Path, data: bytes) -> bytes:
+    """Return a statement: after its length, it is compressed by zlib."""
+    try:
+        return zlib.decompress(data[1 + (data[0] & 7) :])
+    except (IndexError, zlib.error) as error:
+        raise _damaged(
+            path, f"it has a statement that cannot be decompressed: {error}"
+        ) from error
 
 
 def _opened(path: Path) -> BinaryIO:

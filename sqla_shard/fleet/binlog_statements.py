@@ -36,9 +36,11 @@ _KINDS = re.compile(
     r"|DROP\s+TABLE|DROP\s+INDEX|RENAME\s+TABLES?|TRUNCATE)\b",
     re.I,
 )
-# They change no row and no definition of a table.
+# They change no row and no definition of a table.  SET STATEMENT is a prefix
+# of any other statement, also if an executable comment hides the word.
 _HARMLESS = re.compile(
-    r"(?:ANALYZE|CHECK|FLUSH|GRANT|OPTIMIZE|REVOKE|SET)\b"
+    r"(?:ANALYZE|CHECK|FLUSH|GRANT|OPTIMIZE|REVOKE)\b"
+    r"|SET\b(?!\s*(?:STATEMENT\b|/\*))"
     r"|(?:ALTER|CREATE|DROP|RENAME)\s+(?:OR\s+REPLACE\s+)?(?:USER|ROLE)\b",
     re.I,
 )

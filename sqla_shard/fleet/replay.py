@@ -7,10 +7,12 @@ that names another.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import Problem
@@ -66,16 +68,25 @@ class Replay:
         moment: Moment,
     ) -> None:
         self._archive = archive
-        self._start = {gtid[0]: gtid[2] for gtid in gtids(position)}
+        self._begin = frozenset(gtids(position))
+        self._start = {domain: number for domain, _, number in self._begin}
         self._database = database
         self._target = target
         self._moment = moment
         self._wanted = {
-            (domain, number)
-            for domain, _, number in gtids(moment.gtid or "")
-            if number > self._start.get(domain, -1)
+            gtid
+            for gtid in gtids(moment.gtid or "")
+            if gtid not in self._begin
+            and gtid[2] >= self._start.get(gtid[0], -1)
         }
         self._missing = set(self._wanted)
+        # Domain, server, first and last number of what follows the backup.
+        self._runs: list[tuple[int, int, int, int]] = []
+
+    @property
+    def address(self) -> str:
+        """The server of the logs."""
+        return self._archive.address
 
     # -- reading ----------------------------------------------------------
 
@@ -112,14 +123,11 @@ class Replay:
         except BackupDamagedError as error:
             return [*found, *error.problems]
         if self._missing:
-            missing = ", ".join(
-                f"{domain}-...-{number}"
-                for domain, number in sorted(self._missing)
-            )
             found.append(
                 Problem(
                     place,
-                    f"the logs do not contain {missing}; copy the newer ones "
+                    f"the logs do not contain {_names(self._missing)}; copy "
+                    "the newer ones "
                     "first: sqla-shard fleet backup binlogs",
                 )
             )
@@ -167,45 +175,110 @@ class Replay:
     def _transactions(self, reader: LogReader) -> Iterator[Transaction]:
         """Yield the transactions to replay, in order.
 
-        :raises BackupDamagedError: if the logs begin after the backup.
+        :raises BackupDamagedError: if the logs begin after the backup, or do
+            not contain its position.
         """
         self._missing = set(self._wanted)
-        is_first = True
+        self._runs.clear()
+        ahead, domains = self._ahead()
+        is_over = False
         for one in reader.transactions():
+            if one.gtid in ahead:
+                ahead.remove(one.gtid)
+                domains.add(one.gtid[0])
+                continue
             domain, _, number = one.gtid
-            if is_first:
-                self._check_begin(reader, one.gtid)
-                is_first = False
-            if number <= self._start.get(domain, -1):
+            domains.add(domain)
+            if any(gtid[0] == domain for gtid in ahead):
+                if number > self._start[domain]:
+                    break
                 continue
             if self._moment.gtid is None:
-                if one.time >= (self._moment.time or 0):
-                    return
-            elif not self._missing:
+                is_over |= one.time >= (self._moment.time or 0)
+            else:
+                is_over |= not self._missing
+            if not is_over:
+                self._record(one.gtid)
+                yield one
+                self._missing.discard(one.gtid)
+            elif not ahead:
                 return
-            yield one
-            self._missing.discard((domain, number))
-
-    def _check_begin(self, reader: LogReader, first: Gtid) -> None:
-        """Refuse logs of which the first one begins after the backup."""
-        state = dict(reader.state or {})
-        # The state before the first transaction.
-        if state.get(first[:2]) == first[2]:
-            del state[first[:2]]
-        number = self._start.get(first[0], 0)
-        if self._is_later(state) or first[2] > number + 1:
-            name = "-".join(map(str, first))
-            raise BackupDamagedError(
-                (
-                    Problem(
-                        str(self._archive.folder),
-                        f"its logs begin with {name}, after the backup: logs "
-                        "between them were not copied. Restore from a later "
-                        "backup, or from the logs of another server",
-                    ),
-                ),
-                backup=str(self._archive.folder),
+        # A rebuilt standby has not logged the domains that ended before.
+        ended = {gtid for gtid in ahead if gtid[0] not in domains}
+        if ahead != ended or (ahead and ahead == self._begin):
+            raise self._refused(
+                f"its logs do not contain {_names(ahead)}, where the backup "
+                "was made: they are of another server, or of another history"
             )
+
+    def _ahead(self) -> tuple[set[Gtid], set[int]]:
+        """Return what of the backup's position is not before the first log.
+
+        The second are the domains that are.
+
+        :raises BackupDamagedError: if the logs begin after it.
+        """
+        log = self._logs()[0].name
+        state = first_state(self._archive.folder / log)
+        if state is None:
+            raise self._refused(f"{log} does not say where it begins")
+        if self._is_later(state):
+            later = {
+                (*origin, number)
+                for origin, number in state.items()
+                if number > self._start.get(origin[0], -1)
+            }
+            raise self._refused(
+                f"its logs begin after {_names(later)}, which is not in the "
+                "backup: logs between them were not copied, or are of another "
+                "server"
+            )
+        ahead = {
+            gtid for gtid in self._begin if state.get(gtid[:2]) != gtid[2]
+        }
+        return ahead, {domain for domain, _ in state}
+
+    def _refused(self, reason: str) -> BackupDamagedError:
+        place = str(self._archive.folder)
+        problem = Problem(
+            place,
+            f"{reason}. Restore from a later backup, or from the logs of "
+            "another server",
+        )
+        return BackupDamagedError((problem,), backup=place)
+
+    def _record(self, gtid: Gtid) -> None:
+        domain, server, number = gtid
+        if self._runs:
+            *origin, first, last = self._runs[-1]
+            if origin == [domain, server] and number == last + 1:
+                self._runs[-1] = (domain, server, first, number)
+                return
+        self._runs.append((domain, server, number, number))
+
+    @property
+    def count(self) -> int:
+        """Transactions after the backup that :meth:`problems` has read."""
+        return sum(last - first + 1 for _, _, first, last in self._runs)
+
+    def contradicts(self, other: Replay) -> str | None:
+        """Return two transactions of one number, by different servers.
+
+        Each of the two replays has to be read by :meth:`problems`.
+        """
+        for domain, server, first, last in self._runs:
+            for their_domain, theirs, begin, end in other._runs:
+                number = max(first, begin)
+                if (
+                    domain == their_domain
+                    and server != theirs
+                    and number <= min(last, end)
+                ):
+                    return (
+                        f"{domain}-{server}-{number} and "
+                        f"{domain}-{theirs}-{number}"
+                    )
+        return None
 
     # -- writing ----------------------------------------------------------
 
@@ -241,12 +314,21 @@ class Replay:
             statement = rewritten(part, self._database, self._target)
             if statement is not None:
                 chosen = session if statement.has_default else other
-                chosen.run(f"SET SESSION sql_mode = {int(statement.sql_mode)}")
+                chosen.run(
+                    f"SET SESSION sql_mode = {int(statement.sql_mode)},"
+                    f" timestamp = {int(part.time) or 'DEFAULT'},"
+                    " time_zone = %s",
+                    part.time_zone or "+00:00",
+                )
                 chosen.run_verbatim(statement.text)
                 is_changed = True
         if is_open:
             session.run("COMMIT")
         return is_changed
+
+
+def _names(found: Iterable[Gtid]) -> str:
+    return ", ".join("-".join(map(str, gtid)) for gtid in sorted(found))
 
 
 def _binlog(events: bytes) -> str:
@@ -262,15 +344,36 @@ def best_replay(
 ) -> tuple[Replay | None, list[Problem]]:
     """Return a replay without problems, or those of every server.
 
+    If the logs of several servers reach to a time, they must not contradict
+    each other.
+
     :param archives: the logs of all servers.
     """
     problems: list[Problem] = []
+    good: list[Replay] = []
     for archive in archives:
         replay = Replay(archive, position, database, target, moment)
         found = replay.problems()
-        if not found:
-            return replay, []
         problems += found
+        if found:
+            continue
+        if moment.gtid is not None:
+            return replay, []
+        good.append(replay)
+    for one, two in combinations(good, 2):
+        both = one.contradicts(two)
+        if both is not None:
+            return None, [
+                Problem(
+                    "binary logs",
+                    f"those of {one.address} and {two.address} are of "
+                    f"different histories ({both}): a time does not say "
+                    "which of them is meant; use --to-gtid",
+                )
+            ]
+    if good:
+        # A standby that was late has less.
+        return max(good, key=lambda one: one.count), []
     if not archives:
         problems.append(
             Problem(
