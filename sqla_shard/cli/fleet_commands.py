@@ -24,6 +24,7 @@ from sqla_shard.cli.fleet_plans import confirm
 from sqla_shard.cli.fleet_plans import fleet_of
 from sqla_shard.cli.fleet_plans import interruptible
 from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.fleet_plans import print_result
 from sqla_shard.cli.fleet_plans import progress_of
 from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.fleet_plans import yes_option
@@ -132,7 +133,7 @@ def resume_command(settings: Settings, yes: bool, as_json: bool) -> None:
     _ask("the rest of", status(fleet), yes=yes)
     with interruptible():
         result = resume(fleet, progress=progress_of(as_json))
-    print_report(result, as_json)
+    print_result(result, as_json)
 
 
 @click.command("undo", epilog=examples("sqla-shard fleet undo"))
@@ -148,7 +149,7 @@ def undo_command(settings: Settings, yes: bool, as_json: bool) -> None:
     _ask("the undoing of", status(fleet), yes=yes)
     with interruptible():
         result = undo(fleet, progress=progress_of(as_json))
-    print_report(result, as_json)
+    print_result(result, as_json)
 
 
 def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:

@@ -32,6 +32,7 @@ from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import Fleet
 from sqla_shard.fleet import Plan
+from sqla_shard.fleet import Result
 from sqla_shard.fleet.operation import Progress
 from sqla_shard.fleet.operation import StepEvent
 
@@ -41,6 +42,7 @@ __all__ = [
     "fleet_of",
     "interruptible",
     "plan_options",
+    "print_result",
     "progress_of",
     "run_plan",
     "yes_option",
@@ -110,7 +112,14 @@ def run_plan(
         confirm(plan.title, shown=plan if as_json else None)
     with interruptible():
         result = apply(fleet, plan, progress=progress_of(as_json))
+    print_result(result, as_json)
+
+
+def print_result(result: Result, as_json: bool) -> None:
+    """Print the end of an operation; exit with 1 if it has left a problem."""
     print_report(result, as_json)
+    if result.problems:
+        sys.exit(FAILED)
 
 
 def confirm(title: str, *, shown: object = None) -> None:

@@ -23,6 +23,7 @@ names another object.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,8 @@ __all__ = ["DeadFailover", "SemiSyncProbe", "loss_of", "responds"]
 
 #: Seconds for a connection to the lost primary.
 _PROOF = 3.0
+#: Seconds for which the proof of this process is recent enough to publish.
+_PROVED = 5.0
 #: Seconds between two looks at a standby that is draining.
 _LOOK = 2.0
 #: Sessions that raise AUTO_INCREMENT at the same time.
@@ -127,6 +130,8 @@ class DeadFailover(RoleChange):
     """Make a standby the primary whose primary is lost."""
 
     kind = "dead-failover"
+    #: When this process has proved that the primary is lost.
+    _proved_at: float | None = None
 
     @classmethod
     def planned(
@@ -216,7 +221,7 @@ class DeadFailover(RoleChange):
             Step(
                 name="publish",
                 text=f"publish the topology with {new} as the primary",
-                run=self.publish,
+                run=self._publish,
                 critical=True,
             ),
             Step(
@@ -317,6 +322,7 @@ class DeadFailover(RoleChange):
         problems = self._proof() + self._still_receives(new.status())
         if problems:
             raise self._failed(str(problems[0]))
+        self._proved_at = time.monotonic()
         new.stop()
         status = new.status()
         applied = new.applied()
@@ -329,6 +335,26 @@ class DeadFailover(RoleChange):
                 f"it has applied {applied}, but received {received}"
             )
         self.prepare_publish()
+
+    def _publish(self) -> Mapping[str, Any]:
+        if not self.is_published(self.fleet.topology()):
+            self._prove_again()
+        return self.publish()
+
+    def _prove_again(self) -> None:
+        """Repeat the proof, unless this process has just had it.
+
+        After a crash in between the primary may be back, and written.
+        """
+        proved = self._proved_at
+        if proved is not None and time.monotonic() < proved + _PROVED:
+            return
+        problems = self._proof()
+        if problems:
+            raise self._failed(str(problems[0]))
+        status = self.new.status()
+        if status is not None and {status.receiver, status.applier} != {"No"}:
+            raise self._failed("its replication was started again")
 
     def _raise_ids(self) -> Mapping[str, Any]:
         pair = pair_named(self.fleet.topology(), self.server)

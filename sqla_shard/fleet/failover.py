@@ -201,14 +201,19 @@ class Failover(RoleChange):
             ),
         )
 
-    def undo(self) -> None:
+    def undo(self) -> str | None:
         """Let the old primary be written, and the standby replicate."""
         self._is_fenced = False
-        self.new.start()
+        # First: until then nobody can write, and the standby may be lost.
         self.old.open_writes()
         prepared = self.notes.get("prepare", {})
         if prepared.get("scheduler"):
             set_scheduler(self.old.admin, on=True)
+        try:
+            self.new.start()
+        except FleetServerError as error:
+            return f"the standby does not replicate: {error}"
+        return None
 
     def changed(self, topology: Topology) -> Topology:
         """Exchange the URLs of the pair."""

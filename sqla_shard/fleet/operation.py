@@ -87,6 +87,15 @@ class Result:
     notes: Mapping[str, Any]
     steps: Mapping[str, float]
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What steps after the commit point could not do."""
+        return tuple(
+            str(note["problem"])
+            for note in self.notes.values()
+            if isinstance(note, Mapping) and note.get("problem")
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the result in JSON values."""
         return {
@@ -102,7 +111,12 @@ class Result:
         pause = ""
         if self.pause is not None:
             pause = f", writes paused for {1000 * self.pause:.0f} ms"
-        return f"{self.title}: {self.state}, epoch {self.epoch}{pause}"
+        return "\n".join(
+            [
+                f"{self.title}: {self.state}, epoch {self.epoch}{pause}",
+                *(f"problem: {text}" for text in self.problems),
+            ]
+        )
 
 
 class Operation(ABC):
@@ -193,6 +207,9 @@ class Operation(ABC):
             self._open.callback(admin.close)
             if self.hold is not None:
                 admin.claim()
+                # A later owner kills this session; an earlier loss of the
+                # lock is noticed here.
+                self.hold.check()
             self._admins[url] = admin
         return self._admins[url]
 

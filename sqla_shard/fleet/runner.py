@@ -248,6 +248,9 @@ class _Run:
 
     def back(self) -> Result:
         """Undo the steps."""
+        if self._hold.record.step is None:
+            # Nothing was done: there is nothing that may be touched.
+            return self._end("undone")
         # From here on the steps in the journal may be undone: the operation
         # cannot be finished any more.
         self._write(step=UNDO)
