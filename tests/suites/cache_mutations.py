@@ -166,7 +166,8 @@ _EVERYTHING: dict[str, Callable[[Any], bool]] = {
     "price": lambda one: type(one) is Decimal and one.is_finite(),
     "ratio": lambda one: type(one) is float,
     "flag": lambda one: type(one) is bool,
-    "color": lambda one: type(one) is Color,
+    # MySQL has '' for a value that is not one of the enumeration.
+    "color": lambda one: one == "" or type(one) is Color,
     "data_bytes": lambda one: type(one) is bytes,
     "at": lambda one: type(one) is datetime and one.tzinfo is not None,
     "owner_id": _is_reference,
