@@ -109,7 +109,7 @@ def apply_command(
     """
     try:
         document = json.loads(Path(file).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FleetSetupError(
             f"{file} is not JSON ({error}); make a plan with --plan-only "
             "--json"

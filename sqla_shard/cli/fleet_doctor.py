@@ -173,7 +173,7 @@ def capacity_command(
 def _document(path: Path) -> object:
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FleetSetupError(
             f"{path} is not JSON ({error}); make it with: sqla-shard fleet "
             "capacity --json"

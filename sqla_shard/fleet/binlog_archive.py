@@ -101,7 +101,13 @@ class BinlogArchive:
                 server_id=document["server_id"],
                 logs=tuple(LogFile(**one) for one in document["logs"]),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+            KeyError,
+            TypeError,
+        ) as error:
             raise BackupDamagedError(
                 (Problem(str(manifest), f"{type(error).__name__}: {error}"),),
                 backup=str(manifest.parent),

@@ -191,7 +191,7 @@ class FileJournal:
             return None
         except OSError as error:
             raise self._unavailable(error) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise TopologyUnavailableError(
                 source=str(path),
                 reason=f"the journal is damaged ({error}); look at it, and "

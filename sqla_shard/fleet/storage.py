@@ -210,7 +210,13 @@ class Storage:
         path = self._backups / name / _MANIFEST
         try:
             return _parsed(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+            KeyError,
+            TypeError,
+        ) as error:
             raise BackupDamagedError(
                 (Problem(str(path), f"{type(error).__name__}: {error}"),),
                 backup=name,

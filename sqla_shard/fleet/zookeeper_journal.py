@@ -446,7 +446,7 @@ def _record_of(store: ZooKeeperStore, node: StoredNode) -> Record:
     """
     try:
         return Record.from_dict(json.loads(node.data))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise store.unavailable(
             f"the journal is damaged ({type(error).__name__}: {error}); look "
             f"at {OPERATION}, and empty it if no operation is pending"
