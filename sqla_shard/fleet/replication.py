@@ -149,6 +149,13 @@ class Replication(ABC):
 
     #: Statement of :meth:`start_applier`, for messages.
     START_APPLIER: ClassVar[str]
+
+    #: Its word for a standby, in statements.
+    REPLICA: ClassVar[str]
+
+    #: Its variables of semi-synchronous replication begin with these: those
+    #: of a primary, and those of a standby.
+    SEMI_SYNC: ClassVar[tuple[str, str]]
     #: Global privileges that the operator needs.
     operator_privileges: ClassVar[tuple[str, ...]]
 
@@ -321,17 +328,17 @@ class Replication(ABC):
             has all of its writes.
         """
 
-    @abstractmethod
     def start(self) -> None:
         """Start receiving and applying."""
+        self.admin.run(f"START {self.REPLICA}")
 
-    @abstractmethod
     def start_applier(self) -> None:
         """Start applying; the receiver is not touched."""
+        self.admin.run(self.START_APPLIER)
 
-    @abstractmethod
     def stop_applier(self) -> None:
         """Stop applying; the receiver is not touched."""
+        self.admin.run(f"STOP {self.REPLICA} SQL_THREAD")
 
     @abstractmethod
     def snapshot_end(self, position: str) -> str:
@@ -342,30 +349,46 @@ class Replication(ABC):
         :param position: position of the snapshot.
         """
 
-    @abstractmethod
     def apply_until(self, condition: str) -> None:
         """Start applying, up to a :meth:`snapshot_end`.
 
         The receiver is not touched: it must run.
         """
+        self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
 
-    @abstractmethod
     def stop(self) -> None:
         """Stop receiving and applying; the position is remembered."""
+        self.admin.run(f"STOP {self.REPLICA}")
 
-    @abstractmethod
     def detach(self) -> None:
         """Stop, and forget the primary and everything received."""
+        self.stop()
+        self.admin.run(f"RESET {self.REPLICA} ALL")
 
     # -- semi-synchronous replication -------------------------------------
 
-    @abstractmethod
     def semi_sync(self) -> SemiSync | None:
         """Return its state; None if the server does not have it."""
+        source, replica = self.SEMI_SYNC
+        found = self.admin.variables("rpl_semi_sync_%")
+        enabled = found.get(f"{source}_enabled")
+        if enabled is None and f"{replica}_enabled" not in found:
+            return None
+        status = self.admin.counters("rpl_semi_sync_%")
+        return SemiSync(
+            source_on=status.get(f"{source}_status") == "ON"
+            and enabled == "ON",
+            source_enabled=enabled == "ON",
+            replica_on=found.get(f"{replica}_enabled") == "ON",
+            after_sync=found.get(f"{source}_wait_point") == "AFTER_SYNC",
+            timeout=int(found.get(f"{source}_timeout", 0)) / 1000,
+            standbys=int(status.get(f"{source}_clients", 0)),
+        )
 
-    @abstractmethod
     def set_semi_sync(self, *, source: bool, replica: bool) -> None:
         """Let the server wait for standbys, or acknowledge as one."""
+        for role, on in zip(self.SEMI_SYNC, (source, replica), strict=True):
+            self.admin.run(f"SET GLOBAL {role}_enabled = {int(on)}")
 
     # -- what is on the server --------------------------------------------
 
@@ -446,7 +469,9 @@ class Replication(ABC):
 class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
 
+    REPLICA = "SLAVE"
     START_APPLIER = "START SLAVE SQL_THREAD"
+    SEMI_SYNC = ("rpl_semi_sync_master", "rpl_semi_sync_slave")
     operator_privileges = (
         # Rows and tables of the application: copies, comparisons, restores.
         *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
@@ -653,10 +678,6 @@ class MariaDBReplication(Replication):
         )
         self.start()
 
-    def start(self) -> None:
-        """``START SLAVE``."""
-        self.admin.run("START SLAVE")
-
     def start_applier(self) -> None:
         """``START SLAVE SQL_THREAD``."""
         # Refuse it while the receiver is stopped: the server would delete the
@@ -670,11 +691,7 @@ class MariaDBReplication(Replication):
                 reason="its receiver is stopped, so starting the applier "
                 "would delete what it has received and not applied",
             )
-        self.admin.run(self.START_APPLIER)
-
-    def stop_applier(self) -> None:
-        """``STOP SLAVE SQL_THREAD``."""
-        self.admin.run("STOP SLAVE SQL_THREAD")
+        super().start_applier()
 
     def snapshot_end(self, position: str) -> str:
         """Return the end of the binary log at the time of the snapshot."""
@@ -688,27 +705,6 @@ class MariaDBReplication(Replication):
             f"MASTER_LOG_FILE = '{found['Binlog_snapshot_file']}',"
             f" MASTER_LOG_POS = {found['Binlog_snapshot_position']}"
         )
-
-    def apply_until(self, condition: str) -> None:
-        """``START SLAVE SQL_THREAD UNTIL MASTER_LOG_FILE = ...``."""
-        self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
-
-    def stop(self) -> None:
-        """``STOP SLAVE``."""
-        self.admin.run("STOP SLAVE")
-
-    def detach(self) -> None:
-        """``RESET SLAVE ALL``."""
-        self.admin.run("STOP SLAVE")
-        self.admin.run("RESET SLAVE ALL")
-
-    def semi_sync(self) -> SemiSync | None:
-        """Read the variables of the built-in implementation."""
-        return _semi_sync(self.admin, "master", "slave")
-
-    def set_semi_sync(self, *, source: bool, replica: bool) -> None:
-        """Set ``rpl_semi_sync_master_enabled`` and ``..._slave_enabled``."""
-        _set_semi_sync(self.admin, {"master": source, "slave": replica})
 
     def configured(self, *names: str) -> dict[str, bool]:
         """Read ``GLOBAL_VALUE_ORIGIN``."""
@@ -740,7 +736,9 @@ class MariaDBReplication(Replication):
 class MySQLReplication(Replication):
     """MySQL 8.0.26 and later, with GTIDs."""
 
+    REPLICA = "REPLICA"
     START_APPLIER = "START REPLICA SQL_THREAD"
+    SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
     operator_privileges = (
         *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
         *("BINLOG_ADMIN", "REPLICATION CLIENT", "CONNECTION_ADMIN"),
@@ -912,42 +910,9 @@ class MySQLReplication(Replication):
         )
         self.start()
 
-    def start(self) -> None:
-        """``START REPLICA``."""
-        self.admin.run("START REPLICA")
-
-    def start_applier(self) -> None:
-        """``START REPLICA SQL_THREAD``."""
-        self.admin.run(self.START_APPLIER)
-
-    def stop_applier(self) -> None:
-        """``STOP REPLICA SQL_THREAD``."""
-        self.admin.run("STOP REPLICA SQL_THREAD")
-
     def snapshot_end(self, position: str) -> str:
         """Return the position."""
         return f"SQL_AFTER_GTIDS = '{position}'"
-
-    def apply_until(self, condition: str) -> None:
-        """``START REPLICA SQL_THREAD UNTIL SQL_AFTER_GTIDS = ...``."""
-        self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
-
-    def stop(self) -> None:
-        """``STOP REPLICA``."""
-        self.admin.run("STOP REPLICA")
-
-    def detach(self) -> None:
-        """``RESET REPLICA ALL``."""
-        self.admin.run("STOP REPLICA")
-        self.admin.run("RESET REPLICA ALL")
-
-    def semi_sync(self) -> SemiSync | None:
-        """Read the variables of the plugins, if they are installed."""
-        return _semi_sync(self.admin, "source", "replica")
-
-    def set_semi_sync(self, *, source: bool, replica: bool) -> None:
-        """Set ``rpl_semi_sync_source_enabled`` and ``..._replica_enabled``."""
-        _set_semi_sync(self.admin, {"source": source, "replica": replica})
 
     def configured(self, *names: str) -> dict[str, bool]:
         """Read ``variables_info``."""
@@ -1055,29 +1020,6 @@ def _next_ids(admin: Admin) -> list[tuple[str, str, int, int]]:
 def _highest(kind: str, column: str) -> int:
     bits = 8 * _BYTES.get(kind.lower(), 4)
     return int(2 ** (bits if "unsigned" in column else bits - 1)) - 1
-
-
-def _semi_sync(admin: Admin, source: str, replica: str) -> SemiSync | None:
-    prefix = "rpl_semi_sync_"
-    found = admin.variables(f"{prefix}%")
-    enabled = found.get(f"{prefix}{source}_enabled")
-    if enabled is None and f"{prefix}{replica}_enabled" not in found:
-        return None
-    status = admin.counters(f"{prefix}%")
-    return SemiSync(
-        source_on=status.get(f"{prefix}{source}_status") == "ON"
-        and enabled == "ON",
-        source_enabled=enabled == "ON",
-        replica_on=found.get(f"{prefix}{replica}_enabled") == "ON",
-        after_sync=found.get(f"{prefix}{source}_wait_point") == "AFTER_SYNC",
-        timeout=int(found.get(f"{prefix}{source}_timeout", 0)) / 1000,
-        standbys=int(status.get(f"{prefix}{source}_clients", 0)),
-    )
-
-
-def _set_semi_sync(admin: Admin, roles: Mapping[str, bool]) -> None:
-    for role, on in roles.items():
-        admin.run(f"SET GLOBAL rpl_semi_sync_{role}_enabled = {int(on)}")
 
 
 def _configured(
