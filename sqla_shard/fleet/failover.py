@@ -170,7 +170,7 @@ class Failover(RoleChange):
             Step(
                 name="publish",
                 text=f"publish the topology with {new} as the primary",
-                run=self._publish,
+                run=self.publish,
                 critical=True,
             ),
             Step(
@@ -278,9 +278,6 @@ class Failover(RoleChange):
         old.close_writes()
         self._is_fenced = True
         return {"position": last}
-
-    def _publish(self) -> Mapping[str, Any]:
-        return self.publish()
 
     def _open_new(self) -> Mapping[str, Any] | None:
         found = None

@@ -284,7 +284,7 @@ class Split(Operation):
             Step(
                 name=PUBLISH,
                 text="publish the topology",
-                run=self._publish,
+                run=self.publish,
                 critical=True,
             ),
             Step(
@@ -437,9 +437,6 @@ class Split(Operation):
                 f"to {applied}: somebody bypasses read_only",
             )
         return {"position": last}
-
-    def _publish(self) -> Mapping[str, Any]:
-        return self.publish()
 
     def _open_target(self) -> Mapping[str, Any] | None:
         target = self._target
