@@ -6,7 +6,6 @@ in ``_COMMANDS``; they share :mod:`sqla_shard.cli.fleet_plans`.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -48,6 +47,7 @@ from sqla_shard.fleet import Plan
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import status
 from sqla_shard.fleet import undo
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["fleet_group"]
 
@@ -108,8 +108,8 @@ def apply_command(
     It is checked again, and refused if the topology has changed since.
     """
     try:
-        document = json.loads(Path(file).read_bytes())
-    except (ValueError, RecursionError) as error:
+        document = parsed_json(Path(file).read_bytes())
+    except ValueError as error:
         raise FleetSetupError(
             f"{file} is not JSON ({error}); make a plan with --plan-only "
             "--json"

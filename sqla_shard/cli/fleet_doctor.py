@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.capacity import measure
 from sqla_shard.fleet.capacity import suggest
 from sqla_shard.fleet.doctor import examine
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["capacity_command", "doctor_command"]
 
@@ -172,8 +172,8 @@ def capacity_command(
 
 def _document(path: Path) -> object:
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return parsed_json(path.read_bytes())
+    except ValueError as error:
         raise FleetSetupError(
             f"{path} is not JSON ({error}); make it with: sqla-shard fleet "
             "capacity --json"

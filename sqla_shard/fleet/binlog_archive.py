@@ -17,7 +17,6 @@ Limits:
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -43,6 +42,7 @@ from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.storage import sha256_of
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.fleet.storage import write_json
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["BinlogArchive", "LogFile", "archives_of", "copy_binlogs"]
 
@@ -90,7 +90,7 @@ class BinlogArchive:
         :raises BackupDamagedError: if it cannot be read.
         """
         try:
-            document = json.loads(manifest.read_bytes())
+            document = parsed_json(manifest.read_bytes())
             if document["format"] != _FORMAT:
                 raise ValueError(
                     f"format {document['format']!r} is not of this version"
@@ -101,13 +101,7 @@ class BinlogArchive:
                 server_id=document["server_id"],
                 logs=tuple(LogFile(**one) for one in document["logs"]),
             )
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-            KeyError,
-            TypeError,
-        ) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackupDamagedError(
                 (Problem(str(manifest), f"{type(error).__name__}: {error}"),),
                 backup=str(manifest.parent),

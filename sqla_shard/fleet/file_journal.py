@@ -37,6 +37,7 @@ from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.util.files import replace_file
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["FileJournal"]
 
@@ -186,12 +187,12 @@ class FileJournal:
 
     def _read(self, path: Path) -> Record | None:
         try:
-            return Record.from_dict(json.loads(path.read_bytes()))
+            return Record.from_dict(parsed_json(path.read_bytes()))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._unavailable(error) from error
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise TopologyUnavailableError(
                 source=str(path),
                 reason=f"the journal is damaged ({error}); look at it, and "

@@ -31,6 +31,7 @@ from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import BackupNotFoundError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.dumps import TableContent
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = [
     "Backup",
@@ -209,14 +210,8 @@ class Storage:
             )
         path = self._backups / name / _MANIFEST
         try:
-            return _parsed(json.loads(path.read_bytes()))
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-            KeyError,
-            TypeError,
-        ) as error:
+            return _parsed(parsed_json(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackupDamagedError(
                 (Problem(str(path), f"{type(error).__name__}: {error}"),),
                 backup=name,

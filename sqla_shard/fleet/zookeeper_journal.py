@@ -52,6 +52,7 @@ from sqla_shard.topology.zookeeper.store import Create
 from sqla_shard.topology.zookeeper.store import Replace
 from sqla_shard.topology.zookeeper.store import StoredNode
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["ZooKeeperJournal"]
 
@@ -252,7 +253,7 @@ class ZooKeeperJournal:
             found = {"title": record.title, "holder": record.holder}
         elif lock is not None:
             # It has ended, and its process has not released the lock yet.
-            found.update(json.loads(lock.data))
+            found.update(parsed_json(lock.data))
         return FleetLockedError(
             fleet=self.name,
             operation=found["title"],
@@ -445,8 +446,8 @@ def _record_of(store: ZooKeeperStore, node: StoredNode) -> Record:
     :raises TopologyUnavailableError: if it is damaged.
     """
     try:
-        return Record.from_dict(json.loads(node.data))
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        return Record.from_dict(parsed_json(node.data))
+    except (ValueError, KeyError, TypeError) as error:
         raise store.unavailable(
             f"the journal is damaged ({type(error).__name__}: {error}); look "
             f"at {OPERATION}, and empty it if no operation is pending"

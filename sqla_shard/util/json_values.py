@@ -1,13 +1,14 @@
-"""Conversion of reports to values that JSON supports."""
+"""Conversion of reports to values that JSON supports, and parsing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from dataclasses import is_dataclass
 from typing import Any
 
-__all__ = ["json_value"]
+__all__ = ["json_value", "parsed_json"]
 
 
 def json_value(value: Any) -> Any:
@@ -28,3 +29,14 @@ def json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     return str(value)
+
+
+def parsed_json(data: bytes | str) -> Any:
+    """Return the value of a JSON document that others may have written.
+
+    :raises ValueError: if it is not JSON, or nested too deeply to be parsed.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
