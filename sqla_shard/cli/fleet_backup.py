@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import datetime
 from datetime import timezone
 from typing import Any
@@ -23,6 +24,7 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_json
 from sqla_shard.cli.output import with_options
+from sqla_shard.exc import Problem
 from sqla_shard.fleet.backup import create_backups
 from sqla_shard.fleet.backup import Scope
 from sqla_shard.fleet.backup import Source
@@ -35,9 +37,7 @@ from sqla_shard.fleet.storage import Storage
 
 __all__ = ["backup_group", "restore_command"]
 
-_folder = with_options(
-    click.argument("folder", type=click.Path(file_okay=False))
-)
+_folder = with_options(click.argument("folder"))
 
 
 def _source_option(
@@ -143,8 +143,13 @@ def binlogs_command(
 @_folder
 @json_option
 def list_command(folder: str, as_json: bool) -> None:
-    """List the finished backups in FOLDER, the oldest first."""
-    _show(Storage(folder).backups(), as_json)
+    """List the finished backups in FOLDER, the oldest first.
+
+    The exit status is 3 if one of them cannot be read.
+    """
+    listing = Storage(folder).listing()
+    _show(listing.backups, as_json)
+    _end_read(listing.problems)
 
 
 @backup_group.command(
@@ -160,11 +165,18 @@ def verify_command(folder: str, name: str | None, as_json: bool) -> None:
     status is 1 if a file is missing or was changed.
     """
     storage = Storage(folder)
-    backups = storage.backups() if name is None else [storage.get(name)]
-    problems = [one for backup in backups for one in storage.problems(backup)]
+    problems: list[Problem] = []
     if name is None:
-        for archive in archives_of(storage):
-            problems += archive.problems()
+        listing = storage.listing()
+        backups = listing.backups
+        archives, damaged = archives_of(storage)
+        problems += [*listing.problems, *damaged]
+    else:
+        backups, archives = [storage.get(name)], []
+    for backup in backups:
+        problems += storage.problems(backup)
+    for archive in archives:
+        problems += archive.problems()
     if as_json:
         print_json(
             {
@@ -211,9 +223,10 @@ def prune_command(
     """Remove old backups from FOLDER, and unfinished ones after a day.
 
     The last intact backup of a set of shards is never removed; binary logs
-    are not, either.
+    are not, either.  The exit status is 3 if a backup cannot be read.
     """
-    removed = Storage(folder).prune(
+    storage = Storage(folder)
+    removed = storage.prune(
         keep_last=keep_last,
         keep_days=keep_days,
         now=time.time(),
@@ -224,6 +237,7 @@ def prune_command(
     else:
         for name in removed:
             echo(f"{'would remove' if dry_run else 'removed'} {name}")
+    _end_read(storage.listing().problems)
 
 
 @click.command(
@@ -292,6 +306,13 @@ def restore_command(
         database=database,
     )
     run_plan(fleet, plan, **options)
+
+
+def _end_read(problems: Sequence[Problem]) -> None:
+    """Name the backups that cannot be read, and exit with status 3."""
+    for problem in problems:
+        echo(problem, err=True)
+    end(is_good=True, is_read=not problems)
 
 
 def _show(backups: list[Backup], as_json: bool) -> None:

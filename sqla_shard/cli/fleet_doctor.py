@@ -23,6 +23,7 @@ from sqla_shard.cli.output import print_report
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.capacity import measure
 from sqla_shard.fleet.capacity import suggest
+from sqla_shard.fleet.doctor import check_names
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.util.json_values import parsed_json
 
@@ -61,6 +62,14 @@ __all__ = ["capacity_command", "doctor_command"]
     show_default=True,
     help="Seconds after which a server that has not responded is unknown.",
 )
+@click.option(
+    "--ignore",
+    "ignored",
+    metavar="CHECK",
+    type=click.Choice(check_names()),
+    multiple=True,
+    help="Do not do this check, such as silent-disks; repeatable.",
+)
 @json_option
 @pass_settings
 def doctor_command(
@@ -68,6 +77,7 @@ def doctor_command(
     least: str,
     others: tuple[str, ...],
     timeout: float,
+    ignored: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Check all servers of the fleet; change nothing.
@@ -77,7 +87,11 @@ def doctor_command(
     be read.
     """
     report = examine(
-        fleet_of(settings), others=others, environ=os.environ, timeout=timeout
+        fleet_of(settings),
+        others=others,
+        environ=os.environ,
+        timeout=timeout,
+        ignored=ignored,
     )
     print_report(report, as_json)
     if not report.complete:
@@ -151,7 +165,8 @@ def capacity_command(
 ) -> None:
     """Show sizes, growth and activity of servers and shards.
 
-    Bytes and rows are estimates of the servers.
+    The top shards are those with the most bytes, statements and rows.  Bytes
+    and rows are estimates of the servers.
     """
     fleet = fleet_of(settings)
     report = measure(fleet, window=window, top=top, timeout=timeout)

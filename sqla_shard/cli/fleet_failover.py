@@ -13,6 +13,7 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import examples
 from sqla_shard.fleet.dead_failover import DeadFailover
+from sqla_shard.fleet.dead_failover import DRAIN
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.reopen import Reopen
 
@@ -38,6 +39,12 @@ __all__ = ["failover_command", "reopen_command"]
     is_flag=True,
     help="With --dead: you have switched the primary off.",
 )
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="With --dead: fail if the standby has applied nothing for S seconds.",
+)
 @plan_options
 @pass_settings
 def failover_command(
@@ -46,6 +53,7 @@ def failover_command(
     server: str,
     dead: bool,
     fenced: bool,
+    drain_timeout: float | None,
     **options: Any,
 ) -> None:
     """Make the standby of SERVER its primary, and the primary its standby.
@@ -58,9 +66,16 @@ def failover_command(
     """
     if fenced and not dead:
         raise click.UsageError("--fenced needs --dead")
+    if drain_timeout is not None and not dead:
+        raise click.UsageError("--drain-timeout needs --dead")
     fleet = fleet_of(settings)
     if dead:
-        plan = DeadFailover.planned(fleet, server, fenced=fenced)
+        plan = DeadFailover.planned(
+            fleet,
+            server,
+            fenced=fenced,
+            drain_timeout=drain_timeout or DRAIN,
+        )
     else:
         plan = Failover.planned(fleet, server)
     run_plan(fleet, plan, **options)

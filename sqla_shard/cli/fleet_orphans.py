@@ -24,6 +24,13 @@ __all__ = ["orphans_group"]
 
 _DAY = 86400.0
 
+_accept_option = click.option(
+    "--accept-differences",
+    is_flag=True,
+    help="Do not ask for a proof that the servers of the shards have all of "
+    "their rows.",
+)
+
 _arguments = with_options(
     click.argument("server"),
     click.argument("databases", nargs=-1),
@@ -66,8 +73,23 @@ def list_command(
 
 
 @orphans_group.command(
+    "fence", epilog=examples("sqla-shard fleet orphans fence sharddb001")
+)
+@_arguments
+@pass_settings
+def fence_command(settings: Settings, /, **options: Any) -> None:
+    """Fence DATABASES of SERVER, by default all orphans, again.
+
+    Applications can neither read nor write them afterwards.  Sessions on both
+    servers of the pair end where a fence was missing.
+    """
+    _run(settings, action="fence", **options)
+
+
+@orphans_group.command(
     "rename", epilog=examples("sqla-shard fleet orphans rename sharddb001")
 )
+@_accept_option
 @_arguments
 @pass_settings
 def rename_command(settings: Settings, /, **options: Any) -> None:
@@ -98,6 +120,7 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
     show_default=True,
     help="Drop only what was renamed before.",
 )
+@_accept_option
 @_arguments
 @pass_settings
 def drop_command(settings: Settings, /, days: float, **options: Any) -> None:

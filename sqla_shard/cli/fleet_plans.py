@@ -14,6 +14,7 @@ Such a command makes a plan and passes it on::
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ __all__ = [
     "print_result",
     "progress_of",
     "run_plan",
+    "terminable",
     "yes_option",
 ]
 
@@ -157,9 +159,40 @@ def progress_of(as_json: bool) -> Progress:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Print what to do after Ctrl-C in an operation."""
+    """Print what to do after Ctrl-C or a signal in an operation."""
     try:
-        yield
-    except KeyboardInterrupt:
+        with terminable():
+            yield
+    except (KeyboardInterrupt, SystemExit):
         echo("interrupted; what is left: sqla-shard fleet status", err=True)
         raise
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, which is cleaned up after.
+
+    By default they end the process at once, with the applier of a standby
+    stopped, or a server closed.  Only the first one raises: a second one
+    would interrupt the cleaning up.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        """End the program with the status that a shell expects."""
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {
+        one: handler
+        for one in (signal.SIGTERM, signal.SIGHUP)
+        # Under nohup it goes on.
+        if (handler := signal.getsignal(one)) is not signal.SIG_IGN
+    }
+    for one in before:
+        signal.signal(one, leave)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

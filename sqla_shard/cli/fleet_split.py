@@ -55,6 +55,20 @@ _target_options = with_options(
         help="Time for the last writes while writes are stopped; after it, "
         "everything is undone.",
     ),
+    click.option(
+        "--compare-limit",
+        metavar="SECONDS",
+        type=FiniteRange(least=1),
+        default=3600.0,
+        show_default=True,
+        help="Time for the comparison of all rows that move, before the "
+        "cutover and after it.",
+    ),
+    click.option(
+        "--skip-compare",
+        is_flag=True,
+        help="Compare no rows, only definitions.",
+    ),
 )
 
 
@@ -114,8 +128,14 @@ def _run(
     plan_only: bool,
     yes: bool,
     as_json: bool,
+    compare_limit: float,
+    skip_compare: bool,
     **arguments: Any,
 ) -> None:
     fleet = fleet_of(settings)
-    plan = Split.planned(fleet, **arguments)
+    plan = Split.planned(
+        fleet,
+        compare_limit=None if skip_compare else compare_limit,
+        **arguments,
+    )
     run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)

@@ -9,6 +9,7 @@ from time import monotonic
 import click
 
 from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import terminable
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
@@ -19,7 +20,10 @@ from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.cli.output import one_line
 from sqla_shard.cli.output import print_json
+from sqla_shard.exc import ApplierStoppedError
+from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import OperationRefusedError
 from sqla_shard.fleet.compare import CompareOptions
 from sqla_shard.fleet.compare import verify_data
 from sqla_shard.fleet.differences import Difference
@@ -143,15 +147,21 @@ def verify_command(
         on_progress=_Progress(),
     )
     try:
-        report = verify_data(
-            fleet,
-            server,
-            against=against,
-            databases=chosen,
-            replicates=False if no_replication else None,
-            options=options,
-        )
-    except FleetServerError as error:
+        with terminable():
+            report = verify_data(
+                fleet,
+                server,
+                against=against,
+                databases=chosen,
+                replicates=False if no_replication else None,
+                options=options,
+            )
+    except (
+        ApplierStoppedError,
+        FleetLockedError,
+        FleetServerError,
+        OperationRefusedError,
+    ) as error:
         echo(f"sqla-shard: error: {one_line(error)}", err=True)
         sys.exit(NOT_READ)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -105,7 +106,7 @@ def watch_command(
         hold_off=hold_off,
         allow_loss=allow_loss,
         dry_run=dry_run,
-        hook=shlex.split(hook),
+        hook=_words(hook),
     )
     with End() as until, Watcher(fleet_of(settings), policy) as watcher:
         passes = Passes(
@@ -113,9 +114,19 @@ def watch_command(
             has_more=lambda report: False,
             has_changes=lambda report: False,
             problems=_lines,
-            state=_lines,
+            state=attrgetter("state"),
         )
         make_passes(passes, until, interval, as_json)
+
+
+def _words(hook: str) -> list[str]:
+    try:
+        return shlex.split(hook)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{hook!r} cannot be split into words: {error}",
+            param_hint="--hook",
+        ) from error
 
 
 def _lines(report: WatchReport) -> tuple[str, ...]:

@@ -51,6 +51,12 @@ _publish_options = with_options(
         help="Primaries with a new address are the same machines: do not "
         "raise their generations.",
     ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Publish although a fleet operation is pending, which may then "
+        "have to be undone.",
+    ),
     click.option("--yes", is_flag=True, help="Publish without confirmation."),
     click.option(
         "--dry-run",
@@ -282,6 +288,7 @@ def _publish(
     expected: int | None = None,
     acl: tuple[str, ...],
     renamed: bool,
+    force: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
@@ -295,7 +302,7 @@ def _publish(
         acl=acl,
         placeholders=settings.placeholders,
     ) as publisher:
-        publish = partial(method(publisher), renamed=renamed)
+        publish = partial(method(publisher), renamed=renamed, force=force)
         planned = publish(expected_epoch=expected, dry_run=True)
         if not as_json:
             echo(_changes_text(publisher, planned))

@@ -78,20 +78,27 @@ class Places:
                 # places in use are created again.
                 self._places.clear()
             server = keyspace.server_for(check_shard_id(shard_id))
-            engine, schema, backend = self._locate(
-                server, keyspace.database_for(shard_id)
-            )
-            place = self._places[key] = Place(
-                keyspace=keyspace.name,
-                shard_id=shard_id,
-                server=server.name,
-                schema=_quoted(schema, engine.dialect.identifier_preparer),
-                engine=engine,
-                backend=backend,
-            )
-            if engine.url.database is not None:
-                self.engines.only_places[engine.url] = place
+            place = self.place_on(keyspace, server, shard_id)
+            self._places[key] = place
+            if place.engine.url.database is not None:
+                self.engines.only_places[place.engine.url] = place
         return place
+
+    def place_on(
+        self, keyspace: Keyspace, server: Server, shard_id: int
+    ) -> Place:
+        """Return where a shard would be if the given server had it."""
+        engine, schema, backend = self._locate(
+            server, keyspace.database_for(shard_id)
+        )
+        return Place(
+            keyspace=keyspace.name,
+            shard_id=shard_id,
+            server=server.name,
+            schema=_quoted(schema, engine.dialect.identifier_preparer),
+            engine=engine,
+            backend=backend,
+        )
 
     def _locate(
         self, server: Server, database: str

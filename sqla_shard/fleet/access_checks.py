@@ -18,6 +18,7 @@ from sqla_shard.fleet.findings import fleet_check
 from sqla_shard.fleet.findings import info
 from sqla_shard.fleet.findings import pair_check
 from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
 
 __all__ = ["LONG_TRANSACTION"]
@@ -57,7 +58,7 @@ _SHOWN = 3
 def application_users(fleet: FleetFacts) -> Findings:
     """Users of the application that are not known."""
     if fleet.unknown_users:
-        yield info(
+        yield unknown(
             "fleet",
             f"the users {', '.join(fleet.unknown_users)} of the topology "
             "have no value, so their privileges and sessions were not checked",

@@ -7,9 +7,10 @@ manifest; see :mod:`sqla_shard.fleet.storage` and
 * One backup is of one server, at one GTID position.  A keyspace on several
   servers takes one for each, at different positions: nothing in this package
   promises a state across servers.
-* It reads the standby, and refuses one that does not replicate; ``source``
-  may be the primary, where commits wait for the few milliseconds in which
-  the sessions open their snapshots.
+* It reads the standby, and refuses one that does not replicate from the
+  primary of the topology, or is late; ``source`` may be the primary, where
+  commits wait for the few milliseconds in which the sessions open their
+  snapshots.
 * Databases with views, triggers, routines, events or tables that are not
   InnoDB are refused, and so are foreign keys to other databases.
 * A migration during the backup makes it fail: its files would be of different
@@ -27,8 +28,6 @@ from __future__ import annotations
 
 import queue
 import re
-import secrets
-import shutil
 import threading
 import time
 from collections import defaultdict
@@ -36,6 +35,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
@@ -51,16 +51,19 @@ from sqla_shard.fleet.definitions import not_tables
 from sqla_shard.fleet.definitions import Table
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import write_dump
+from sqla_shard.fleet.files import Written
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.replication import ReplicationStatus
 from sqla_shard.fleet.snapshots import snapshots
 from sqla_shard.fleet.storage import Backup
 from sqla_shard.fleet.storage import DatabaseFile
-from sqla_shard.fleet.storage import file_name
-from sqla_shard.fleet.storage import sha256_of
+from sqla_shard.fleet.storage import dump_name
+from sqla_shard.fleet.storage import new_name
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.topology import Topology
 
@@ -73,6 +76,8 @@ Source = Literal["standby", "primary"]
 _CHANGED = frozenset([1412, 1146, 1049])
 _FOREIGN = re.compile(r"REFERENCES `(?:[^`]|``)+`\.`")
 _TIMEOUT = 600.0
+#: Seconds in which a standby must apply what its primary has.
+_LATE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,24 +239,33 @@ class _Job:
             return [*self._role(admin), *self._contents(admin)]
 
     def _role(self, admin: Admin) -> list[Problem]:
-        status = replication_of(admin).status()
-        if self._source == "primary" or (
-            status is not None and status.runs and not status.filters
-        ):
+        """Return why what it reads may not be the content of the primary."""
+        if self._source == "primary":
             return []
-        found = (
-            "it replicates from no server"
-            if status is None
-            else f"it replicates with filters ({', '.join(status.filters)})"
-            if status.filters
-            else f"its receiver is {status.receiver!r} and its applier "
-            f"{status.applier!r}"
-        )
+        pair = self._part.pair
+        standby = replication_of(admin)
+        status = standby.status()
+        if status is None:
+            found = "it replicates from no server"
+        elif status.filters:
+            found = f"it replicates with filters ({', '.join(status.filters)})"
+        elif not status.runs:
+            found = (
+                f"its receiver is {status.receiver!r} and its applier "
+                f"{status.applier!r}"
+            )
+        else:
+            with self._fleet.admin(
+                pair.primary, name=f"{pair.name} primary"
+            ) as other:
+                found = _behind(replication_of(other), standby, status)
+        if not found:
+            return []
         return [
             Problem(
                 str(admin),
                 f"{found}: its content may be old; repair it, or back up "
-                "from the primary",
+                "from the primary with --from primary",
             )
         ]
 
@@ -281,16 +295,20 @@ class _Job:
 
     def run(self) -> Backup:
         """Back up, and return the manifest."""
-        pair = self._part.pair
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        name = f"{now}-{file_name(pair.name)}-{secrets.token_hex(2)}"
-        partial = self._storage.begin(name)
+        name = new_name(self._part.pair.name)
         try:
             with self._connect() as admin:
                 backup = self._write(admin, name)
-            self._storage.finish(partial, backup)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            self._storage.finish(backup)
+        except BaseException as error:
+            # Without a manifest it is not listed; what cannot be removed now
+            # is removed by prune.
+            with suppress(OSError):
+                self._storage.remove(name)
+            if isinstance(error, OSError):
+                raise self._failed(
+                    f"{self._storage} cannot be written: {error}"
+                ) from error
             raise
         return backup
 
@@ -389,23 +407,24 @@ class _Job:
         name: str,
     ) -> None:
         keyspace, shard = self._part.databases[database]
-        file = f"{file_name(database)}.sql.gz"
-        path = self._storage.partial(name) / file
-        contents = write_dump(
-            session,
-            tables,
-            path,
-            comment=f"shard {shard} of {keyspace}, backup {name}",
-        )
+        file = self._storage.file(name, dump_name(database))
+        with file.create() as opened:
+            written = Written(opened)
+            contents = write_dump(
+                session,
+                tables,
+                written,
+                comment=f"shard {shard} of {keyspace}, backup {name}",
+            )
         done = DatabaseFile(
             keyspace=keyspace,
             shard=shard,
             database=database,
             charset=defaults[0],
             collation=defaults[1],
-            file=file,
-            size=path.stat().st_size,
-            sha256=sha256_of(path),
+            file=file.name,
+            size=written.size,
+            sha256=written.sha256,
             tables=contents,
         )
         with self._lock:
@@ -431,3 +450,22 @@ class _Job:
         return BackupFailedError(
             server=f"{self._part.pair.name} {self._source}", reason=reason
         )
+
+
+def _behind(
+    primary: Replication, standby: Replication, status: ReplicationStatus
+) -> str:
+    """Return why a standby is not at the state of its primary, or nothing."""
+    number = int(primary.admin.value("SELECT @@GLOBAL.server_id"))
+    if status.source_id != number:
+        return (
+            f"it replicates from {status.source} (server_id "
+            f"{status.source_id}), not from {primary.admin} (server_id "
+            f"{number})"
+        )
+    if not standby.reaches(primary.position(), _LATE):
+        return (
+            f"it has not applied within {_LATE:g} s what its primary had "
+            "committed before"
+        )
+    return ""

@@ -12,6 +12,7 @@ Limits:
 * A log that the server has purged before it was copied is a gap; a restore
   finds it and is refused.  Copy more often than the server purges
   (``binlog_expire_logs_seconds``).
+* One process at a time copies the logs of a server: it has a lock there.
 * Encrypted or compressed logs are copied, but not restored from.
 """
 
@@ -20,7 +21,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import replace
@@ -36,19 +40,34 @@ from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import BackupFailedError
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.backup import Source
+from sqla_shard.fleet.binlog_events import first_state
+from sqla_shard.fleet.files import File
+from sqla_shard.fleet.files import Files
+from sqla_shard.fleet.files import files_at
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.storage import sha256_of
+from sqla_shard.fleet.storage import file_name
+from sqla_shard.fleet.storage import MANIFEST
+from sqla_shard.fleet.storage import record_of
 from sqla_shard.fleet.storage import Storage
-from sqla_shard.fleet.storage import write_json
+from sqla_shard.fleet.storage import written_document
 from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["BinlogArchive", "LogFile", "archives_of", "copy_binlogs"]
 
 _FORMAT = 1
-_MANIFEST = "manifest.json"
 _PROGRAMS = ("mariadb-binlog", "mysqlbinlog")
+#: User-level lock on the server of which the logs are copied.
+_LOCK = "sqla_shard.binlogs"
+#: Seconds to wait for it: a server notices the end of a session, and with it
+#: the release of the lock of the copy before, a moment later.
+_LOCK_WAIT = 10
+#: Seconds in which a program must write something.
+_STALLED = 60.0
+#: Seconds for which the session that has the lock may wait for it.
+_LONGEST = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,45 +91,71 @@ class LogFile:
 class BinlogArchive:
     """The copied logs of one server.
 
-    :ivar folder: where they are.
+    :ivar files: where they are.
+    :ivar folder: their folder there.
     :ivar address: ``host:port`` of the server.
     :ivar server_id: its ``server_id``.
     :ivar logs: the logs, in order.
     """
 
-    folder: Path
+    files: Files
+    folder: str
     address: str
     server_id: int
     logs: tuple[LogFile, ...] = ()
 
     @classmethod
-    def read(cls, manifest: Path) -> BinlogArchive:
+    def read(cls, files: Files, folder: str) -> BinlogArchive:
         """Return the logs of a manifest.
 
         :raises BackupDamagedError: if it cannot be read.
         """
+        manifest = File(files, f"{folder}/{MANIFEST}")
         try:
-            document = parsed_json(manifest.read_bytes())
+            with manifest.open() as opened:
+                document = parsed_json(opened.read())
             if document["format"] != _FORMAT:
                 raise ValueError(
                     f"format {document['format']!r} is not of this version"
                 )
-            return cls(
-                folder=manifest.parent,
-                address=document["address"],
-                server_id=document["server_id"],
-                logs=tuple(LogFile(**one) for one in document["logs"]),
+            logs = tuple(record_of(LogFile, one) for one in document["logs"])
+            for one in logs:
+                # It must not name a file elsewhere.
+                if file_name(one.name) != one.name or one.name.startswith("."):
+                    raise ValueError(f"{one.name!r} is not a binary log")
+            return record_of(
+                cls,
+                {
+                    "files": files,
+                    "folder": folder,
+                    "address": document["address"],
+                    "server_id": document["server_id"],
+                    "logs": logs,
+                },
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackupDamagedError(
                 (Problem(str(manifest), f"{type(error).__name__}: {error}"),),
-                backup=str(manifest.parent),
+                backup=manifest.folder,
             ) from error
 
+    @property
+    def place(self) -> str:
+        """The path or URL of the logs."""
+        return f"{self.files}/{self.folder}"
+
+    def file(self, log: LogFile) -> File:
+        """Return the file of a log."""
+        return File(self.files, f"{self.folder}/{log.name}")
+
     def write(self) -> None:
-        """Write the manifest."""
-        write_json(
-            self.folder / _MANIFEST, {"format": _FORMAT, **self.as_dict()}
+        """Write the manifest.
+
+        :raises OSError: if it cannot be written.
+        """
+        self.files.replace(
+            f"{self.folder}/{MANIFEST}",
+            written_document({"format": _FORMAT, **self.as_dict()}),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,18 +173,12 @@ class BinlogArchive:
         """
         found = []
         for one in self.logs if logs is None else logs:
-            path = self.folder / one.name
-            try:
-                is_good = sha256_of(path) == one.sha256
-                damage = (
-                    "" if is_good else "its SHA-256 is not as it was copied"
-                )
-            except OSError as error:
-                damage = f"it cannot be read ({error.strerror})"
+            file = self.file(one)
+            damage = file.damage(one.size, one.sha256)
             if damage:
                 found.append(
                     Problem(
-                        str(path),
+                        str(file),
                         f"{damage}; restore from the logs of another server",
                     )
                 )
@@ -162,8 +201,10 @@ def copy_binlogs(
     :returns: all logs of the server, and the names of the new ones.
     :raises FleetSetupError: if ``mariadb-binlog`` is not installed, there is
         no replication account, or the pair has no standby.
-    :raises BackupFailedError: if a log cannot be copied, or the logs of the
-        server are not those that were copied before.
+    :raises BackupFailedError: if another process copies them, if a log cannot
+        be copied, or if the logs of the server are not those that were copied
+        before; what was copied until then stays.
+    :raises BackupDamagedError: if the manifest cannot be read.
     :raises UnknownServerError: if there is no such server.
     """
     program = _program()
@@ -174,111 +215,196 @@ def copy_binlogs(
             f"{server} has no standby; copy from its primary"
         )
     name = f"{server} {source}"
-    with fleet.admin(url, name=name) as admin:
-        archive = _archive(
-            storage, admin.address, int(admin.value("SELECT @@server_id"))
+    with fleet.admin(url, name=name) as admin, _locked(admin):
+        copying = _Copying(fleet, storage, admin, url, program)
+        try:
+            return copying.run()
+        except OSError as error:
+            raise BackupFailedError(
+                server=name,
+                reason=f"{copying.archive.place} cannot be written: {error}",
+            ) from error
+
+
+@contextmanager
+def _locked(admin: Admin) -> Iterator[None]:
+    """Hold the lock of the copies on a server; it ends with the session."""
+    if admin.value("SELECT GET_LOCK(%s, %s)", _LOCK, _LOCK_WAIT) != 1:
+        holder = admin.value("SELECT IS_USED_LOCK(%s)", _LOCK)
+        raise BackupFailedError(
+            server=str(admin),
+            reason="another process copies its logs, in session "
+            f"{holder} of the server; repeat it when that is done",
         )
+    admin.run(f"SET SESSION wait_timeout = {_LONGEST}")
+    yield
+
+
+class _Copying:
+    """One copy of the logs of a server."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        storage: Storage,
+        admin: Admin,
+        url: str,
+        program: str,
+    ) -> None:
+        self._fleet = fleet
+        self._admin = admin
+        self._url = url
+        self._program = program
+        number = int(admin.value("SELECT @@server_id"))
+        folder = storage.log_folder(admin.address)
+        if MANIFEST in storage.files.names(folder):
+            self.archive = BinlogArchive.read(storage.files, folder)
+        else:
+            self.archive = BinlogArchive(
+                files=storage.files,
+                folder=folder,
+                address=admin.address,
+                server_id=number,
+            )
+        if self.archive.server_id != number:
+            raise self._other(
+                f"of server_id {self.archive.server_id}, and the server has "
+                f"{number}"
+            )
+
+    def run(self) -> tuple[BinlogArchive, list[str]]:
+        """Copy, and return all logs and the names of the new ones."""
+        admin = self._admin
         now = float(admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
         admin.run("FLUSH NO_WRITE_TO_BINLOG BINARY LOGS")
         rows = admin.rows("SHOW BINARY LOGS")
-    closed = {str(row[0]): int(row[1]) for row in rows[:-1]}
-    _check(archive, closed, name)
-    known = {one.name for one in archive.logs}
-    new = [log for log in closed if log not in known]
-    # What was copied before was closed before, too.
-    for log in new:
-        copied = _copy(fleet, url, program, archive, log, closed[log], name)
-        archive = replace(
-            archive,
-            logs=(
-                *archive.logs,
-                LogFile(
-                    name=log,
-                    size=closed[log],
-                    sha256=sha256_of(copied),
-                    closed=now,
-                ),
-            ),
+        closed = {str(row[0]): int(row[1]) for row in rows[:-1]}
+        self._compare(closed)
+        known = {one.name for one in self.archive.logs}
+        new = [log for log in closed if log not in known]
+        # What was copied before was closed before, too.
+        for log in new:
+            with self.archive.files.scratch(self.archive.folder) as scratch:
+                self._copy(log, closed[log], scratch, now)
+        return self.archive, new
+
+    def _compare(self, closed: Mapping[str, int]) -> None:
+        """Refuse the logs of a server that began anew."""
+        if not self.archive.logs:
+            return
+        last = self.archive.logs[-1]
+        others = [
+            one.name
+            for one in self.archive.logs
+            if closed.get(one.name, one.size) != one.size
+        ]
+        if others or (closed and last.name > max(closed)):
+            raise self._other(
+                f"of another history ({(others or [last.name])[0]})"
+            )
+
+    def _copy(self, log: str, size: int, scratch: Path, now: float) -> None:
+        self._download(log, size, scratch)
+        copied = LogFile(
+            name=log,
+            size=size,
+            sha256=File(files_at(scratch), log).sha256(),
+            closed=now,
         )
-        archive.write()
-    return archive, new
+        if self.archive.logs and self._admin.is_mariadb:
+            before = _state(self.archive.file(self.archive.logs[-1]))
+            after = _state(File(files_at(scratch), log))
+            if any(after.get(key, -1) < before[key] for key in before):
+                raise self._other(f"of another history than {log}")
+        if self._admin.value(
+            "SELECT IS_USED_LOCK(%s)", _LOCK
+        ) != self._admin.value("SELECT CONNECTION_ID()"):
+            raise self._failed("the lock of the copies was lost; repeat it")
+        self.archive.files.take(scratch / log, self.archive.file(copied).path)
+        self.archive = replace(self.archive, logs=(*self.archive.logs, copied))
+        self.archive.write()
 
+    def _download(self, log: str, size: int, scratch: Path) -> None:
+        account = self._fleet.accounts.for_replication()
+        parsed = make_url(self._url).set(
+            username=account.user, password=account.password
+        )
+        try:
+            options = client_options(
+                parsed, {}, self._program, has_texts=False
+            )
+        except ValueError as error:
+            raise FleetSetupError(str(error)) from error
+        pipe = pipe_with(options)
+        command = [
+            self._program,
+            f"--defaults-file=/dev/fd/{pipe}",
+            *address_arguments(parsed),
+            "--read-from-remote-server",
+            "--raw",
+            # The name of the log is appended.
+            f"--result-file={scratch}/",
+            log,
+        ]
+        path = scratch / log
+        try:
+            with subprocess.Popen(
+                command,
+                pass_fds=(pipe,),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            ) as process:
+                try:
+                    errors = self._watched(process, log, path)
+                except BaseException:
+                    process.kill()
+                    raise
+        finally:
+            os.close(pipe)
+        found = _size(path)
+        if process.returncode or found != size:
+            reason = errors.strip() or f"it has {found} bytes, not {size}"
+            raise self._failed(f"{log}: {reason}")
 
-def _archive(storage: Storage, address: str, server_id: int) -> BinlogArchive:
-    folder = storage.log_folder(address)
-    manifest = folder / _MANIFEST
-    if manifest.is_file():
-        return BinlogArchive.read(manifest)
-    folder.mkdir(parents=True, exist_ok=True)
-    return BinlogArchive(folder=folder, address=address, server_id=server_id)
+    def _watched(
+        self, process: subprocess.Popen[str], log: str, path: Path
+    ) -> str:
+        """Wait for a program while it writes; return its messages."""
+        size = 0
+        while True:
+            try:
+                return process.communicate(timeout=_STALLED)[1]
+            except subprocess.TimeoutExpired:
+                before, size = size, _size(path)
+                if size == before:
+                    raise self._failed(
+                        f"{log}: {self._program} has written nothing for "
+                        f"{_STALLED:g} s"
+                    ) from None
 
+    def _failed(self, reason: str) -> BackupFailedError:
+        return BackupFailedError(server=str(self._admin), reason=reason)
 
-def _check(archive: BinlogArchive, closed: dict[str, int], name: str) -> None:
-    """Refuse the logs of a server that began anew."""
-    if not archive.logs:
-        return
-    last = archive.logs[-1]
-    others = [
-        one.name
-        for one in archive.logs
-        if closed.get(one.name, one.size) != one.size
-    ]
-    if others or (closed and last.name > max(closed)):
-        raise BackupFailedError(
-            server=name,
-            reason=f"{archive.folder} has logs of another history of this "
-            f"address ({(others or [last.name])[0]}); the server was rebuilt "
-            "or its logs were reset. Rename that folder; restores still read "
-            "it",
+    def _other(self, what: str) -> BackupFailedError:
+        return self._failed(
+            f"{self.archive.place} has logs {what}: another server has this "
+            "address now, it was rebuilt, or its logs were reset. Rename that "
+            "folder; restores still read it"
         )
 
 
-def _copy(
-    fleet: Fleet,
-    url: str,
-    program: str,
-    archive: BinlogArchive,
-    log: str,
-    size: int,
-    name: str,
-) -> Path:
-    account = fleet.accounts.for_replication()
-    parsed = make_url(url).set(
-        username=account.user, password=account.password
-    )
-    # Its name in the end is that of the log, with the prefix in front.
-    prefix = archive.folder / "partial-"
-    partial = archive.folder / f"partial-{log}"
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _state(file: File) -> Mapping[tuple[int, int], int]:
     try:
-        options = client_options(parsed, {}, program, has_texts=False)
-    except ValueError as error:
-        raise FleetSetupError(str(error)) from error
-    pipe = pipe_with(options)
-    try:
-        done = subprocess.run(
-            [
-                program,
-                f"--defaults-file=/dev/fd/{pipe}",
-                *address_arguments(parsed),
-                "--read-from-remote-server",
-                "--raw",
-                f"--result-file={prefix}",
-                log,
-            ],
-            pass_fds=(pipe,),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    finally:
-        os.close(pipe)
-    found = partial.stat().st_size if partial.exists() else 0
-    if done.returncode or found != size:
-        partial.unlink(missing_ok=True)
-        reason = done.stderr.strip() or f"it has {found} bytes, not {size}"
-        raise BackupFailedError(server=name, reason=f"{log}: {reason}")
-    return partial.rename(archive.folder / log)
+        return first_state(file) or {}
+    except BackupDamagedError:
+        # An encrypted log, or a damaged copy: a restore refuses it.
+        return {}
 
 
 def _program() -> str:
@@ -292,9 +418,18 @@ def _program() -> str:
     )
 
 
-def archives_of(storage: Storage) -> Sequence[BinlogArchive]:
-    """Return the copied logs of all servers.
+def archives_of(
+    storage: Storage,
+) -> tuple[list[BinlogArchive], list[Problem]]:
+    """Return the copied logs of all servers, and manifests that are damaged.
 
-    :raises BackupDamagedError: if a manifest cannot be read.
+    :raises OSError: if the folder cannot be read.
     """
-    return [BinlogArchive.read(path) for path in storage.log_folders()]
+    found: list[BinlogArchive] = []
+    problems: list[Problem] = []
+    for folder in storage.log_folders():
+        try:
+            found.append(BinlogArchive.read(storage.files, folder))
+        except BackupDamagedError as error:
+            problems += error.problems
+    return found, problems

@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
-from pathlib import Path
 from typing import BinaryIO
 
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import Problem
+from sqla_shard.fleet.files import File
 
 __all__ = [
     "Gtid",
@@ -152,7 +152,7 @@ class LogReader:
     """
 
     def __init__(
-        self, paths: Sequence[Path], database: str, target: str
+        self, paths: Sequence[File], database: str, target: str
     ) -> None:
         self._paths = paths
         self._database = database.encode()
@@ -196,7 +196,7 @@ class LogReader:
             if one is not None:
                 raise _damaged(path, f"it ends in transaction {one.name}")
 
-    def events(self, path: Path) -> Iterator[_Event]:
+    def events(self, path: File) -> Iterator[_Event]:
         """Yield the events of a log, without their checksums."""
         with _opened(path) as file:
             if file.read(4) != _MAGIC:
@@ -223,7 +223,7 @@ class LogReader:
                 end = -_CRC_SIZE if self._has_checksums else None
                 yield _Event(kind, time, server, flags, header + rest[:end])
 
-    def _continue(self, path: Path, event: _Event) -> None:
+    def _continue(self, path: File, event: _Event) -> None:
         """Compare the beginning of a log with the end of the one before."""
         found = _state(event)
         if self.state is not None and self.state != found:
@@ -260,7 +260,7 @@ class LogReader:
         if is_own:
             one.problem = one.problem or "an XA transaction"
 
-    def _add(self, path: Path, one: Transaction, event: _Event) -> bool:
+    def _add(self, path: File, one: Transaction, event: _Event) -> bool:
         """Add an event; return whether it was the last one."""
         kind = event.kind
         if kind in (_XID, _XA_PREPARE):
@@ -296,7 +296,7 @@ class LogReader:
             one.parts.append(statement)
         return self._is_standalone
 
-    def _add_rows(self, path: Path, one: Transaction, event: _Event) -> None:
+    def _add_rows(self, path: File, one: Transaction, event: _Event) -> None:
         if self._database_of(path, event) != self._database:
             return
         named = _renamed(self._tables[event.body[:6]], self._target)
@@ -308,7 +308,7 @@ class LogReader:
         )
         one.parts.append(Rows(self._sealed(named) + self._sealed(body)))
 
-    def _database_of(self, path: Path, event: _Event) -> bytes:
+    def _database_of(self, path: File, event: _Event) -> bytes:
         named = self._tables.get(event.body[:6])
         if named is None:
             raise _damaged(path, "it has rows of a table without a name")
@@ -324,7 +324,7 @@ class LogReader:
         return bytes(event)
 
 
-def first_state(path: Path) -> dict[tuple[int, int], int] | None:
+def first_state(path: File) -> dict[tuple[int, int], int] | None:
     """Return the last number of each domain and server before a log.
 
     :returns: None if the log does not say it.
@@ -392,7 +392,7 @@ def _statement(event: _Event) -> Statement:
     )
 
 
-def _decompressed(path: Path, data: bytes) -> bytes:
+def _decompressed(path: File, data: bytes) -> bytes:
     """Return a statement: after its length, it is compressed by zlib."""
     try:
         return zlib.decompress(data[1 + (data[0] & 7) :])
@@ -402,14 +402,16 @@ def _decompressed(path: Path, data: bytes) -> bytes:
         ) from error
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: File) -> BinaryIO:
     try:
-        return path.open("rb")
+        return path.open()
     except OSError as error:
-        raise _damaged(path, f"it cannot be read: {error.strerror}") from error
+        raise _damaged(
+            path, f"it cannot be read: {error.strerror or error}"
+        ) from error
 
 
-def _damaged(path: Path, reason: str) -> BackupDamagedError:
+def _damaged(path: File, reason: str) -> BackupDamagedError:
     return BackupDamagedError(
-        (Problem(path.name, reason),), backup=str(path.parent)
+        (Problem(path.name, reason),), backup=path.folder
     )

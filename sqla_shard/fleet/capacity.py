@@ -1,9 +1,9 @@
 """Sizes, growth and activity of a fleet, and how to divide it evenly.
 
 Bytes and rows are estimates of the servers, and rows may be wrong by half;
-an exact count would read every row.  Activity is counted only where
-``userstat`` or the Performance Schema is on, which MariaDB has off by default;
-otherwise it is unknown.
+an exact count would read every row.  Rows are counted only where ``userstat``
+or the Performance Schema is on, and statements only where the latter is; both
+are off by default on MariaDB.  Otherwise activity is unknown.
 
 ::
 
@@ -27,9 +27,11 @@ from datetime import datetime
 from datetime import timezone
 from time import sleep
 from typing import Any
+from typing import NamedTuple
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.content_checks import fill_of
 from sqla_shard.fleet.fact_reader import read_facts
 from sqla_shard.fleet.facts import FleetFacts
@@ -52,10 +54,21 @@ __all__ = [
 
 _VERSION = 1
 _DAY = 86_400
-_UNKNOWN_ACTIVITY = (
+_UNKNOWN_ROWS = (
     "activity is not counted on {servers}; switch it on with SET GLOBAL "
     "userstat = 1 on MariaDB, or performance_schema = ON in the configuration"
 )
+_UNKNOWN_STATEMENTS = (
+    "statements are not counted on {servers}; they are with "
+    "performance_schema = ON in the configuration"
+)
+
+
+class _Counts(NamedTuple):
+    """Rows read and written, and statements, by database; None if unknown."""
+
+    rows: Mapping[str, tuple[float, float]] | None
+    statements: Mapping[str, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +83,7 @@ class ShardSize:
     :ivar fill: used part of the ids of its fullest table; 0 without one.
     :ivar read: rows read per second; None if unknown.
     :ivar written: rows written per second; None if unknown.
+    :ivar statements: statements per second; None if unknown.
     :ivar growth: bytes per day; None if unknown.
     """
 
@@ -81,6 +95,7 @@ class ShardSize:
     fill: float
     read: float | None = None
     written: float | None = None
+    statements: float | None = None
     growth: float | None = None
 
     @property
@@ -136,9 +151,17 @@ class CapacityReport:
         ]
 
     def hottest(self) -> list[ShardSize]:
-        """Return the most active shards, as far as activity is known."""
+        """Return the shards with the most rows, if they are known."""
         known = [one for one in self.shards if one.activity > 0]
         return heapq.nlargest(self.top, known, key=lambda one: one.activity)
+
+    def busiest(self) -> list[ShardSize]:
+        """Return the shards with the most statements, if they are known."""
+        return heapq.nlargest(
+            self.top,
+            (one for one in self.shards if one.statements),
+            key=lambda one: one.statements or 0.0,
+        )
 
     def largest(self) -> list[ShardSize]:
         """Return the largest shards."""
@@ -216,6 +239,11 @@ class CapacityReport:
             f"large: {one.keyspace} {one.shard} on {one.server}: "
             f"{_size(one.bytes)}, {one.rows:,} rows{_growth(one.growth)}"
             for one in self.largest()
+        ]
+        lines += [
+            f"busy: {one.keyspace} {one.shard} on {one.server}: "
+            f"{one.statements:,.1f} statements/s"
+            for one in self.busiest()
         ]
         lines += [
             f"hot: {one.keyspace} {one.shard} on {one.server}: "
@@ -399,32 +427,36 @@ def _shards(pair: PairFacts, facts: FleetFacts) -> list[ShardSize]:
 def _with_rate(
     shard: ShardSize,
     facts: FleetFacts,
-    rates: Mapping[str, Mapping[str, tuple[float, float]]],
+    rates: Mapping[str, _Counts],
 ) -> ShardSize:
     if shard.server not in rates:
         return shard
+    found = rates[shard.server]
     keyspace = facts.topology.keyspace(shard.keyspace)
+    database = keyspace.database_for(shard.shard)
     # A database that the server has not counted was not used.
-    read, written = rates[shard.server].get(
-        keyspace.database_for(shard.shard), (0.0, 0.0)
-    )
-    return replace(shard, read=read, written=written)
+    if found.rows is not None:
+        read, written = found.rows.get(database, (0.0, 0.0))
+        shard = replace(shard, read=read, written=written)
+    if found.statements is not None:
+        shard = replace(shard, statements=found.statements.get(database, 0.0))
+    return shard
 
 
 def _rates(
     fleet: Fleet, skipped: set[str], window: float
-) -> tuple[dict[str, dict[str, tuple[float, float]]], list[str]]:
-    """Return rows read and written per second, by server and database.
+) -> tuple[dict[str, _Counts], list[str]]:
+    """Return counts per second by server, and what is unknown.
 
-    :returns: the rates of servers that count, and what is unknown of others.
+    :param skipped: names of servers that are left out.
     """
     pairs = [
         pair
         for pair in all_pairs(fleet.topology())
         if pair.name not in skipped
     ]
-    found: dict[str, dict[str, tuple[float, float]]] = {}
-    silent, notes = [], []
+    found: dict[str, _Counts] = {}
+    notes: list[str] = []
     with ThreadPoolExecutor(max(1, len(pairs))) as pool:
         futures = {
             pair.name: pool.submit(_rate, fleet, pair, window)
@@ -432,38 +464,59 @@ def _rates(
         }
     for name, future in futures.items():
         try:
-            rates = future.result()
+            found[name] = future.result()
         except FleetServerError as error:
             notes.append(f"activity of {name}: {error.reason}")
             continue
-        if rates is None:
-            silent.append(name)
-        else:
-            found[name] = rates
-    if silent:
-        notes.append(_UNKNOWN_ACTIVITY.format(servers=", ".join(silent)))
+        lost = (found[name].statements or {}).get("", 0.0)
+        if lost:
+            notes.append(
+                f"{lost:,.1f} statements/s of {name} are of unknown shards; "
+                "raise performance_schema_digests_size in the configuration"
+            )
+    for text, silent in (
+        (_UNKNOWN_ROWS, [n for n in found if found[n].rows is None]),
+        (
+            _UNKNOWN_STATEMENTS,
+            [n for n in found if found[n].statements is None],
+        ),
+    ):
+        if silent:
+            notes.append(text.format(servers=", ".join(silent)))
     return found, notes
 
 
-def _rate(
-    fleet: Fleet, pair: Pair, window: float
-) -> dict[str, tuple[float, float]] | None:
-    """Return the rates of one server; None if it does not count."""
+def _rate(fleet: Fleet, pair: Pair, window: float) -> _Counts:
+    """Return the counts per second of one server."""
     with fleet.admin(pair.primary, name=pair.name) as admin:
-        replication = replication_of(admin)
-        before, begin = replication.activity(), time.monotonic()
-        if before is None:
-            return None
+        before, begin = _counts(admin), time.monotonic()
+        if before == _Counts(None, None):
+            return before
         sleep(window)
-        after = replication.activity() or {}
+        after = _counts(admin)
         seconds = time.monotonic() - begin
-    return {
-        database: (
-            max(0, read - before.get(database, (0, 0))[0]) / seconds,
-            max(0, written - before.get(database, (0, 0))[1]) / seconds,
-        )
-        for database, (read, written) in after.items()
-    }
+    rows = statements = None
+    if before.rows is not None and after.rows is not None:
+        earlier = before.rows
+        rows = {
+            database: (
+                max(0, read - earlier.get(database, (0, 0))[0]) / seconds,
+                max(0, written - earlier.get(database, (0, 0))[1]) / seconds,
+            )
+            for database, (read, written) in after.rows.items()
+        }
+    if before.statements is not None and after.statements is not None:
+        first = before.statements
+        statements = {
+            database: max(0, count - first.get(database, 0)) / seconds
+            for database, count in after.statements.items()
+        }
+    return _Counts(rows, statements)
+
+
+def _counts(admin: Admin) -> _Counts:
+    replication = replication_of(admin)
+    return _Counts(replication.activity(), replication.statements())
 
 
 def _sum(name: str, shards: Sequence[ShardSize]) -> ServerSize:

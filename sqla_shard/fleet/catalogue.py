@@ -70,7 +70,8 @@ class Catalogue:
     :ivar databases: number of databases on both servers.
     :ivar tables: tables whose rows can be compared: database, name, columns.
     :ivar differences: everything that differs.
-    :ivar unread: tables whose rows cannot be compared.
+    :ivar unread: tables whose rows cannot be compared, and databases that
+        neither server has.
     """
 
     databases: int = 0
@@ -257,6 +258,15 @@ def _compare(
                     kind="missing_database"
                     if second is None
                     else "extra_database",
+                )
+            )
+        else:
+            # Nothing is equal to nothing: a wrong name, or a lost shard.
+            result.unread.append(
+                Unread(
+                    database=name,
+                    reason="neither server has it; check the name, or look "
+                    "for the shard with: sqla-shard fleet doctor",
                 )
             )
         return result

@@ -9,9 +9,10 @@ snapshots contain the same writes.
 
 The receiver of the standby runs all the time, so that semi-synchronous commits
 do not wait.  The applier is started again in every case: after an error,
-Ctrl-C, or a lost connection.  Only if this process is killed (``kill -9``), or
-loses its network, between these two moments, it stays stopped until an
-operator runs ``START SLAVE SQL_THREAD`` there.
+Ctrl-C, a SystemExit such as the commands raise at SIGTERM, or a lost
+connection.  Only if this process is killed (``kill -9``), or loses its
+network, between these two moments, it stays stopped until an operator runs
+``START SLAVE SQL_THREAD`` there; the next comparison, and the doctor, say so.
 
 While a snapshot is open, its server cannot purge old versions of rows.
 """
@@ -33,9 +34,10 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.checksums import SESSION
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.snapshots import prepare_snapshot
 from sqla_shard.fleet.snapshots import snapshots
 
-__all__ = ["CommonPoint", "Opener", "common_point"]
+__all__ = ["CommonPoint", "Opener", "QuietPoint", "common_point"]
 
 #: Connects to a server.
 Opener = Callable[[], Admin]
@@ -125,6 +127,57 @@ def common_point(
         )
 
 
+class QuietPoint:
+    """Snapshots of two servers at a moment at which nobody writes to them.
+
+    The sessions are opened before that moment, which then takes two
+    statements on each.
+
+    :param first: connects to the first server.
+    :param second: connects to the second one.
+    :param pairs: number of sessions on each.
+    :raises FleetServerError: if a server cannot be connected to.
+    """
+
+    def __init__(self, first: Opener, second: Opener, *, pairs: int) -> None:
+        self._stack = ExitStack()
+        self._pairs: list[tuple[Admin, Admin]] = []
+        try:
+            with first() as one, second() as two:
+                for _ in range(pairs):
+                    sessions = (
+                        one.another(timeout=_RESPONSE),
+                        two.another(timeout=_RESPONSE),
+                    )
+                    for session in sessions:
+                        self._stack.callback(session.close)
+                        prepare_snapshot(session)
+                        _prepare(session)
+                    self._pairs.append(sessions)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def open(self, position: str) -> CommonPoint:
+        """Open the snapshots.
+
+        :param position: GTID position of both, for the report.
+        """
+        for pair in self._pairs:
+            for session in pair:
+                session.run("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        return CommonPoint(
+            position=position,
+            pairs=tuple(self._pairs),
+            locked=0.0,
+            stopped=0.0,
+        )
+
+    def close(self) -> None:
+        """Close the sessions."""
+        self._stack.close()
+
+
 def _prepare(session: Admin) -> None:
     for statement in SESSION:
         session.run(statement)
@@ -181,6 +234,12 @@ def _check(replication: Replication) -> None:
             f"its receiver is {status.receiver!r} and its applier "
             f"{status.applier!r}, not 'Yes'; repair its replication first"
         )
+        if status.receiver == "Yes" and not status.error:
+            reason += (
+                ". Its applier has no error: it was stopped, as a comparison "
+                "that was killed leaves it; run on this server: "
+                f"{replication.START_APPLIER}"
+            )
         if status.error:
             reason += f": {status.error}"
     raise OperationRefusedError(
@@ -205,7 +264,7 @@ def _start_applier(replication: Replication, opener: Opener) -> None:
 
     :raises ApplierStoppedError: if it cannot be started.
     """
-    interrupted: KeyboardInterrupt | None = None
+    interrupted: BaseException | None = None
     reason = "interrupted"
     for _ in range(_START_TRIES):
         try:
@@ -218,7 +277,7 @@ def _start_applier(replication: Replication, opener: Opener) -> None:
                 fresh.start_applier()
         except FleetServerError as error:
             reason = str(error)
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, SystemExit) as error:
             interrupted = error
         else:
             break

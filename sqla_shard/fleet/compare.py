@@ -56,14 +56,24 @@ from sqla_shard.fleet.differences import DifferenceKind
 from sqla_shard.fleet.differences import Unread
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.journal import Journal
 from sqla_shard.fleet.replication import replication_of
 
-__all__ = ["CompareOptions", "compare_servers", "verify_data"]
+__all__ = ["CompareOptions", "Watch", "compare_servers", "verify_data"]
 
 _CHUNK = (100, 100_000)
 # Rows of a range whose columns are listed.
 _ROWS = 1000
 _FAILURES = 3
+#: Seconds between two reports of the progress.
+_EVERY = 1.0
+
+# Seconds between two looks at the journal.
+_LOOK = 5.0
+
+#: Is called before a point is made, and with True when something differs;
+#: raises if an operation of the fleet may be the cause.
+Watch = Callable[[bool], object]
 
 #: Count and checksum of a range.
 _Sum = tuple[int, int]
@@ -83,9 +93,12 @@ class CompareOptions:
     :ivar values: whether to report the values of columns that differ.
     :ivar counters: whether to compare AUTO_INCREMENT.
     :ivar patience: seconds for the standby to catch up.
+    :ivar limit: seconds after which the rest is reported as unread; None: no
+        limit.
     :ivar on_difference: is called for every difference, also for those beyond
         ``most``, from one thread at a time.
-    :ivar on_progress: is called with the number of rows so far.
+    :ivar on_progress: is called with the number of rows so far, about once a
+        second.
     """
 
     threads: int = 2
@@ -97,6 +110,7 @@ class CompareOptions:
     values: bool = False
     counters: bool = True
     patience: float = 60.0
+    limit: float | None = None
     on_difference: Callable[[Difference], object] | None = None
     on_progress: Callable[[int], object] | None = None
 
@@ -122,21 +136,17 @@ def verify_data(
     :param options: how to compare.
     :raises UnknownServerError: if the topology has no such server.
     :raises FleetSetupError: if it has no standby.
-    :raises FleetLockedError: if an operation is running.
+    :raises FleetLockedError: if an operation is running, or begins before
+        something is found to differ.
     :raises OperationRefusedError: if the standby does not replicate.
-    :raises FleetServerError: if a server cannot be read.
+    :raises FleetServerError: if a server cannot be read, or an operation has
+        ended meanwhile and something differs.
     :raises ApplierStoppedError: if the applier of the standby was stopped and
         cannot be started.
     """
     pair = pair_named(fleet.topology(), server)
-    pending = fleet.journal.pending()
-    if pending is not None and pending.running:
-        raise FleetLockedError(
-            fleet=fleet.journal.name,
-            operation=pending.record.plan["title"],
-            holder=pending.record.holder,
-            running=True,
-        )
+    watch = _watching(fleet.journal, server)
+    watch(False)
     if against is None and pair.standby is None:
         raise FleetSetupError(
             f"{server} has no standby; name another server with --against"
@@ -167,7 +177,38 @@ def verify_data(
         databases,
         replicates=replicates,
         options=options or CompareOptions(),
+        watch=watch,
     )
+
+
+def _watching(journal: Journal, server: str) -> Watch:
+    """Return a function that refuses what operations may have changed."""
+    before = {record.id for record in journal.history()}
+
+    def watch(differs: bool) -> None:
+        """Look at the journal; see :data:`Watch`."""
+        pending = journal.pending()
+        if pending is not None and pending.running:
+            raise FleetLockedError(
+                fleet=journal.name,
+                operation=pending.record.title,
+                holder=pending.record.holder,
+                running=True,
+            )
+        ended = [
+            record.title
+            for record in (journal.history() if differs else ())
+            if record.id not in before
+        ]
+        if ended:
+            raise FleetServerError(
+                server=server,
+                number=0,
+                reason=f"{', '.join(ended)} has ended during the comparison, "
+                "and may have made the differences; compare again",
+            )
+
+    return watch
 
 
 def compare_servers(
@@ -177,6 +218,8 @@ def compare_servers(
     *,
     replicates: bool,
     options: CompareOptions,
+    watch: Watch = bool,
+    point: CommonPoint | None = None,
 ) -> DataReport:
     """Compare databases of two servers.
 
@@ -185,9 +228,13 @@ def compare_servers(
     :param databases: names of the databases.
     :param replicates: whether the second replicates from the first; if not,
         neither should be written meanwhile.
+    :param watch: see :data:`Watch`.
+    :param point: where to compare rows; by default at points made for it.
     :raises OperationRefusedError: see :func:`verify_data`.
     """
-    comparison = _Comparison(first, second, replicates, options)
+    comparison = _Comparison(
+        first, second, replicates, options, watch=watch, point=point
+    )
     return comparison.run(databases)
 
 
@@ -266,6 +313,8 @@ class _Comparison:
     second: Opener
     replicates: bool
     options: CompareOptions
+    watch: Watch
+    point: CommonPoint | None
     queue: deque[_Unit] = field(default_factory=deque)
     listed: list[_Listed] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
@@ -276,10 +325,11 @@ class _Comparison:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._next = time.monotonic()
+        self._next = self._reported = time.monotonic()
         self._points: list[str] = []
         self._locked = 0.0
         self._stopped = 0.0
+        self._end = float("inf")
 
     def run(self, databases: Iterable[str]) -> DataReport:
         """Compare definitions, then rows, then what differed again."""
@@ -314,8 +364,18 @@ class _Comparison:
             )
             for database, table, columns in catalogue.tables
         )
-        while self.queue:
+        if self.options.limit is not None:
+            self._end = began + self.options.limit
+        while self.queue and time.monotonic() < self._end:
             self._round()
+        self.unread += (
+            Unread(
+                database=unit.database,
+                table=unit.table,
+                reason=f"the limit of {self.options.limit:g} s was reached",
+            )
+            for unit in self.queue
+        )
         self._again()
         return DataReport(
             first=names[0],
@@ -338,6 +398,12 @@ class _Comparison:
 
     @contextmanager
     def _at_point(self, pairs: int) -> Iterator[CommonPoint]:
+        # Not into an operation: it needs the applier that is stopped here.
+        self.watch(bool(self.found))
+        if self.point is not None:
+            self._points = [self.point.position]
+            yield self.point
+            return
         with common_point(
             self.first,
             self.second,
@@ -357,13 +423,15 @@ class _Comparison:
             self._at_point(threads) as point,
             ThreadPoolExecutor(2 * threads) as pool,
         ):
-            until = time.monotonic() + self.options.seconds
+            until = min(time.monotonic() + self.options.seconds, self._end)
             futures = [
                 pool.submit(self._work, _Pair(pair, pool), until)
-                for pair in point.pairs
+                for pair in point.pairs[:threads]
             ]
             try:
-                wait(futures)
+                while wait(futures, timeout=_LOOK).not_done:
+                    if self.found:
+                        self.watch(True)
             except BaseException:
                 self._stop.set()
                 raise
@@ -582,6 +650,8 @@ class _Comparison:
                     for one in self.listed
                     if one.columns is None or self._lasts(one, pair)
                 ]
+        if self.found:
+            self.watch(True)
         if self.options.on_difference is not None:
             for one in self.listed:
                 self.options.on_difference(one.difference)
@@ -605,7 +675,11 @@ class _Comparison:
     def _count(self, rows: int) -> None:
         with self._lock:
             self.rows += rows
-            if self.options.on_progress is not None:
+            now = time.monotonic()
+            # Not for each chunk: small tables have one chunk each, and a
+            # server has thousands of them.
+            if self.options.on_progress and now >= self._reported + _EVERY:
+                self._reported = now
                 self.options.on_progress(self.rows)
 
     def _wait(self, rows: int) -> None:

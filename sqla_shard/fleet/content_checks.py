@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import PairFacts
 from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.facts import Volume
+from sqla_shard.fleet.fences import usable
 from sqla_shard.fleet.findings import critical
 from sqla_shard.fleet.findings import Findings
 from sqla_shard.fleet.findings import fleet_check
 from sqla_shard.fleet.findings import info
 from sqla_shard.fleet.findings import pair_check
 from sqla_shard.fleet.findings import server_check
+from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
 from sqla_shard.fleet.replication import TableSize
 from sqla_shard.ids import MAX_LOCAL_ID
@@ -70,11 +73,7 @@ def missing_databases(pair: PairFacts, fleet: FleetFacts) -> Findings:
 def orphans(pair: PairFacts, fleet: FleetFacts) -> Findings:
     """Databases of shards that another server has, or none should have."""
     for server in pair.servers:
-        surplus = {
-            database
-            for database in server.databases - pair.databases
-            if fleet.shard_of(database) is not None
-        }
+        surplus = _surplus(server, pair, fleet)
         # A standby repeats its primary.
         if server is not pair.primary and pair.primary.has("databases"):
             surplus -= pair.primary.databases
@@ -86,6 +85,28 @@ def orphans(pair: PairFacts, fleet: FleetFacts) -> Findings:
                 f"have there ({_listed(surplus)}){places}",
                 f"sqla-shard fleet orphans list {pair.name}",
             )
+    for server in pair.servers:
+        rows = [r for r in server.grants if r.account[0] in fleet.application]
+        found = usable(rows, _surplus(server, pair, fleet))
+        if found:
+            yield warning(
+                server,
+                f"does not fence {len(found)} databases that the topology "
+                f"does not have there ({_listed(found)}): a late process can "
+                "write to them, and the writes are lost",
+                f"sqla-shard fleet orphans fence {pair.name}",
+            )
+
+
+def _surplus(
+    server: ServerFacts, pair: PairFacts, fleet: FleetFacts
+) -> set[str]:
+    """Return the databases of shards that a pair should not have."""
+    return {
+        database
+        for database in server.databases - pair.databases
+        if fleet.shard_of(database) is not None
+    }
 
 
 @pair_check
@@ -102,7 +123,7 @@ def differing_definitions(pair: PairFacts, _: FleetFacts) -> Findings:
         yield info(
             standby,
             f"{what} ({_listed(names)}), perhaps since the versions differ",
-            "sqla-shard schema drift",
+            "sqla-shard schema verify",
         )
     else:
         yield critical(
@@ -168,13 +189,9 @@ def _ids_remedy(table: TableSize) -> str:
 @server_check
 def disk(server: ServerFacts, _: FleetFacts) -> Findings:
     """A disk that will be full."""
-    if server.volumes is None:
+    volume = _data_volume(server)
+    if volume is None:
         return
-    directory = server.variables.get("datadir", "/")
-    holding = [one for one in server.volumes if directory.startswith(one.path)]
-    if not holding:
-        return
-    volume = max(holding, key=lambda one: len(one.path))
     fill = 1 - volume.available / volume.total if volume.total else 0.0
     what = (
         f"has {volume.available / 2**30:,.1f} GiB free of "
@@ -190,16 +207,36 @@ def disk(server: ServerFacts, _: FleetFacts) -> Findings:
 @fleet_check
 def silent_disks(fleet: FleetFacts) -> Findings:
     """Servers that do not show their disks."""
-    count = sum(
-        server.has("volumes") and server.volumes is None
+    silent = [
+        server.address
         for server in fleet.servers
-    )
-    if count:
-        yield info(
+        if server.has("volumes")
+        and server.has("variables")
+        and _data_volume(server) is None
+    ]
+    if silent:
+        yield unknown(
             "fleet",
-            f"{count} servers do not show how full their disks are",
-            "MariaDB: INSTALL SONAME 'disks'; or watch them otherwise",
+            f"{len(silent)} servers do not show how full the disks of their "
+            f"data are ({_listed(silent)})",
+            "MariaDB: INSTALL SONAME 'disks', and GRANT FILE ON *.* TO the "
+            "operator; or watch the disks otherwise, and run fleet doctor "
+            "--ignore silent-disks",
         )
+
+
+def _data_volume(server: ServerFacts) -> Volume | None:
+    """Return the file system of the data; None if the server hides it."""
+    directory = server.variables.get("datadir", "/")
+    return max(
+        (
+            one
+            for one in server.volumes or ()
+            if directory.startswith(one.path)
+        ),
+        key=lambda one: len(one.path),
+        default=None,
+    )
 
 
 def _places(databases: Iterable[str], fleet: FleetFacts) -> str:

@@ -4,8 +4,8 @@ The standby applies everything that it has received and becomes the primary;
 the topology then names no standby.  Limits:
 
 * Acknowledged writes that the standby has not received are lost.  The plan
-  says what is known about them: "none" only if semi-synchronous replication
-  was on when somebody looked last, shortly before.
+  and the result say what is known about them; see
+  :mod:`sqla_shard.fleet.loss`.
 * That the primary is lost is proven from two places: this process and the
   standby cannot connect to it.  A primary that responds in any way is not
   lost.  A host that is silent, without closing its connections, is not
@@ -27,27 +27,35 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.events import enable_events
-from sqla_shard.fleet.events import events_of
+from sqla_shard.fleet.events import replicated_events_of
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.loss import loss_of
+from sqla_shard.fleet.loss import NONE
+from sqla_shard.fleet.loss import SemiSyncProbe
 from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import form_problems
 from sqla_shard.fleet.pair_checks import setting_problems
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.replication import ReplicationStatus
-from sqla_shard.fleet.role_change import RoleChange
+from sqla_shard.fleet.role_change import Promotion
 from sqla_shard.topology import Topology
 
-__all__ = ["DeadFailover", "SemiSyncProbe", "loss_of", "responds"]
+__all__ = ["DRAIN", "DeadFailover", "responds"]
+
+DRAIN = 600.0
+"""Seconds for which a standby that is draining may apply nothing."""
 
 #: Seconds for a connection to the lost primary.
 _PROOF = 3.0
@@ -66,54 +74,6 @@ _RESCUE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SemiSyncProbe:
-    """What somebody saw of semi-synchronous replication before the loss.
-
-    :ivar seen: seconds since the epoch of the last look that succeeded.
-    :ivar lost: those of the first look that failed.
-    :ivar on: whether COMMIT waited for a standby.
-    :ivar timeout: seconds after which it stops waiting.
-    :ivar standbys: number of standbys that acknowledged.
-    """
-
-    seen: float
-    lost: float
-    on: bool
-    timeout: float
-    standbys: int
-
-
-def loss_of(probe: SemiSyncProbe | None) -> str:
-    """Return what is known about lost writes: ``"none: ..."`` or else.
-
-    :param probe: the last look at the primary, if there was one.
-    """
-    if probe is None:
-        return (
-            "unknown: nobody has looked whether semi-sync was on; writes "
-            "that the standby had not received are lost"
-        )
-    seconds = max(0.0, probe.lost - probe.seen)
-    when = f"at the last probe, {seconds:.1f} s before the primary was lost"
-    if not probe.on:
-        return (
-            f"unknown: semi-sync was off {when}; writes that the standby had "
-            "not received are lost"
-        )
-    if probe.standbys != 1:
-        return (
-            f"unknown: semi-sync was on {when}, but {probe.standbys} standbys "
-            "acknowledged, and another one may have received more"
-        )
-    if seconds >= probe.timeout:
-        return (
-            f"unknown: semi-sync was on {when}, but it stops waiting after "
-            f"{probe.timeout:g} s"
-        )
-    return f"none: semi-sync was on {when}"
-
-
 def responds(admin_of: Fleet, url: str, name: str) -> str | None:
     """Return how a server responds; None if it cannot be connected to."""
     try:
@@ -126,7 +86,7 @@ def responds(admin_of: Fleet, url: str, name: str) -> str | None:
         return str(error)
 
 
-class DeadFailover(RoleChange):
+class DeadFailover(Promotion):
     """Make a standby the primary whose primary is lost."""
 
     kind = "dead-failover"
@@ -142,8 +102,10 @@ class DeadFailover(RoleChange):
         fenced: bool = False,
         probe: SemiSyncProbe | None = None,
         is_automatic: bool = False,
+        allow_loss: bool = True,
+        drain_timeout: float = DRAIN,
     ) -> Plan:
-        """Return the plan, with everything that speaks against it.
+        """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or
             ``keyspace/name``.
@@ -152,8 +114,14 @@ class DeadFailover(RoleChange):
         :param probe: the last look at the primary.
         :param is_automatic: whether a watcher plans it, so that another one
             may finish it.
+        :param allow_loss: whether to go on if acknowledged writes may be
+            lost.
+        :param drain_timeout: seconds for which the standby may apply nothing,
+            although it has received more.
         :raises UnknownServerError: if the topology has no such server.
         """
+        if probe is not None:
+            probe = _compared(fleet, server, probe)
         loss = loss_of(probe)
         return cls.plan_of(
             fleet,
@@ -167,6 +135,8 @@ class DeadFailover(RoleChange):
             loss=loss,
             probe=None if probe is None else asdict(probe),
             is_automatic=is_automatic,
+            allow_loss=allow_loss,
+            drain_timeout=drain_timeout,
         )
 
     def check(self) -> list[Problem]:
@@ -242,15 +212,20 @@ class DeadFailover(RoleChange):
             ),
         )
 
-    def undo(self) -> None:
+    def undo(self) -> str | None:
         """Let the standby replicate again."""
         new = self.new
         status = new.status()
-        if status is None or status.receiver != "No":
-            return
-        # Starting it deletes the relay log; before "stop" it was not stopped.
-        if _not_drainable(new, status) is None:
-            new.start()
+        if status is None:
+            return f"{new.admin} does not replicate; look at it"
+        if status.receiver != "No":
+            return None
+        # Starting it could delete the relay log.
+        undrained = _not_drainable(new, status)
+        if undrained is not None:
+            return f"replication of {new.admin} stays stopped: {undrained}"
+        new.start()
+        return None
 
     def changed(self, topology: Topology) -> Topology:
         """Make the standby the primary, which has no standby."""
@@ -295,12 +270,20 @@ class DeadFailover(RoleChange):
         text = _not_drainable(self.new, status)
         if status is None or text is not None:
             raise self._failed(text or "it does not replicate")
+        probe = self._probe()
+        if probe is not None:
+            self._state_loss(probe.compared(self.new.receiver()))
         return {"received": status.received}
 
     def _drain(self) -> None:
+        self._apply_all(self.notes["record"]["received"])
+
+    def _apply_all(self, received: str) -> None:
+        """Wait until the standby has applied what it has received."""
         new = self.new
-        received = self.notes["record"]["received"]
-        while not new.covers(new.applied(), received):
+        limit = self.plan.arguments["drain_timeout"]
+        last, since = "", time.monotonic()
+        while not new.covers(applied := new.applied(), received):
             status = new.status()
             text = _not_drainable(new, status)
             if status is None or text is not None:
@@ -311,30 +294,42 @@ class DeadFailover(RoleChange):
                         f"its applier has stopped: {status.applier_error}"
                     )
                 new.start_applier()
-            if new.reaches(received, _LOOK):
+            now = time.monotonic()
+            if applied != last:
+                last, since = applied, now
+            elif now >= since + limit:
+                raise self._failed(
+                    f"it has applied {applied} of {received}, and nothing "
+                    f"more for {limit:g} s; end the session that its applier "
+                    "waits for (SHOW PROCESSLIST), or wait longer with "
+                    "--drain-timeout"
+                )
+            if new.reaches(received, min(_LOOK, limit)):
                 return
             if self.hold is not None:
                 self.hold.check()
 
-    def _stop(self) -> None:
+    def _stop(self) -> Mapping[str, Any]:
         new = self.new
         received = self.notes["record"]["received"]
         problems = self._proof() + self._still_receives(new.status())
         if problems:
             raise self._failed(str(problems[0]))
         self._proved_at = time.monotonic()
-        new.stop()
+        probe = self._probe()
+        loss = self.plan.arguments["loss"]
+        if probe is not None:
+            loss = self._state_loss(replace(probe, lost=time.time()))
+        # The receiver first: what it receives until then must be applied, and
+        # cannot be any more when both are stopped.
+        new.stop_receiver()
         status = new.status()
-        applied = new.applied()
-        if not new.covers(applied, received) or (
-            status is not None
-            and status.received
-            and not new.covers(applied, status.received)
-        ):
-            raise self._failed(
-                f"it has applied {applied}, but received {received}"
-            )
+        if status is not None and status.received:
+            self._apply_all(status.received)
+        new.stop()
+        self._refuse_unapplied(new.status(), received)
         self.prepare_publish()
+        return {"loss": loss}
 
     def _publish(self) -> Mapping[str, Any]:
         if not self.is_published(self.fleet.topology()):
@@ -355,6 +350,32 @@ class DeadFailover(RoleChange):
         status = self.new.status()
         if status is not None and {status.receiver, status.applier} != {"No"}:
             raise self._failed("its replication was started again")
+        self._refuse_unapplied(status, self.notes["record"]["received"])
+
+    def _refuse_unapplied(
+        self, status: ReplicationStatus | None, received: str
+    ) -> None:
+        """Fail if it lacks anything that it had received, then or now."""
+        if status is None:
+            # RESET has deleted what was received.
+            raise self._failed("it does not replicate any more")
+        applied = self.new.applied()
+        for position in filter(None, (received, status.received)):
+            if not self.new.covers(applied, position):
+                raise self._failed(
+                    f"it has applied {applied}, but received {position}"
+                )
+
+    def _probe(self) -> SemiSyncProbe | None:
+        probe = self.plan.arguments["probe"]
+        return None if probe is None else SemiSyncProbe.from_dict(probe)
+
+    def _state_loss(self, probe: SemiSyncProbe) -> str:
+        """Return the loss statement; fail if that loss is not allowed."""
+        loss = loss_of(probe)
+        if not self.plan.arguments["allow_loss"] and not loss.startswith(NONE):
+            raise self._failed(f"acknowledged writes may be lost ({loss})")
+        return loss
 
     def _raise_ids(self) -> Mapping[str, Any]:
         pair = pair_named(self.fleet.topology(), self.server)
@@ -387,7 +408,7 @@ class DeadFailover(RoleChange):
     def _enable_events(self) -> Mapping[str, Any] | None:
         new = self.new
         new.detach()
-        events = events_of(new.admin, status="SLAVESIDE_DISABLED")
+        events = replicated_events_of(new.admin)
         enable_events(new.admin, events)
         scheduler = new.admin.value("SELECT @@GLOBAL.event_scheduler")
         if events and scheduler != "ON":
@@ -403,7 +424,7 @@ class DeadFailover(RoleChange):
         new = self.new
         if new.is_read_only() or new.status() is not None:
             raise self._failed("it is read-only or replicates")
-        return {"loss": self.plan.arguments["loss"]}
+        return {"loss": self.notes["stop"]["loss"]}
 
     def _failed(self, reason: str) -> FleetServerError:
         return FleetServerError(
@@ -429,6 +450,23 @@ def _not_drainable(
     if status.receiver == "No" and status.applier == "No":
         return f"it has received more than it has applied. {_RESCUE}"
     return None
+
+
+def _compared(
+    fleet: Fleet, server: str, probe: SemiSyncProbe
+) -> SemiSyncProbe:
+    """Compare a probe with the standby as it is now."""
+    standby = pair_named(fleet.topology(), server).standby
+    if standby is None:
+        return probe
+    receiver = None
+    # A standby that does not respond is a problem of the plan.
+    with (
+        suppress(FleetServerError),
+        fleet.admin(standby, name=f"{server} standby") as admin,
+    ):
+        receiver = replication_of(admin).receiver()
+    return probe.compared(receiver)
 
 
 def _raised(number: int, highest: int) -> int:

@@ -100,16 +100,16 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """A table that was not compared, or not to its end.
+    """A table or a database that was not compared, or not to its end.
 
     :ivar database: name of the database.
-    :ivar table: name of the table.
+    :ivar table: name of the table; empty for the whole database.
     :ivar reason: why, and what to do.
     """
 
     database: str
-    table: str
     reason: str
+    table: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """Return it in JSON values."""
@@ -120,7 +120,8 @@ class Unread:
         }
 
     def __str__(self) -> str:
-        return f"{self.database}.{self.table}: not compared: {self.reason}"
+        place = ".".join(filter(None, (self.database, self.table)))
+        return f"{place}: not compared: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +206,13 @@ class DataReport:
         wrong = []
         if self.found:
             wrong.append(f"{self.found:,} differences")
-        if self.unread:
-            wrong.append(f"{len(self.unread):,} tables not compared")
+        tables = sum(bool(one.table) for one in self.unread)
+        for count, what in (
+            (tables, "tables"),
+            (len(self.unread) - tables, "databases"),
+        ):
+            if count:
+                wrong.append(f"{count:,} {what} not compared")
         verdict = ", ".join(wrong) or "equal"
         lines.append(f"{self.first} and {self.second}: {verdict}")
         return "\n".join(lines)

@@ -16,6 +16,7 @@ check is one function there, see :mod:`sqla_shard.fleet.findings`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any
 
 from sqla_shard.fleet import access_checks
 from sqla_shard.fleet import content_checks
+from sqla_shard.fleet import findings
 from sqla_shard.fleet import replication_checks
 from sqla_shard.fleet import setting_checks
 from sqla_shard.fleet.fact_reader import read_facts
@@ -34,10 +36,12 @@ from sqla_shard.fleet.findings import SEVERITIES
 from sqla_shard.fleet.findings import Severity
 from sqla_shard.fleet.fleet import Fleet
 
-__all__ = ["CHECKS", "DoctorReport", "diagnose", "examine"]
+__all__ = ["CHECKS", "DoctorReport", "check_names", "diagnose", "examine"]
 
 CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
 """The modules of the checks; the worst findings come from the first."""
+
+_MODULES = [module.__name__ for module in CHECKS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ def examine(
     others: Iterable[str] = (),
     environ: Mapping[str, str] = MappingProxyType({}),
     timeout: float = 15.0,
+    ignored: Collection[str] = (),
 ) -> DoctorReport:
     """Read all servers of a fleet, and return what is wrong.
 
@@ -111,20 +116,28 @@ def examine(
         ``os.environ``; they say which users are those of the application.
     :param timeout: seconds after which a server that has not responded is
         unknown.
+    :param ignored: names of checks that are not done; see
+        :func:`check_names`.
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
     return diagnose(
-        read_facts(fleet, others=others, environ=environ, timeout=timeout)
+        read_facts(fleet, others=others, environ=environ, timeout=timeout),
+        ignored=ignored,
     )
 
 
-def diagnose(facts: FleetFacts) -> DoctorReport:
+def diagnose(
+    facts: FleetFacts, *, ignored: Collection[str] = ()
+) -> DoctorReport:
     """Return what is wrong according to some facts; connects to nothing."""
     return DoctorReport(
         epoch=facts.topology.epoch,
         servers=len(facts.servers),
-        findings=tuple(
-            findings_of(facts, [module.__name__ for module in CHECKS])
-        ),
+        findings=tuple(findings_of(facts, _MODULES, ignored=ignored)),
     )
+
+
+def check_names() -> list[str]:
+    """Return the names of all checks, in their order."""
+    return findings.check_names(_MODULES)

@@ -23,13 +23,14 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.definitions import definition_of
 from sqla_shard.fleet.definitions import quoted
 from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.files import File
+from sqla_shard.fleet.files import Written
 from sqla_shard.fleet.row_copy import literal
 
 __all__ = [
@@ -118,18 +119,18 @@ def content_of(session: Admin, table: Table) -> TableContent:
 
 
 def write_dump(
-    session: Admin, tables: Iterable[Table], path: Path, *, comment: str
+    session: Admin, tables: Iterable[Table], output: Written, *, comment: str
 ) -> tuple[TableContent, ...]:
     """Write the tables of one database into a file.
 
     :param session: session of a snapshot.
     :param tables: the tables, as they were before the snapshot.
-    :param path: the new file.
+    :param output: the new file.
     :param comment: one line for its readers.
     :raises FleetServerError: if a table was changed since the snapshot.
     """
     found = []
-    with gzip.open(path, "wb", compresslevel=6) as file:
+    with gzip.open(output, "wb", compresslevel=6) as file:
         file.write(f"-- {comment}\n".encode())
         for statement in HEAD:
             file.write(f"{statement};\n".encode())
@@ -196,12 +197,12 @@ def _rows(session: Admin, table: Table) -> Iterator[str]:
             yield row
 
 
-def read_statements(path: Path) -> Iterator[str]:
+def read_statements(dump: File) -> Iterator[str]:
     """Yield the statements of a dump.
 
     :raises OSError: if it cannot be read, or is not compressed as it was.
     """
-    with gzip.open(path, "rb") as file:
+    with dump.open() as compressed, gzip.open(compressed, "rb") as file:
         lines: list[bytes] = []
         for line in file:
             if not lines and line.startswith(b"--"):

@@ -13,21 +13,37 @@ from collections.abc import Sequence
 
 from sqla_shard.fleet.admin import Admin
 
-__all__ = ["disable_events", "enable_events", "events_of", "set_scheduler"]
+__all__ = [
+    "disable_events",
+    "enable_events",
+    "events_of",
+    "replicated_events_of",
+    "set_scheduler",
+]
+
+#: The second one is that of MySQL 8.2 and later.
+_REPLICATED = ("SLAVESIDE_DISABLED", "REPLICA_SIDE_DISABLED")
 
 
-def events_of(admin: Admin, *, status: str = "ENABLED") -> list[list[str]]:
-    """Return the events of a server that have a status.
+def events_of(admin: Admin) -> list[list[str]]:
+    """Return the enabled events of a server.
 
-    :param status: such as ``"SLAVESIDE_DISABLED"``.
     :returns: database, name and definer of each, which a journal can hold.
     """
+    return _events(admin, "ENABLED")
+
+
+def replicated_events_of(admin: Admin) -> list[list[str]]:
+    """Return the events of a standby that are enabled on its primary."""
+    return _events(admin, *_REPLICATED)
+
+
+def _events(admin: Admin, *statuses: str) -> list[list[str]]:
     rows = admin.rows(
-        "SELECT event_schema, event_name, definer"
-        " FROM information_schema.events WHERE status = %s",
-        status,
+        "SELECT status, event_schema, event_name, definer"
+        " FROM information_schema.events"
     )
-    return [list(row) for row in rows]
+    return [event for status, *event in rows if status in statuses]
 
 
 def set_scheduler(admin: Admin, *, on: bool) -> bool:

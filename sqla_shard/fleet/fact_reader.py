@@ -33,6 +33,7 @@ from sqla_shard.fleet.facts import Session
 from sqla_shard.fleet.facts import Transaction
 from sqla_shard.fleet.facts import Version
 from sqla_shard.fleet.facts import Volume
+from sqla_shard.fleet.fences import grant_rows
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
@@ -51,6 +52,7 @@ GRACE = 2.0
 #: Errors after which a session has ended.
 _LOST = frozenset([0, 2006, 2013, 4031])
 _NO_SUCH_TABLE = 1109
+_DENIED = 1227
 #: Part of the time that may pass before pairs are compared.
 _FIRST = 0.7
 _SETTINGS = ("read_only", "event_scheduler")
@@ -381,6 +383,19 @@ def _application_users(
 # -- the parts of a server ------------------------------------------------
 
 
+def _ask_for(server: Replication, privilege: str) -> None:
+    """Refuse to read a part of which the server would show some rows only.
+
+    :raises FleetServerError: if the account lacks a global privilege.
+    """
+    if privilege not in server.own_privileges():
+        raise FleetServerError(
+            server=str(server.admin),
+            number=_DENIED,
+            reason=f"the operator lacks {privilege} ON *.*",
+        )
+
+
 def _variables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     admin = server.admin
     return {
@@ -400,6 +415,7 @@ def _clock(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    _ask_for(server, "PROCESS")
     return {
         "sessions": tuple(
             Session(number, user, host or "", command, int(seconds or 0))
@@ -430,11 +446,16 @@ def _logins(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     return {"logins": tuple(server.logins())}
 
 
+def _grants(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {"grants": tuple(grant_rows(server.admin))}
+
+
 def _configured(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     return {"configured": server.configured(*_SETTINGS)}
 
 
 def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    _ask_for(server, "EVENT")
     return {
         "events": tuple(
             Event(*row)
@@ -447,6 +468,7 @@ def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _databases(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    _ask_for(server, "SELECT")
     found = server.admin.rows(
         "SELECT schema_name FROM information_schema.schemata"
     )
@@ -499,6 +521,7 @@ _STATE: dict[tuple[str, ...], _Read] = {
     ("sessions",): _sessions,
     ("transactions",): _transactions,
     ("logins",): _logins,
+    ("grants",): _grants,
     ("configured",): _configured,
     ("events",): _events,
     ("databases",): _databases,

@@ -16,6 +16,7 @@ from typing import Any
 from typing import Literal
 from typing import NamedTuple
 
+from sqla_shard.fleet.fences import GrantRow
 from sqla_shard.fleet.fleet_status import FleetStatus
 from sqla_shard.fleet.replication import Login
 from sqla_shard.fleet.replication import ReplicationStatus
@@ -178,6 +179,11 @@ class ServerFacts:
     def logins(self) -> tuple[Login, ...]:
         """Its accounts and roles."""
         return self.part("logins")  # type: ignore[no-any-return]
+
+    @property
+    def grants(self) -> tuple[GrantRow, ...]:
+        """Its grants on databases."""
+        return self.part("grants")  # type: ignore[no-any-return]
 
     @property
     def configured(self) -> Mapping[str, bool]:

@@ -40,6 +40,7 @@ from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.pair_checks import account_problems
 from sqla_shard.fleet.pair_checks import bypass_problems
+from sqla_shard.fleet.pair_checks import fence_problems
 from sqla_shard.fleet.pair_checks import followers
 from sqla_shard.fleet.pair_checks import long_work
 from sqla_shard.fleet.pair_checks import setting_problems
@@ -47,7 +48,7 @@ from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.role_change import RoleChange
+from sqla_shard.fleet.role_change import Promotion
 from sqla_shard.topology import Topology
 
 __all__ = ["Failover"]
@@ -62,7 +63,7 @@ _FENCE = 5
 _PATIENCE = 30.0
 
 
-class Failover(RoleChange):
+class Failover(Promotion):
     """Exchange the roles of a primary and its standby."""
 
     kind = "failover"
@@ -73,7 +74,7 @@ class Failover(RoleChange):
 
     @classmethod
     def planned(cls, fleet: Fleet, server: str) -> Plan:
-        """Return the plan, with everything that speaks against it.
+        """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or
             ``keyspace/name``.
@@ -128,6 +129,7 @@ class Failover(RoleChange):
                 )
             )
         found += standby_problems(old, new, lag=_LAG)
+        found += fence_problems(old, new)
         found += account_problems(accounts, old, new)
         found += bypass_problems(accounts, old)
         found += bypass_problems(accounts, new)
@@ -280,17 +282,24 @@ class Failover(RoleChange):
         return {"position": last}
 
     def _open_new(self) -> Mapping[str, Any] | None:
-        found = None
+        found: Mapping[str, Any] | None = None
         if not self._is_fenced:
             # Another process has fenced it.  It may have been restarted with
             # a configuration that lets it be written.
             try:
                 self.old.close_writes()
             except FleetServerError as error:
+                # One that answers may still be written: then two servers of
+                # the pair could be.
+                if not error.is_unanswered:
+                    raise
                 found = {"problem": f"{error}; look at the old primary"}
         self.new.open_writes()
         if self._is_fenced:
-            self.old.thaw()
+            found = self._if_reachable(
+                lambda: self.old.thaw(),
+                "its session was closed, which ends the read lock",
+            )
         return found
 
     def _attach(self) -> Mapping[str, Any] | None:
@@ -392,12 +401,16 @@ class Failover(RoleChange):
         return None
 
     def _if_reachable(
-        self, work: Callable[[], Mapping[str, Any] | None]
+        self,
+        work: Callable[[], Mapping[str, Any] | None],
+        remedy: str = "attach or rebuild it with: sqla-shard fleet replica",
     ) -> Mapping[str, Any] | None:
         """Do work on the old primary; report one that fails.
 
         The new primary is open: an old one that is lost must not keep the
         operation, and with it the lock of the fleet, pending.
+
+        :param remedy: what is said about the failure.
         """
         try:
             return work()
@@ -405,10 +418,7 @@ class Failover(RoleChange):
             if error.server != self.full_name(self.plan.arguments["old"]):
                 raise
             self.disconnect()
-            return {
-                "problem": f"{error}; attach or rebuild it with: sqla-shard "
-                "fleet replica"
-            }
+            return {"problem": f"{error}; {remedy}"}
 
 
 def applications(admin: Admin, users: Collection[str]) -> set[int]:

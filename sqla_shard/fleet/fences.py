@@ -14,7 +14,8 @@ Limits:
 - Global privileges, roles and grants on tables bypass it;
   :meth:`Fence.problems` finds them.
 - The rows are not replicated: the target of a move replicates from the
-  source, and would fence itself.  Write them on each server.
+  source, and would fence itself.  Write them on each server;
+  :func:`carry_fences` does so for a copy.
 - Untested on MySQL 8.
 """
 
@@ -33,9 +34,18 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.replication import PUBLIC
 from sqla_shard.fleet.replication import replication_of
 
-__all__ = ["SYSTEM_USERS", "Fence", "escaped"]
+__all__ = [
+    "SYSTEM_USERS",
+    "Fence",
+    "GrantRow",
+    "carry_fences",
+    "escaped",
+    "grant_rows",
+    "usable",
+]
 
 SYSTEM_USERS = frozenset(
     (
@@ -66,7 +76,7 @@ def escaped(database: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
+class GrantRow:
     """A row of ``mysql.db``.
 
     :ivar account: user and host.
@@ -77,6 +87,83 @@ class _Row:
     account: tuple[str, str]
     pattern: str
     privileges: frozenset[str]
+
+
+def grant_rows(admin: Admin) -> list[GrantRow]:
+    """Return the rows of ``mysql.db`` of users who are not the server's."""
+    return [
+        GrantRow(
+            account=(row["User"], row["Host"]),
+            pattern=row["Db"],
+            privileges=frozenset(
+                name
+                for name, value in row.items()
+                if name.endswith("_priv") and value == "Y"
+            ),
+        )
+        for row in admin.mappings("SELECT * FROM mysql.db")
+        if row["User"] not in SYSTEM_USERS
+    ]
+
+
+def usable(rows: Iterable[GrantRow], databases: Iterable[str]) -> list[str]:
+    """Return the databases that an account can use, since none is fenced.
+
+    :param rows: rows of :func:`grant_rows`.
+    :param databases: names of databases.
+    """
+    every = list(rows)
+    shut = {(row.account, row.pattern) for row in every if not row.privileges}
+    return [
+        name
+        for name in databases
+        if any(
+            (account, escaped(name)) not in shut
+            for account in _matching(every, name)
+        )
+    ]
+
+
+def carry_fences(source: Admin, target: Admin) -> int:
+    """Give a server the fences of another one, and no others.
+
+    A copy of rows lacks those of its source, and a failover to it would open
+    its orphans.  Only fences that allow nothing are carried: those that allow
+    SELECT belong to the operation that is moving the databases.
+
+    :returns: the number of fences.
+    """
+    wanted, has = (
+        {(*row.account, row.pattern) for row in rows if _is_fence(row)}
+        for rows in (grant_rows(source), grant_rows(target))
+    )
+    if wanted != has:
+        with target.unlogged():
+            target.run_many(
+                "INSERT IGNORE INTO mysql.db (User, Host, Db)"
+                " VALUES (%s, %s, %s)",
+                sorted(wanted - has),
+            )
+            target.run_many(
+                "DELETE FROM mysql.db"
+                " WHERE User = %s AND Host = %s AND Db = %s",
+                sorted(has - wanted),
+            )
+        target.run("FLUSH LOCAL PRIVILEGES")
+    return len(wanted)
+
+
+def _is_fence(row: GrantRow) -> bool:
+    return not row.privileges and _WILDCARD.search(row.pattern) is None
+
+
+def _matching(
+    rows: Iterable[GrantRow], name: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the accounts that could use a database without the fence."""
+    for row in rows:
+        if _WILDCARD.search(row.pattern) and _like(row.pattern, name):
+            yield row.account
 
 
 class Fence:
@@ -113,7 +200,7 @@ class Fence:
                 dict.fromkeys(
                     account
                     for name in self.databases
-                    for account in self._matching(rows, name)
+                    for account in _matching(rows, name)
                 )
             )
         return self._known
@@ -124,18 +211,7 @@ class Fence:
 
     def missing(self) -> list[str]:
         """Return the databases that an account can still use."""
-        rows = self._rows()
-        shut = {
-            (row.account, row.pattern) for row in rows if not row.privileges
-        }
-        return [
-            name
-            for pattern, name in self._by_pattern.items()
-            if any(
-                (account, pattern) not in shut
-                for account in self._matching(rows, name)
-            )
-        ]
+        return usable(self._rows(), self.databases)
 
     def problems(self, place: str) -> list[Problem]:
         """Return everything that defeats the fence.
@@ -223,29 +299,13 @@ class Fence:
 
     # -- mysql.db ---------------------------------------------------------
 
-    def _rows(self) -> list[_Row]:
+    def _rows(self) -> list[GrantRow]:
         """Read the rows of accounts that are not exempt."""
         return [
-            _Row(
-                account=(row["User"], row["Host"]),
-                pattern=row["Db"],
-                privileges=frozenset(
-                    name
-                    for name, value in row.items()
-                    if name.endswith("_priv") and value == "Y"
-                ),
-            )
-            for row in self.admin.mappings("SELECT * FROM mysql.db")
-            if row["User"] not in self._exempt
+            row
+            for row in grant_rows(self.admin)
+            if row.account[0] not in self._exempt
         ]
-
-    def _matching(
-        self, rows: Sequence[_Row], name: str
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the accounts that could use a database without the fence."""
-        for row in rows:
-            if _WILDCARD.search(row.pattern) and _like(row.pattern, name):
-                yield row.account
 
     def _columns(self) -> list[str]:
         listed = self.admin.rows(
@@ -279,7 +339,7 @@ class Fence:
             if user not in self._exempt
         ]
         # MariaDB 10.11: what is granted to it, everybody has.
-        members += ["PUBLIC"] if "PUBLIC" in self.users() else []
+        members += [PUBLIC] if PUBLIC in self.users() else []
         if members:
             yield (
                 f"{shortened_list(sorted(members), 5)} have roles, whose "

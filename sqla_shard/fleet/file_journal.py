@@ -35,6 +35,7 @@ from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import FileSource
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
+from sqla_shard.topology.admission import check_next
 from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
@@ -156,6 +157,7 @@ class FileJournal:
             raise TopologyConflictError(
                 source=self.name, expected=expected_epoch, found=old.epoch
             )
+        check_next(old, new, source=self.name)
         mode = stat.S_IMODE(self.path.stat().st_mode)
         replace_file(self.path, to_json(new), mode)
         return new

@@ -17,6 +17,7 @@ of findings of the same severity.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -37,12 +38,14 @@ __all__ = [
     "Finding",
     "Findings",
     "Severity",
+    "check_names",
     "critical",
     "findings_of",
     "fleet_check",
     "info",
     "pair_check",
     "server_check",
+    "unknown",
     "warning",
 ]
 
@@ -100,6 +103,7 @@ def _finding(
 
 
 critical = partial(_finding, "critical")
+unknown = partial(_finding, "unknown")
 warning = partial(_finding, "warning")
 info = partial(_finding, "info")
 
@@ -138,16 +142,32 @@ def fleet_check(check: _FleetCheck) -> _FleetCheck:
     return check
 
 
-def findings_of(fleet: FleetFacts, modules: Iterable[str]) -> list[Finding]:
+def check_names(modules: Iterable[str]) -> list[str]:
+    """Return the names of the registered checks of some modules."""
+    return [name for module in modules for name, _ in _checks[module]]
+
+
+def findings_of(
+    fleet: FleetFacts,
+    modules: Iterable[str],
+    *,
+    ignored: Collection[str] = (),
+) -> list[Finding]:
     """Return what registered checks find, the worst first.
 
     :param fleet: the facts.
     :param modules: names of the modules of the checks; findings of the same
         severity are in their order.
+    :param ignored: names of checks that are not done.
     """
     found: list[Finding] = []
     undone: dict[tuple[str, str], list[str]] = {}
-    checks = [check for module in modules for check in _checks[module]]
+    checks = [
+        check
+        for module in modules
+        for check in _checks[module]
+        if check[0] not in ignored
+    ]
     for name, calls in checks:
         for call in calls(fleet):
             try:

@@ -192,11 +192,26 @@ def pair_named(topology: Topology, name: str) -> Pair:
 
 
 def all_pairs(topology: Topology) -> list[Pair]:
-    """Return every pair of the topology once, in its order."""
+    """Return every pair of the topology once, in its order.
+
+    The name of a pair is that of its server, with the keyspace if keyspaces
+    have different servers of that name.
+    """
     entries = list(_entries(topology))
-    names: dict[str, str] = {}
+    firsts: dict[str, tuple[Keyspace, Server]] = {}
+    for keyspace, server in entries:
+        firsts.setdefault(str(address_of(server.primary)), (keyspace, server))
+    places: dict[str, set[str]] = {}
     for _, server in entries:
-        names.setdefault(str(address_of(server.primary)), server.name)
+        places.setdefault(server.name, set()).add(
+            str(address_of(server.primary))
+        )
+    names = {
+        key: f"{keyspace.name}/{server.name}"
+        if len(places[server.name]) > 1
+        else server.name
+        for key, (keyspace, server) in firsts.items()
+    }
     return [Pair(name, _at(entries, key)) for key, name in names.items()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from datetime import timezone
 from typing import Any
+from typing import TYPE_CHECKING
 
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.fleet import Fleet
@@ -16,6 +17,10 @@ from sqla_shard.fleet.operation import UNDO
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.runner import operation_of
 from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import is_zookeeper
+
+if TYPE_CHECKING:
+    from sqla_shard.fleet.watch_votes import Watched
 
 __all__ = ["FleetStatus", "status"]
 
@@ -32,12 +37,15 @@ class FleetStatus:
     :ivar pending: the pending operation; None if there is none.
     :ivar is_published: whether the pending operation has published its
         topology.
+    :ivar watched: the watchers, and what they see; None if the topology is a
+        file.
     """
 
     fleet: str
     epoch: int
     pending: Pending | None
     is_published: bool = False
+    watched: Watched | None = None
 
     @property
     def is_interrupted(self) -> bool:
@@ -49,9 +57,11 @@ class FleetStatus:
         """What to run now, of which one is enough."""
         if self.pending is None or self.pending.running:
             return ()
+        if self.is_published:
+            return (_RESUME,)
         if self.pending.record.step == UNDO:
             return (_UNDO,)
-        return (_RESUME,) if self.is_published else (_RESUME, _UNDO)
+        return (_RESUME, _UNDO)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the status in JSON values."""
@@ -75,9 +85,17 @@ class FleetStatus:
             "epoch": self.epoch,
             "operation": operation,
             "commands": list(self.commands),
+            "watchers": None
+            if self.watched is None
+            else self.watched.as_dict(),
         }
 
     def __str__(self) -> str:
+        if self.watched is None:
+            return self._operation()
+        return f"{self._operation()}\n{self.watched}"
+
+    def _operation(self) -> str:
         first = f"{self.fleet}: epoch {self.epoch}"
         if self.pending is None:
             return f"{first}, no operation is pending"
@@ -97,7 +115,8 @@ class FleetStatus:
         else:
             lines.append(
                 f"interrupted: {record.holder} does not hold the lock any "
-                f"more; run: {' or: '.join(self.commands)}"
+                "more; until it ends no other operation starts, and no server "
+                f"is failed over; run: {' or: '.join(self.commands)}"
             )
         return "\n".join(lines)
 
@@ -117,7 +136,17 @@ def status(fleet: Fleet) -> FleetStatus:
         pending=pending,
         is_published=pending is not None
         and _is_published(fleet, pending.record, topology),
+        watched=_watched(fleet),
     )
+
+
+def _watched(fleet: Fleet) -> Watched | None:
+    if not is_zookeeper(fleet.location):
+        return None
+    # kazoo is needed for this alone.
+    from sqla_shard.fleet.watch_votes import watched
+
+    return watched(fleet)
 
 
 def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 from typing import ClassVar
@@ -157,7 +158,7 @@ class Operation(ABC):
 
     @abstractmethod
     def check(self) -> list[Problem]:
-        """Return everything that speaks against it; changes nothing."""
+        """Return all problems; change nothing."""
 
     @abstractmethod
     def steps(self) -> Sequence[Step]:
@@ -186,6 +187,15 @@ class Operation(ABC):
         return False
 
     # -- what they use ----------------------------------------------------
+
+    def checked(self) -> Plan:
+        """Return the plan with its steps, and the problems of the checks."""
+        with self:
+            return replace(
+                self.plan,
+                steps=tuple((step.name, step.text) for step in self.steps()),
+                problems=tuple(self.check()),
+            )
 
     @property
     def notes(self) -> Mapping[str, Any]:

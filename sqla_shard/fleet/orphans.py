@@ -8,9 +8,12 @@ operation that renamed it, in UTC.  Statements are in the binary log, so the
 standby does the same.  Limits:
 
 - A database is renamed only if it is fenced on the primary and the standby,
-  as a split leaves it, and the server that the topology names for it has it.
+  as a split leaves it, and it is proven that the server which the topology
+  names for it has its rows (:mod:`sqla_shard.fleet.orphan_proofs`).
 - The fence stays: otherwise an application with a late topology could create
   the database again.
+- ``fence`` fences them anew, such as after their grants were restored from a
+  backup, and ends the sessions that use them.
 - A server that has left the topology is not looked at.
 """
 
@@ -19,12 +22,13 @@ from __future__ import annotations
 import calendar
 import re
 import time
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
-from dataclasses import replace
+from functools import partial
 from typing import Any
 from typing import Literal
 
@@ -39,6 +43,9 @@ from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.moves import bare_url
 from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.orphan_proofs import proven_by_journal
+from sqla_shard.fleet.orphan_proofs import unequal
+from sqla_shard.fleet.orphan_proofs import without_rows
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.topology import Topology
@@ -47,7 +54,7 @@ from sqla_shard.topology.urls import address_of
 
 __all__ = ["GRACE", "Action", "Orphan", "OrphanChange", "orphans_of"]
 
-Action = Literal["rename", "restore", "drop"]
+Action = Literal["fence", "rename", "restore", "drop"]
 
 GRACE = 7 * 86400.0
 """Seconds between renaming and dropping, by default."""
@@ -162,7 +169,7 @@ def _seconds(text: str) -> float:
 
 
 class OrphanChange(Operation):
-    """Rename, restore or drop orphans of a server.
+    """Fence, rename, restore or drop orphans of a server.
 
     :param fleet: the fleet.
     :param plan: a plan of :meth:`planned`.
@@ -178,6 +185,8 @@ class OrphanChange(Operation):
         self._names = tuple(arguments["databases"])
         self._older_than = float(arguments["older_than"])
         self._allowed = tuple(arguments["allowed_users"])
+        # A plan of an older version has no such value.
+        self._accepts = bool(arguments.get("accept_differences"))
 
     @classmethod
     def planned(
@@ -189,15 +198,19 @@ class OrphanChange(Operation):
         databases: Sequence[str] = (),
         older_than: float = GRACE,
         allowed_users: Sequence[str] = (),
+        accept_differences: bool = False,
     ) -> Plan:
         """Plan a change.
 
         :param server: name of the server that the orphans are on.
         :param action: what to do with them.
-        :param databases: their names; by default all that are not renamed, or
-            to drop, all that were renamed before the grace period.
+        :param databases: their names; by default all that are not renamed, to
+            fence all, and to drop all that were renamed before the grace
+            period.
         :param older_than: the grace period in seconds.
         :param allowed_users: see :meth:`.Split.planned`.
+        :param accept_differences: whether to rename and drop databases
+            although it is not proven that their home has all of their rows.
         :raises UnknownServerError: if the topology has no such server.
         :raises FleetServerError: if the server does not answer.
         """
@@ -206,7 +219,8 @@ class OrphanChange(Operation):
             databases = [
                 orphan.database
                 for orphan in orphans_of(fleet, server)
-                if (action == "rename" and orphan.renamed is None)
+                if action == "fence"
+                or (action == "rename" and orphan.renamed is None)
                 or (action == "restore" and orphan.renamed is not None)
                 or (
                     action == "drop"
@@ -224,16 +238,11 @@ class OrphanChange(Operation):
                 "databases": list(databases),
                 "older_than": older_than,
                 "allowed_users": list(allowed_users),
+                "accept_differences": accept_differences,
             },
             costs=tuple(f"{action}: {name}" for name in databases),
         )
-        operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-            )
+        return cls(fleet, plan).checked()
 
     def check(self) -> list[Problem]:
         """Compare each database with the topology and both servers."""
@@ -274,7 +283,7 @@ class OrphanChange(Operation):
                     )
                 )
         found += self._homeless(topology, chosen)
-        if self._action != "drop":
+        if self._action in ("rename", "restore"):
             found += self._not_fenced(pair, chosen)
         return chosen, found
 
@@ -289,20 +298,42 @@ class OrphanChange(Operation):
             ),
         )
 
-    def undo(self) -> None:
-        """Rename what was renamed back; what was dropped stays so."""
+    def undo(self) -> str | None:
+        """Rename what was renamed back; what was dropped stays so.
+
+        :raises FleetServerError: if the server is away; it can be repeated.
+        """
         self.forget(self._url)
+        try:
+            return self._rename_back()
+        except FleetServerError as error:
+            raise FleetServerError(
+                server=error.server,
+                number=error.number,
+                reason=f"{error.reason}; when it responds, repeat: sqla-shard "
+                "fleet undo",
+            ) from error
+
+    def _rename_back(self) -> str | None:
         if self._action == "rename":
             for name in self._names:
                 _move_tables(self._primary, self._renamed(name), name)
         elif self._action == "restore":
             for name in self._names:
                 _move_tables(self._primary, _original(name), name)
+        elif self._action == "drop":
+            there = {name for (name,) in self._primary.rows("SHOW DATABASES")}
+            gone = [name for name in self._names if name not in there]
+            if gone:
+                return f"{shortened_list(gone, 5)} were dropped"
+        return None
 
     # -- checks -----------------------------------------------------------
 
     def _faults(self, orphan: Orphan) -> Iterator[str]:
         """Yield what is wrong with the state of a database."""
+        if self._action == "fence":
+            return
         if self._action == "rename":
             if orphan.renamed is not None:
                 yield "is renamed already"
@@ -332,8 +363,11 @@ class OrphanChange(Operation):
 
         Definitions are not compared: the home may have been migrated since.
         """
-        if self._action == "restore":
+        if self._action in ("fence", "restore"):
             return
+        pair = pair_named(topology, self._server)
+        proven: dict[str, set[str]] = {}
+        unproven: dict[str, list[str]] = {}
         here = self._primary.digests(orphan.database for orphan in chosen)
         has: dict[str, dict[str, dict[str, str]]] = {}
         for orphan in chosen:
@@ -348,6 +382,9 @@ class OrphanChange(Operation):
             url = bare_url(home[1])
             if url not in has:
                 admin = self.admin(url, f"{home[0]} primary")
+                proven[url] = proven_by_journal(
+                    self.fleet.journal, topology, pair, admin
+                )
                 has[url] = admin.digests(one.original for one in chosen)
             if orphan.original not in has[url]:
                 yield Problem(
@@ -367,11 +404,66 @@ class OrphanChange(Operation):
                     "shard by the topology, lacks them; drop them yourself "
                     "if a migration has",
                 )
+            elif not self._accepts:
+                yield from self._empty_homes(
+                    orphan, self.admin(url, f"{home[0]} primary"), there
+                )
+                if orphan.original not in proven[url]:
+                    unproven.setdefault(url, []).append(orphan.database)
+        for url, names in unproven.items():
+            if self._action == "drop":
+                yield from (
+                    Problem(
+                        name,
+                        "nothing in the journal proves that its home has its "
+                        "rows; restore it and rename it again, which compares "
+                        "them, or add --accept-differences",
+                    )
+                    for name in names
+                )
+            else:
+                yield from unequal(
+                    partial(self.fleet.admin, self._url, name=self._server),
+                    partial(self.fleet.admin, url, name="its home"),
+                    names,
+                )
+
+    def _empty_homes(
+        self, orphan: Orphan, home: Admin, tables: Iterable[str]
+    ) -> Iterator[Problem]:
+        """Yield an orphan whose home has lost, or never had, its rows."""
+        here = set(_tables(self._primary, orphan.database))
+        lacks = without_rows(
+            self._primary,
+            home,
+            (orphan.database, orphan.original),
+            sorted(here & {*tables}),
+        )
+        if lacks:
+            yield Problem(
+                orphan.database,
+                f"may be the only copy of the rows of the tables "
+                f"{shortened_list(lacks, 5)}, which are empty on {home}; if "
+                "its rows were deleted there, add --accept-differences",
+            )
 
     def _not_fenced(
         self, pair: Pair, chosen: Sequence[Orphan]
     ) -> Iterator[Problem]:
         """Yield the databases that an application can use."""
+        for role, fence in self._fences(pair, chosen):
+            for name in fence.missing():
+                yield Problem(
+                    name,
+                    f"is not fenced on the {role} of {self._server}: an "
+                    "application may be using it; fence it with: sqla-shard "
+                    f"fleet orphans fence {self._server}",
+                )
+
+    def _fences(
+        self, pair: Pair, chosen: Sequence[Orphan]
+    ) -> Iterator[tuple[str, Fence]]:
+        """Yield the fence of some orphans on the primary and the standby."""
         accounts = self.fleet.accounts
         exempt = {accounts.operator.user, *self._allowed}
         if accounts.replication is not None:
@@ -380,18 +472,14 @@ class OrphanChange(Operation):
             ("primary", pair.primary),
             ("standby", pair.standby),
         ):
-            if url is None:
-                continue
-            fence = Fence(
-                self.admin(bare_url(url), f"{pair.name} {role}"),
-                [orphan.original for orphan in chosen],
-                exempt=exempt,
-            )
-            for name in fence.missing():
-                yield Problem(
-                    name,
-                    f"is not fenced on the {role} of {self._server}: an "
-                    "application may be using it",
+            if url is not None:
+                yield (
+                    role,
+                    Fence(
+                        self.admin(bare_url(url), f"{pair.name} {role}"),
+                        [orphan.original for orphan in chosen],
+                        exempt=exempt,
+                    ),
                 )
 
     # -- the change -------------------------------------------------------
@@ -417,13 +505,17 @@ class OrphanChange(Operation):
         admin = self._primary
         there = {name for (name,) in admin.rows("SHOW DATABASES")}
         # Resumed, it may be days after the check.
-        _, problems = self._compared([n for n in self._names if n in there])
+        chosen, problems = self._compared(
+            [n for n in self._names if n in there]
+        )
         if problems:
             raise FleetServerError(
                 server=str(admin),
                 number=0,
                 reason="; ".join(map(str, problems)),
             )
+        if self._action == "fence":
+            return self._set_fences(chosen)
         admin.run("SET SESSION lock_wait_timeout = 5")
         for name in self._names:
             if self._action == "rename":
@@ -433,6 +525,19 @@ class OrphanChange(Operation):
             else:
                 admin.run(f"DROP DATABASE IF EXISTS {_quoted(name)}")
         return {"databases": len(self._names)}
+
+    def _set_fences(self, chosen: Sequence[Orphan]) -> Mapping[str, Any]:
+        """Fence orphans on the primary and the standby."""
+        pair = pair_named(self.fleet.topology(), self._server)
+        sessions = 0
+        for _, fence in self._fences(pair, chosen):
+            # A fence is no grant: sessions keep the privileges on their
+            # default database until they end.
+            if fence.missing():
+                fence.insert(readable=False)
+                fence.flush()
+                sessions += fence.kill_sessions()
+        return {"databases": len(chosen), "sessions": sessions}
 
 
 def _original(name: str) -> str:

@@ -6,12 +6,15 @@ Each function returns problems, all at once, and changes nothing.
 from __future__ import annotations
 
 from sqla_shard.exc import Problem
+from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.fences import grant_rows
 from sqla_shard.fleet.replication import Replication
 
 __all__ = [
     "account_problems",
     "bypass_problems",
+    "fence_problems",
     "followers",
     "form_problems",
     "long_work",
@@ -51,24 +54,15 @@ def setting_problems(*servers: Replication) -> list[Problem]:
 
 def privilege_problems(server: Replication) -> list[Problem]:
     """Return which privileges the operator lacks on a server."""
-    admin = server.admin
-    user, _, host = str(admin.value("SELECT CURRENT_USER()")).rpartition("@")
-    has = {
-        privilege
-        for (privilege,) in admin.rows(
-            "SELECT PRIVILEGE_TYPE FROM information_schema.user_privileges"
-            " WHERE GRANTEE = %s",
-            f"'{user}'@'{host}'",
-        )
-    }
+    has = server.own_privileges()
     lacks = [name for name in server.operator_privileges if name not in has]
     if not lacks:
         return []
     return [
         Problem(
-            admin.name,
-            f"the operator {user}@{host} lacks {', '.join(lacks)}; grant "
-            "these ON *.*",
+            server.admin.name,
+            f"the operator {server.admin.value('SELECT CURRENT_USER()')} "
+            f"lacks {', '.join(lacks)}; grant these ON *.*",
         )
     ]
 
@@ -128,6 +122,30 @@ def standby_problems(
             )
         )
     return found
+
+
+def fence_problems(
+    primary: Replication, standby: Replication
+) -> list[Problem]:
+    """Return what a failover to a standby would open.
+
+    The primary fences databases that the topology has elsewhere.
+    """
+    fenced, own = (
+        {row.pattern for row in grant_rows(server.admin) if not row.privileges}
+        for server in (primary, standby)
+    )
+    lacks = sorted(fenced - own)
+    if not lacks:
+        return []
+    return [
+        Problem(
+            standby.admin.name,
+            f"it does not fence {shortened_list(lacks, 5)}, as its primary "
+            "does, and a failover would open them; fence them with: "
+            "sqla-shard fleet orphans fence",
+        )
+    ]
 
 
 def form_problems(standby: Replication) -> list[Problem]:

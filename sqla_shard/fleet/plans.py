@@ -1,4 +1,4 @@
-"""Plans of fleet operations: what will be done, and what speaks against it."""
+"""Plans of fleet operations: steps, costs and problems."""
 
 from __future__ import annotations
 

@@ -4,20 +4,28 @@ Servers start read-only by their configuration, so that a former primary never
 takes a write.  The price is that the current primary stays closed after a
 restart.  It is opened only if the topology still names it and its standby has
 nothing that it lacks.
+
+Once it is open, applications write to it.  Undoing the operation does not
+close it again, unless the topology names another primary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
+from sqla_shard.exc import UnknownServerError
 from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.role_change import RoleChange
+from sqla_shard.topology.urls import address_of
 
 __all__ = ["Reopen"]
 
@@ -29,7 +37,7 @@ class Reopen(RoleChange):
 
     @classmethod
     def planned(cls, fleet: Fleet, server: str) -> Plan:
-        """Return the plan, with everything that speaks against it.
+        """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or
             ``keyspace/name``.
@@ -45,22 +53,33 @@ class Reopen(RoleChange):
     def check(self) -> list[Problem]:
         """Compare the primary with its standby."""
         self.warnings.clear()
+        return self._found(self._is_open, self._primary, self._standby)
+
+    def _found(self, *looks: Callable[[], Sequence[Problem]]) -> list[Problem]:
+        """Return the problems of some looks; a silent server is one, too."""
+        found: list[Problem] = []
         try:
-            return self._primary() + self._standby()
+            for look in looks:
+                found += look()
         except FleetServerError as error:
-            return [
+            found.append(
                 Problem(
                     error.server,
                     f"{error.reason} (error {error.number}); whether it has "
                     "later writes is unknown",
                 )
-            ]
+            )
+        return found
+
+    def _is_open(self) -> list[Problem]:
+        if self.old.is_read_only():
+            return []
+        text = "it is open; there is nothing to do"
+        return [Problem(self.old.admin.name, text)]
 
     def _primary(self) -> list[Problem]:
         place = self.old.admin.name
         found = []
-        if not self.old.is_read_only():
-            found.append(Problem(place, "it is open; there is nothing to do"))
         if self.old.status() is not None:
             found.append(
                 Problem(
@@ -111,20 +130,64 @@ class Reopen(RoleChange):
             ),
         )
 
-    def undo(self) -> None:
-        """Close the primary."""
-        self.old.close_writes()
+    def undo(self) -> str | None:
+        """Leave it open if it was opened: applications write to it."""
+        try:
+            if self.old.is_read_only():
+                return None
+            if not self._named():
+                return f"{self.old.admin} stays open: applications write to it"
+            self.old.close_writes()
+        except FleetServerError as error:
+            if not error.is_unanswered:
+                raise
+            # A server that is away must not keep the fleet locked; it starts
+            # closed.
+            return f"{error}; look whether it can be written"
+        except (FleetSetupError, UnknownServerError) as error:
+            # Nor must one that has left the topology.
+            return f"{error}; look whether it can be written"
+        return None
 
-    def _open_old(self) -> None:
-        self.old.open_writes()
+    def _open_old(self) -> Mapping[str, Any] | None:
+        # Again: a step that is resumed may have been checked long ago.
+        found = self._found(self._named, self._primary, self._standby)
+        if not found:
+            self.old.open_writes()
+            return None
+        reason = "; ".join(map(str, found))
+        if not self.old.is_read_only():
+            # It was opened before, and applications write to it.
+            return {"problem": f"{self.old.admin} is open, but: {reason}"}
+        raise FleetServerError(
+            server=str(self.old.admin),
+            number=0,
+            reason=f"it must not be opened: {reason}",
+        )
+
+    def _named(self) -> list[Problem]:
+        """Return a problem if the topology names another primary."""
+        # While it is applied, read with the session of the lock: that of the
+        # fleet may be behind.
+        topology = (self.hold or self.fleet).topology()
+        pair = pair_named(topology, self.server)
+        if str(address_of(pair.primary)) == self.plan.arguments["old"]:
+            return []
+        text = "the topology does not name it as the primary any more"
+        return [Problem(self.old.admin.name, text)]
 
     def _verify(self) -> Mapping[str, Any] | None:
         if self.plan.arguments["new"] is None:
             return None
-        status = self.new.status()
+        try:
+            status = self.new.status()
+            name = str(self.new.admin)
+        except FleetServerError as error:
+            # Without its standby the primary stays open.
+            return {"problem": str(error)}
         if status is None or not status.runs:
             return {
-                "problem": f"{self.new.admin} does not replicate; see: "
+                "problem": f"{name} does not replicate; see: "
                 "sqla-shard fleet doctor"
             }
         return None

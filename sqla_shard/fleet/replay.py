@@ -17,6 +17,7 @@ from itertools import combinations
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.binlog_archive import archives_of
 from sqla_shard.fleet.binlog_archive import BinlogArchive
 from sqla_shard.fleet.binlog_archive import LogFile
 from sqla_shard.fleet.binlog_events import first_state
@@ -27,6 +28,7 @@ from sqla_shard.fleet.binlog_events import Transaction
 from sqla_shard.fleet.binlog_statements import NotReplayableError
 from sqla_shard.fleet.binlog_statements import rewritten
 from sqla_shard.fleet.replication import gtids
+from sqla_shard.fleet.storage import Storage
 
 __all__ = ["Moment", "Replay", "best_replay"]
 
@@ -95,7 +97,7 @@ class Replay:
 
         :returns: also if the logs do not reach from the backup to the moment.
         """
-        place = str(self._archive.folder)
+        place = self._archive.place
         archive = self._archive
         if not archive.logs:
             return [Problem(place, "no binary log was copied")]
@@ -153,14 +155,14 @@ class Replay:
             )
 
     def _reader(self) -> LogReader:
-        paths = [self._archive.folder / one.name for one in self._logs()]
+        paths = [self._archive.file(one) for one in self._logs()]
         return LogReader(paths, self._database, self._target)
 
     def _logs(self) -> Sequence[LogFile]:
         """Return the logs from that in which the backup was made."""
         logs = self._archive.logs
         for index in reversed(range(1, len(logs))):
-            state = first_state(self._archive.folder / logs[index].name)
+            state = first_state(self._archive.file(logs[index]))
             if state is not None and not self._is_later(state):
                 return logs[index:]
         return logs
@@ -218,10 +220,10 @@ class Replay:
 
         :raises BackupDamagedError: if the logs begin after it.
         """
-        log = self._logs()[0].name
-        state = first_state(self._archive.folder / log)
+        log = self._logs()[0]
+        state = first_state(self._archive.file(log))
         if state is None:
-            raise self._refused(f"{log} does not say where it begins")
+            raise self._refused(f"{log.name} does not say where it begins")
         if self._is_later(state):
             later = {
                 (*origin, number)
@@ -239,7 +241,7 @@ class Replay:
         return ahead, {domain for domain, _ in state}
 
     def _refused(self, reason: str) -> BackupDamagedError:
-        place = str(self._archive.folder)
+        place = self._archive.place
         problem = Problem(
             place,
             f"{reason}. Restore from a later backup, or from the logs of "
@@ -336,7 +338,7 @@ def _binlog(events: bytes) -> str:
 
 
 def best_replay(
-    archives: Sequence[BinlogArchive],
+    storage: Storage,
     position: str,
     database: str,
     target: str,
@@ -347,9 +349,9 @@ def best_replay(
     If the logs of several servers reach to a time, they must not contradict
     each other.
 
-    :param archives: the logs of all servers.
+    :param storage: where the logs of all servers are.
     """
-    problems: list[Problem] = []
+    archives, problems = archives_of(storage)
     good: list[Replay] = []
     for archive in archives:
         replay = Replay(archive, position, database, target, moment)
@@ -374,7 +376,7 @@ def best_replay(
     if good:
         # A standby that was late has less.
         return max(good, key=lambda one: one.count), []
-    if not archives:
+    if not archives and not problems:
         problems.append(
             Problem(
                 "binary logs",

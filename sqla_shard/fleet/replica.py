@@ -50,6 +50,7 @@ from sqla_shard.fleet.copies import Copy
 from sqla_shard.fleet.copies import copy_state
 from sqla_shard.fleet.copies import finish_copy
 from sqla_shard.fleet.definitions import databases_of
+from sqla_shard.fleet.fences import carry_fences
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.operation import Operation
@@ -105,7 +106,7 @@ class Replica(Operation):
         command: str | None = None,
         discard_errant: bool = False,
     ) -> Plan:
-        """Return the plan, with everything that speaks against it.
+        """Return the plan, with all problems.
 
         :param action: one of :data:`ACTIONS`.
         :param server: name of the server in the topology, or
@@ -148,14 +149,11 @@ class Replica(Operation):
             source = operation._choose()
         plan = replace(plan, arguments={**plan.arguments, "source": source})
         operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-                costs=tuple(operation._costs),
-                warnings=tuple(operation._warnings),
-            )
+        return replace(
+            operation.checked(),
+            costs=tuple(operation._costs),
+            warnings=tuple(operation._warnings),
+        )
 
     # -- checks -----------------------------------------------------------
 
@@ -228,7 +226,7 @@ class Replica(Operation):
         else:
             self._warnings.append(
                 f"it is copied from the primary {source.admin}, whose writes "
-                "stop for some milliseconds at the begin"
+                "stop for some milliseconds at the start"
             )
         if self._action == "rebuild":
             found += self._rebuild_problems()
@@ -429,6 +427,8 @@ class Replica(Operation):
 
     def _attach(self) -> None:
         target, primary = self._new, self._primary
+        # Accounts are not copied with the rows.
+        carry_fences(primary.admin, target.admin)
         semi_sync = primary.semi_sync()
         # A server that is only prepared must not acknowledge writes.
         if semi_sync is not None and semi_sync.source_enabled:

@@ -10,10 +10,12 @@ tests of this package.
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import ClassVar
@@ -24,6 +26,7 @@ from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
 
 __all__ = [
+    "PUBLIC",
     "Login",
     "MariaDBReplication",
     "MySQLReplication",
@@ -36,6 +39,11 @@ __all__ = [
 ]
 
 
+#: The role of MariaDB that everybody has, from 10.11.
+PUBLIC = "PUBLIC"
+
+#: A database in the text of a digest, before the name of a table.
+_NAMED = re.compile(r"`((?:[^`]|``)+)` \. `")
 _BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 
 
@@ -79,8 +87,11 @@ class SemiSync:
 
     :ivar source_on: whether COMMIT waits for a standby at this moment.
     :ivar source_enabled: whether it is configured to wait.
-    :ivar replica_on: whether the server acknowledges as a standby.
+    :ivar replica_on: whether the server is configured to acknowledge as a
+        standby.
+    :ivar acknowledges: whether it does so at this moment.
     :ivar after_sync: whether it waits before other sessions see the rows.
+    :ivar waits_alone: whether it waits while no standby is connected.
     :ivar timeout: seconds after which it stops waiting.
     :ivar standbys: number of standbys that acknowledge.
     """
@@ -88,7 +99,9 @@ class SemiSync:
     source_on: bool
     source_enabled: bool
     replica_on: bool
+    acknowledges: bool
     after_sync: bool
+    waits_alone: bool
     timeout: float
     standbys: int
 
@@ -210,9 +223,35 @@ class Replication(ABC):
         :returns: a sentence for each, with its remedy.
         """
 
+    def own_privileges(self) -> set[str]:
+        """Return the global privileges of the operator."""
+        user, _, host = str(
+            self.admin.value("SELECT CURRENT_USER()")
+        ).rpartition("@")
+        return {
+            privilege
+            for (privilege,) in self.admin.rows(
+                "SELECT privilege_type"
+                " FROM information_schema.user_privileges WHERE grantee = %s",
+                f"'{user}'@'{host}'",
+            )
+        }
+
     @abstractmethod
+    def past_read_only(self) -> set[str]:
+        """Return the privileges with which ``read_only`` is bypassed."""
+
     def bypassing(self) -> set[str]:
-        """Return the users whose writes ``read_only`` does not stop."""
+        """Return the users whose writes ``read_only`` does not stop.
+
+        They may have the privilege by a role, even one that is not active.
+        """
+        privileges = self.past_read_only()
+        return {
+            login.user
+            for login in self.logins()
+            if login.privileges & privileges
+        }
 
     # -- positions --------------------------------------------------------
 
@@ -356,6 +395,10 @@ class Replication(ABC):
         """
         self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
 
+    def stop_receiver(self) -> None:
+        """Stop receiving; the applier is not touched."""
+        self.admin.run(f"STOP {self.REPLICA} IO_THREAD")
+
     def stop(self) -> None:
         """Stop receiving and applying; the position is remembered."""
         self.admin.run(f"STOP {self.REPLICA}")
@@ -365,12 +408,38 @@ class Replication(ABC):
         self.stop()
         self.admin.run(f"RESET {self.REPLICA} ALL")
 
+    @abstractmethod
+    def receiver(self) -> tuple[int, int] | None:
+        """Identify the thread that receives; None if there is none.
+
+        Another START, or a restart of the server, gives another one, which
+        may have deleted what was received and not applied.
+
+        :returns: number of the thread, and when the server was started, in
+            seconds since the epoch; it may differ by 1 from call to call.
+        """
+
+    def server_id(self) -> int:
+        """Return its ``server_id``."""
+        return int(self.admin.value("SELECT @@GLOBAL.server_id"))
+
+    def _started(self) -> int:
+        now = int(self.admin.value("SELECT UNIX_TIMESTAMP()"))
+        return now - int(self.admin.counters("uptime")["uptime"])
+
     # -- semi-synchronous replication -------------------------------------
+
+    @abstractmethod
+    def longest_wait(self) -> float:
+        """Return for how many seconds a COMMIT has waited for a standby.
+
+        :returns: the longest, or more; 0 if none waits.
+        """
 
     def semi_sync(self) -> SemiSync | None:
         """Return its state; None if the server does not have it."""
-        source, replica = self.SEMI_SYNC
         found = self.admin.variables("rpl_semi_sync_%")
+        source, replica = self._semi_sync_names(found)
         enabled = found.get(f"{source}_enabled")
         if enabled is None and f"{replica}_enabled" not in found:
             return None
@@ -380,15 +449,32 @@ class Replication(ABC):
             and enabled == "ON",
             source_enabled=enabled == "ON",
             replica_on=found.get(f"{replica}_enabled") == "ON",
+            acknowledges=found.get(f"{replica}_enabled") == "ON"
+            and status.get(f"{replica}_status") == "ON",
             after_sync=found.get(f"{source}_wait_point") == "AFTER_SYNC",
+            waits_alone="ON"
+            in (
+                found.get(f"{source}_wait_no_slave"),
+                found.get(f"{source}_wait_no_replica"),
+            ),
             timeout=int(found.get(f"{source}_timeout", 0)) / 1000,
             standbys=int(status.get(f"{source}_clients", 0)),
         )
 
     def set_semi_sync(self, *, source: bool, replica: bool) -> None:
         """Let the server wait for standbys, or acknowledge as one."""
-        for role, on in zip(self.SEMI_SYNC, (source, replica), strict=True):
+        names = self._semi_sync_names()
+        for role, on in zip(names, (source, replica), strict=True):
             self.admin.run(f"SET GLOBAL {role}_enabled = {int(on)}")
+
+    def _semi_sync_names(
+        self, found: Mapping[str, str] | None = None
+    ) -> tuple[str, str]:
+        """Return the beginnings of the names of its variables.
+
+        :param found: these variables, if they were read.
+        """
+        return self.SEMI_SYNC
 
     # -- what is on the server --------------------------------------------
 
@@ -465,6 +551,36 @@ class Replication(ABC):
             for database, read, written in self.admin.rows(counts)
         }
 
+    def statements(self) -> dict[str, int] | None:
+        """Return the numbers of statements by the databases that they name.
+
+        A statement with several databases counts for each of them, and one
+        without for the default database.  They count from a restart, as
+        digests of the Performance Schema; their texts end after
+        ``performance_schema_max_digest_length`` bytes, and ``""`` has the
+        number of statements for whose digests there was no room.
+
+        :returns: None if the server does not count.
+        """
+        on = self.admin.variables("performance_schema")
+        if on.get("performance_schema") != "ON" or not self.admin.value(
+            "SELECT COUNT(*) FROM performance_schema.setup_consumers"
+            " WHERE name = 'statements_digest' AND enabled = 'YES'"
+        ):
+            return None
+        found: dict[str, int] = {}
+        # Applications name the database of each table: schema_name is NULL.
+        for default, text, count in self.admin.rows(
+            "SELECT schema_name, digest_text, count_star"
+            " FROM performance_schema.events_statements_summary_by_digest"
+        ):
+            names = {""} if text is None else set(_NAMED.findall(text))
+            if default is not None:
+                names.add(default)
+            for name in names:
+                found[name] = found.get(name, 0) + int(count)
+        return found
+
 
 class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
@@ -516,9 +632,10 @@ class MariaDBReplication(Replication):
             )
         return found
 
-    def bypassing(self) -> set[str]:
-        """Look for READ_ONLY ADMIN, which SUPER does not include."""
-        return _users_with(self.admin, "READ_ONLY ADMIN")
+    def past_read_only(self) -> set[str]:
+        """READ_ONLY ADMIN, which SUPER includes before MariaDB 10.11."""
+        is_old = self.admin.version < (10, 11)
+        return {"READ_ONLY ADMIN", *(["SUPER"] if is_old else [])}
 
     def position(self) -> str:
         """Return ``gtid_binlog_pos``."""
@@ -678,6 +795,22 @@ class MariaDBReplication(Replication):
         )
         self.start()
 
+    def receiver(self) -> tuple[int, int] | None:
+        """Read the list of processes."""
+        rows = self.admin.rows(
+            "SELECT id FROM information_schema.processlist"
+            " WHERE command = 'Slave_IO'"
+        )
+        return (int(rows[0][0]), self._started()) if rows else None
+
+    def longest_wait(self) -> float:
+        """Read the list of processes, which has milliseconds."""
+        found = self.admin.value(
+            "SELECT MAX(time_ms) FROM information_schema.processlist"
+            " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
+        )
+        return float(found or 0) / 1000
+
     def start_applier(self) -> None:
         """``START SLAVE SQL_THREAD``."""
         # Refuse it while the receiver is stopped: the server would delete the
@@ -725,12 +858,41 @@ class MariaDBReplication(Replication):
             " ON g.user = u.user AND g.host = u.host"
         )
         return _logins(
-            self.admin,
-            accounts,
-            self.admin.rows(
-                "SELECT user, host, role FROM mysql.roles_mapping"
-            ),
+            self.admin, accounts, self.role_members(), self._of_roles()
         )
+
+    def _of_roles(self) -> dict[str, set[str]]:
+        """Return the global privileges of each role, and of PUBLIC.
+
+        ``information_schema.user_privileges`` has accounts only.
+        """
+        found = {}
+        for (role,) in self.admin.rows(
+            "SELECT user FROM mysql.user WHERE is_role = 'Y'"
+        ):
+            # With quotes PUBLIC would be another role.
+            grants = (
+                self.admin.rows("SHOW GRANTS FOR PUBLIC")
+                if role == PUBLIC
+                else self.admin.rows("SHOW GRANTS FOR %s", role)
+            )
+            found[role] = {
+                privilege
+                for (grant,) in grants
+                for privilege in self._global(grant)
+            }
+        return found
+
+    def _global(self, grant: str) -> list[str]:
+        """Return the global privileges in a row of SHOW GRANTS."""
+        parts = re.match(r"GRANT (.*) ON \*\.\* TO ", grant)
+        if parts is None:
+            return []
+        if parts[1] != "ALL PRIVILEGES":
+            return parts[1].split(", ")
+        return [
+            str(row[0]).upper() for row in self.admin.rows("SHOW PRIVILEGES")
+        ]
 
 
 class MySQLReplication(Replication):
@@ -771,9 +933,9 @@ class MySQLReplication(Replication):
             },
         )
 
-    def bypassing(self) -> set[str]:
-        """Look for SUPER and CONNECTION_ADMIN; ``super_read_only`` holds."""
-        return _users_with(self.admin, "SUPER", "CONNECTION_ADMIN")
+    def past_read_only(self) -> set[str]:
+        """SUPER and CONNECTION_ADMIN; ``super_read_only`` stops these too."""
+        return {"SUPER", "CONNECTION_ADMIN"}
 
     def position(self) -> str:
         """Return ``gtid_executed``."""
@@ -818,7 +980,12 @@ class MySQLReplication(Replication):
         for part in str(left).replace("\n", "").split(","):
             origin, _, ranges = part.strip().partition(":")
             if origin:
-                found[origin] = sum(map(_length, ranges.split(":")))
+                found[origin] = sum(
+                    _length(interval)
+                    for interval in ranges.split(":")
+                    # MySQL 8.3 and later have tags between intervals.
+                    if interval[:1].isdigit()
+                )
         return found
 
     def committed(self) -> str:
@@ -826,9 +993,14 @@ class MySQLReplication(Replication):
         return self.position()
 
     def adopt(self, position: str, history: str = "") -> None:
-        """``RESET MASTER``, and set ``gtid_purged``."""
+        """Delete the binary log, and set ``gtid_purged``."""
         self.detach()
-        self.admin.run("RESET MASTER")
+        # 8.4 has the new words only, 8.0 the former ones only.
+        self.admin.run(
+            "RESET MASTER"
+            if self.admin.version < (8, 2)
+            else "RESET BINARY LOGS AND GTIDS"
+        )
         self.admin.run("SET GLOBAL gtid_purged = %s", position)
 
     def clone_from(self, host: str, port: int, account: Account) -> None:
@@ -874,6 +1046,19 @@ class MySQLReplication(Replication):
         )
         return [(row[0], row[1], row[2]) for row in rows]
 
+    def _semi_sync_names(
+        self, found: Mapping[str, str] | None = None
+    ) -> tuple[str, str]:
+        """Look which plugins are installed: the old ones have other names."""
+        if found is None:
+            found = self.admin.variables("rpl_semi_sync_%")
+        source, replica = self.SEMI_SYNC
+        if "rpl_semi_sync_master_enabled" in found:
+            source = "rpl_semi_sync_master"
+        if "rpl_semi_sync_slave_enabled" in found:
+            replica = "rpl_semi_sync_slave"
+        return source, replica
+
     def status(self) -> ReplicationStatus | None:
         """Parse ``SHOW REPLICA STATUS``."""
         rows = self.admin.mappings("SHOW REPLICA STATUS")
@@ -910,6 +1095,23 @@ class MySQLReplication(Replication):
         )
         self.start()
 
+    def receiver(self) -> tuple[int, int] | None:
+        """Read ``replication_connection_status``."""
+        rows = self.admin.rows(
+            "SELECT thread_id FROM"
+            " performance_schema.replication_connection_status"
+            " WHERE channel_name = '' AND thread_id IS NOT NULL"
+        )
+        return (int(rows[0][0]), self._started()) if rows else None
+
+    def longest_wait(self) -> float:
+        """Read the list of processes, which has whole seconds."""
+        found = self.admin.value(
+            "SELECT MAX(time) + 1 FROM information_schema.processlist"
+            " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
+        )
+        return float(found or 0)
+
     def snapshot_end(self, position: str) -> str:
         """Return the position."""
         return f"SQL_AFTER_GTIDS = '{position}'"
@@ -930,13 +1132,7 @@ class MySQLReplication(Replication):
             " ('mysql_native_password', 'caching_sha2_password',"
             " 'sha256_password') FROM mysql.user"
         )
-        return _logins(
-            self.admin,
-            accounts,
-            self.admin.rows(
-                "SELECT to_user, to_host, from_user FROM mysql.role_edges"
-            ),
-        )
+        return _logins(self.admin, accounts, self.role_members())
 
     def table_sizes(self) -> list[TableSize]:
         """Read them without the cache of 24 hours."""
@@ -989,19 +1185,6 @@ def _unlike(admin: Admin, wanted: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _users_with(admin: Admin, *privileges: str) -> set[str]:
-    rows = admin.rows(
-        "SELECT grantee, privilege_type"
-        " FROM information_schema.user_privileges"
-    )
-    return {
-        # 'user'@'host'
-        grantee.rpartition("@")[0].strip("'")
-        for grantee, privilege in rows
-        if privilege in privileges
-    }
-
-
 def _next_ids(admin: Admin) -> list[tuple[str, str, int, int]]:
     rows = admin.rows(
         "SELECT t.table_schema, t.table_name, t.auto_increment,"
@@ -1039,8 +1222,9 @@ def _configured(
 
 def _logins(
     admin: Admin,
-    accounts: Iterable[tuple[Any, ...]],
-    granted: Iterable[tuple[Any, ...]],
+    accounts: Sequence[tuple[Any, ...]],
+    granted: Iterable[tuple[str, str, str]],
+    of_roles: Mapping[str, set[str]] | None = None,
 ) -> list[Login]:
     roles: dict[str, set[str]] = {}
     for user, _, role in granted:
@@ -1051,15 +1235,25 @@ def _logins(
         " FROM information_schema.user_privileges"
     ):
         own.setdefault(grantee, set()).add(privilege)
-    of_roles = {
-        # 'role'@'', or 'role'@'%' on MySQL
-        grantee.rpartition("@")[0].strip("'"): privileges
-        for grantee, privileges in own.items()
-    }
+    # Without privileges an account has USAGE.
+    if any(f"'{u}'@'{host}'" not in own for u, host, _ in accounts if host):
+        raise FleetServerError(
+            server=str(admin),
+            number=1142,
+            reason="the privileges of other accounts are hidden from the "
+            "operator, who lacks SELECT ON mysql.*",
+        )
+    if of_roles is None:
+        # 'role'@'%' on MySQL
+        of_roles = {
+            grantee.rpartition("@")[0].strip("'"): privileges
+            for grantee, privileges in own.items()
+        }
+    of_all = of_roles.get(PUBLIC, set())
     found = []
     for user, host, is_open in accounts:
         all_roles = _closure(user, roles)
-        mine = set(own.get(f"'{user}'@'{host}'", ()))
+        mine = {*own.get(f"'{user}'@'{host}'", ()), *of_all}
         mine.update(*(of_roles.get(role, ()) for role in all_roles))
         found.append(
             Login(

@@ -18,7 +18,8 @@ binary logs.  Limits:
 * A statement in the logs that cannot be replayed in another database is
   refused; ALTER, CREATE, DROP, RENAME and TRUNCATE of tables can.
 * A restore holds the lock of the fleet.  In an emergency stop it with Ctrl-C,
-  which undoes it.
+  which undoes it.  One that was interrupted keeps all other operations out
+  until it is resumed or undone.
 
 Moments of MySQL 8 are refused: its binary logs are different.
 """
@@ -30,7 +31,6 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime
 from datetime import timezone
 from typing import Any
@@ -38,8 +38,8 @@ from typing import Any
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
+from sqla_shard.exc.base import bullets
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.binlog_archive import archives_of
 from sqla_shard.fleet.definitions import quoted
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import content_of
@@ -127,7 +127,17 @@ class Restore(Operation):
         if moment is not None and moment.gtid is not None:
             _check_gtid(moment.gtid)
         storage = Storage(folder)
-        name = backup or _latest(storage, keyspace, shard, moment).name
+        damaged: list[Problem] = []
+        if backup is None:
+            listing = storage.listing()
+            damaged = listing.problems
+            chosen_backup = _latest(listing.backups, keyspace, shard, moment)
+            if chosen_backup is None:
+                raise FleetSetupError(
+                    f"{storage} has no backup of shard {shard} of {keyspace}"
+                    f"{bullets(damaged)}; see: sqla-shard fleet backup list"
+                )
+            backup = chosen_backup.name
         server = server or f"{keyspace}/{home.name}"
         pair_named(topology, server)
         target = database or f"restored_{chosen.database_for(shard)}"
@@ -138,7 +148,7 @@ class Restore(Operation):
             epoch=topology.epoch,
             arguments={
                 "folder": str(storage),
-                "backup": name,
+                "backup": backup,
                 "keyspace": keyspace,
                 "shard": shard,
                 "server": server,
@@ -148,16 +158,14 @@ class Restore(Operation):
             },
             costs=(
                 "the primary and its standbys write the rows once more",
-                "no other fleet operation can run meanwhile",
+                (
+                    "no other fleet operation can run meanwhile, nor until "
+                    "an interrupted restore is resumed or undone"
+                ),
             ),
+            warnings=tuple(f"{one}: it was not considered" for one in damaged),
         )
-        operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-            )
+        return cls(fleet, plan).checked()
 
     # -- checks -----------------------------------------------------------
 
@@ -292,7 +300,9 @@ class Restore(Operation):
                 for statement in HEAD:
                     one.run_verbatim(statement)
             session.run_verbatim(f"USE {quoted(self._target)}")
-            for statement in read_statements(self._storage.path(backup, file)):
+            for statement in read_statements(
+                self._storage.file(backup.name, file.file)
+            ):
                 session.run_verbatim(statement)
                 self._look()
             self._verify(session, file)
@@ -378,7 +388,7 @@ class Restore(Operation):
         self, backup: Backup, file: DatabaseFile
     ) -> tuple[Replay | None, list[Problem]]:
         return best_replay(
-            archives_of(self._storage),
+            self._storage,
             backup.position,
             file.database,
             self._target,
@@ -387,22 +397,18 @@ class Restore(Operation):
 
 
 def _latest(
-    storage: Storage, keyspace: str, shard: int, moment: Moment | None
-) -> Backup:
+    backups: Sequence[Backup],
+    keyspace: str,
+    shard: int,
+    moment: Moment | None,
+) -> Backup | None:
     found = [
-        one
-        for one in storage.backups()
-        if one.database(keyspace, shard) is not None
+        one for one in backups if one.database(keyspace, shard) is not None
     ]
     if moment is not None and found:
         # If all are later, the checks of the first one say so.
         found = [one for one in found if _is_before(one, moment)] or found[:1]
-    if not found:
-        raise FleetSetupError(
-            f"{storage} has no backup of shard {shard} of {keyspace}; see: "
-            "sqla-shard fleet backup list"
-        )
-    return found[-1]
+    return found[-1] if found else None
 
 
 def _is_before(backup: Backup, moment: Moment) -> bool:

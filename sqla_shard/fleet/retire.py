@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -42,7 +41,7 @@ class Retire(Operation):
 
     @classmethod
     def planned(cls, fleet: Fleet, target: str) -> Plan:
-        """Return the plan, with everything that speaks against it.
+        """Return the plan, with all problems.
 
         :param target: ``host:port`` of the server.
         """
@@ -54,13 +53,7 @@ class Retire(Operation):
             arguments={"target": address},
             warnings=(_AFTERWARDS,),
         )
-        operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-            )
+        return cls(fleet, plan).checked()
 
     def check(self) -> list[Problem]:
         """Look who uses the server."""
@@ -124,8 +117,20 @@ class Retire(Operation):
             ),
         )
 
-    def undo(self) -> None:
-        """Leave the server read-only: nothing may write to it."""
+    def undo(self) -> str | None:
+        """Leave a server that was closed closed: nothing may write to it."""
+        try:
+            server = self._server
+            if not server.is_read_only():
+                return None
+            replicates = server.status() is not None
+        except FleetServerError as error:
+            if not error.is_unanswered:
+                raise
+            # A server that is away must not keep the fleet locked.
+            return f"{error}; look whether it is read-only"
+        detached = "" if replicates else " and does not replicate"
+        return f"{server.admin} stays read-only{detached}"
 
     def _close(self) -> None:
         self._server.close_writes()

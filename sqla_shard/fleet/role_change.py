@@ -1,4 +1,4 @@
-"""Operations that give a pair another primary."""
+"""Operations on the servers of a pair that change who may write."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
-__all__ = ["RoleChange"]
+__all__ = ["Promotion", "RoleChange"]
 
 
 class RoleChange(Operation):
-    """An operation from an old primary of a pair to a new one.
+    """An operation on the primary and the standby of a pair.
 
     Its plan has the addresses of both: URLs of a topology may have passwords.
 
@@ -45,7 +45,7 @@ class RoleChange(Operation):
         costs: Sequence[str],
         **arguments: Any,
     ) -> Plan:
-        """Return a plan with everything that speaks against it.
+        """Return a plan with all problems.
 
         :param server: name of the pair.
         :param title: with the fields ``{server}``, ``{old}`` and ``{new}``.
@@ -63,21 +63,8 @@ class RoleChange(Operation):
             costs=tuple(costs),
         )
         operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-                warnings=tuple(operation.warnings),
-            )
-
-    def is_published(self, topology: Topology) -> bool:
-        """Look which server is the primary."""
-        pair = pair_named(topology, self.server)
-        return bool(
-            topology.epoch > self.plan.epoch
-            and str(address_of(pair.primary)) == self.plan.arguments["new"]
-        )
+        plan = operation.checked()
+        return replace(plan, warnings=tuple(operation.warnings))
 
     def lacks_standby(self) -> Problem:
         """Return the problem of a pair without a standby."""
@@ -91,7 +78,7 @@ class RoleChange(Operation):
 
     @property
     def old(self) -> Replication:
-        """The old primary.
+        """The primary when the plan was made.
 
         :raises FleetServerError: if it cannot be connected to.
         """
@@ -99,7 +86,7 @@ class RoleChange(Operation):
 
     @property
     def new(self) -> Replication:
-        """The new primary.
+        """The standby when the plan was made.
 
         :raises FleetServerError: if it cannot be connected to.
         """
@@ -134,4 +121,16 @@ class RoleChange(Operation):
     def _at(self, address: str) -> Replication:
         return replication_of(
             self.admin(self.url_of(address), self.role(address))
+        )
+
+
+class Promotion(RoleChange):
+    """An operation that publishes the standby as the primary."""
+
+    def is_published(self, topology: Topology) -> bool:
+        """Look which server is the primary."""
+        pair = pair_named(topology, self.server)
+        return bool(
+            topology.epoch > self.plan.epoch
+            and str(address_of(pair.primary)) == self.plan.arguments["new"]
         )

@@ -55,7 +55,9 @@ from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.retire import Retire
+from sqla_shard.fleet.single_writer import CloseStandby
 from sqla_shard.fleet.split import Split
+from sqla_shard.topology import Topology
 
 __all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
@@ -67,6 +69,7 @@ _PATIENCE = 30.0
 T = TypeVar("T")
 
 _CLASSES: tuple[type[Operation], ...] = (
+    CloseStandby,
     DeadFailover,
     Failover,
     Reopen,
@@ -212,12 +215,15 @@ class _Run:
         if PUBLISH in self._hold.record.done or self._operation.is_published(
             topology
         ):
-            raise UndoRefusedError(operation=self._title, epoch=topology.epoch)
+            raise self._undo_refused(topology)
+
+    def _undo_refused(self, topology: Topology) -> UndoRefusedError:
+        return UndoRefusedError(operation=self._title, epoch=topology.epoch)
 
     def again(self) -> Result:
         """Continue what another process has left."""
         record = self._hold.record
-        if record.step == UNDO:
+        if record.step == UNDO and not self._has_published():
             return self.back()
         if record.step is None:
             # That process may have died before it had checked.
@@ -247,13 +253,22 @@ class _Run:
         return self._end("finished")
 
     def back(self) -> Result:
-        """Undo the steps."""
+        """Undo the steps.
+
+        :raises UndoRefusedError: if the topology is published after all.
+        """
         if self._hold.record.step is None:
             # Nothing was done: there is nothing that may be touched.
             return self._end("undone")
         # From here on the steps in the journal may be undone: the operation
         # cannot be finished any more.
         self._write(step=UNDO)
+        # Again: after this write no process can publish it, but until then
+        # one that had lost the lock could.
+        topology = _patiently(self._hold.topology)
+        if self._operation.is_published(topology):
+            self._write(step=PUBLISH)
+            raise self._undo_refused(topology)
         self._tell(UNDO, "undo", "restore the state before the operation")
         try:
             # The sessions may be what has failed.

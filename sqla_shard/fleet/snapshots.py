@@ -19,7 +19,7 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
 
-__all__ = ["Snapshots", "snapshots"]
+__all__ = ["Snapshots", "prepare_snapshot", "snapshots"]
 
 _LOCK_WAIT_TIMEOUT = 1205
 _TRIES = 10
@@ -68,7 +68,7 @@ def snapshots(
         for _ in range(count):
             session = admin.another(timeout=timeout)
             stack.callback(session.close)
-            _prepare(session)
+            prepare_snapshot(session)
             sessions.append(session)
         ids = tuple(one.value("SELECT CONNECTION_ID()") for one in sessions)
         with admin.another() as lock:
@@ -89,7 +89,8 @@ def snapshots(
         )
 
 
-def _prepare(session: Admin) -> None:
+def prepare_snapshot(session: Admin) -> None:
+    """Set up a session for a snapshot that is read for a long time."""
     session.run("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     session.run(
         "SET SESSION time_zone = '+00:00', sql_mode = '',"

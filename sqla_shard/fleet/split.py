@@ -16,6 +16,10 @@ the topology is published, and both sides are opened.  Limits:
   :mod:`sqla_shard.fleet.orphans` removes them.
 - Databases that move have no views, triggers, events, or foreign keys to
   others.
+- All rows that move are compared twice: at common points of replication before
+  writes stop, and, at the moment of the cutover, in snapshots that are read
+  afterwards.  See :mod:`~sqla_shard.fleet.cutover_contents`.  Meanwhile
+  no other operation can run.
 - The target must be a copy of the source, and a standby of it; if it is empty
   and the binary log of the source has everything, it is attached.
 """
@@ -25,16 +29,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.cutover_contents import CutoverContents
+from sqla_shard.fleet.cutover_contents import fault_of
+from sqla_shard.fleet.fences import carry_fences
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.moves import Move
@@ -88,6 +98,9 @@ class Split(Operation):
         self._patience = float(arguments["patience"])
         self._move = Move.from_arguments(arguments["move"])
         self._fences: dict[tuple[str, bool], Fence] = {}
+        # A plan of an older version has no limit.
+        self._compare_limit = arguments.get("compare_limit")
+        self._contents = self._contents_to_compare()
 
     @classmethod
     def planned(
@@ -102,6 +115,7 @@ class Split(Operation):
         weight: float | None = None,
         allowed_users: Sequence[str] = (),
         patience: float = 3.0,
+        compare_limit: float | None = 3600.0,
     ) -> Plan:
         """Plan a split.
 
@@ -117,6 +131,8 @@ class Split(Operation):
             fence, since they do not write.
         :param patience: seconds that the target may need for the last
             writes, while writes are stopped; then everything is undone.
+        :param compare_limit: seconds that the comparison of all rows may
+            take, before the cutover and after it; None compares no rows.
         :raises OperationRefusedError: if the arguments do not fit the
             topology, with all problems of them.
         """
@@ -143,6 +159,7 @@ class Split(Operation):
                 "move": move.as_arguments(),
                 "allowed_users": list(allowed_users),
                 "patience": patience,
+                "compare_limit": compare_limit,
             },
         )
         operation = cls(fleet, plan)
@@ -220,6 +237,13 @@ class Split(Operation):
             ),
             f"the sessions of the application on {server} end",
             (
+                "no rows are compared"
+                if self._compare_limit is None
+                else "all rows that move are read on both servers, before and "
+                f"after, for {self._compare_limit:g} s at most each time; "
+                "meanwhile no other operation can run"
+            ),
+            (
                 "each side has copies of the databases of the other, until "
                 "they are removed with: sqla-shard fleet orphans"
                 if staying
@@ -255,7 +279,7 @@ class Split(Operation):
             ),
             Step(
                 name="compare",
-                text=f"compare the tables of {target} and {source}",
+                text=f"compare the tables and rows of {target} and {source}",
                 run=self._compare,
             ),
             Step(
@@ -311,7 +335,7 @@ class Split(Operation):
             ),
             Step(
                 name="verify",
-                text="look at both pairs",
+                text="look at both pairs, and compare the rows at the cutover",
                 run=self._verify,
             ),
         )
@@ -322,8 +346,16 @@ class Split(Operation):
         self.forget(*self._move.urls.values())
         self._fences.clear()
         # First: until then nobody can write.
-        self._fence_of(self._source).delete()
-        self._source.open_writes()
+        try:
+            self._fence_of(self._source).delete()
+            self._source.open_writes()
+        except FleetServerError as error:
+            raise FleetServerError(
+                server=error.server,
+                number=error.number,
+                reason=f"{error.reason}; it cannot be opened while it is "
+                "away. When it responds, repeat: sqla-shard fleet undo",
+            ) from error
         others = (role for role in self._move.urls if role != "source")
         left = self._lost_at(others, self._undo_at)
         return "; ".join(left) or None
@@ -361,7 +393,7 @@ class Split(Operation):
                 attached.append(str(server.admin))
         return {"attached": attached} if attached else None
 
-    def _compare(self) -> None:
+    def _compare(self) -> Mapping[str, Any] | None:
         target = self._target
         self._catch_up(_WAIT, lag=1.0)
         problems = schema_problems(
@@ -373,9 +405,24 @@ class Split(Operation):
                 number=0,
                 reason="; ".join(problem.message for problem in problems),
             )
+        if self._contents is None:
+            return None
+        report = self._contents.before()
+        if not report.ok:
+            raise FleetServerError(
+                server=str(target.admin),
+                number=0,
+                reason=f"{fault_of(report)}; look at them with: "
+                f"{self._verify_command}; if rows differ, build the target "
+                "again; what cannot be compared moves with --skip-compare "
+                "only, and more time is given by --compare-limit",
+            )
+        return {"rows": report.rows, "seconds": round(report.seconds, 1)}
 
     def _prepare(self) -> None:
         for server in self._targets:
+            # It has copies of the orphans of the source, too.
+            carry_fences(self._source.admin, server.admin)
             # Of an earlier move in the other direction.
             self._fence_of(server).delete()
             fence = self._staying_fence_of(server)
@@ -390,6 +437,8 @@ class Split(Operation):
         self._catch_up(_WAIT, lag=_LAG)
         self._fence_of(self._source).users()
         self.prepare_publish()
+        if self._contents is not None:
+            self._contents.prepare()
         # Read now: the source may be lost when the target is opened.
         semi_sync = self._source.semi_sync()
         return {
@@ -398,6 +447,9 @@ class Split(Operation):
         }
 
     def _close(self) -> Mapping[str, Any]:
+        if self._contents is not None:
+            # Resumed, this process has not opened the sessions yet.
+            self._contents.prepare()
         fence = self._fence_of(self._source)
         fence.insert(readable=True)
         self._source.close_writes()
@@ -436,6 +488,8 @@ class Split(Operation):
                 f"is at {last} now, which {target.admin.name} has applied up "
                 f"to {applied}: somebody bypasses read_only",
             )
+        if self._contents is not None:
+            self._contents.take(last)
         return {"position": last}
 
     def _open_target(self) -> Mapping[str, Any] | None:
@@ -521,6 +575,8 @@ class Split(Operation):
         reported += self._lost_at(
             (role for role in self._move.urls if role != "target"), look
         )
+        if not problems:
+            reported += self._differences()
         if problems:
             raise FleetServerError(
                 server=self._move.target, number=0, reason="; ".join(problems)
@@ -529,6 +585,44 @@ class Split(Operation):
         if reported:
             notes["problem"] = "; ".join(reported)
         return notes
+
+    def _differences(self) -> Iterator[str]:
+        """Compare the rows at the cutover; it is too late to undo."""
+        if self._contents is None:
+            return
+        remedy = f"compare them with: {self._verify_command}"
+        try:
+            report = self._contents.after()
+        except FleetServerError as error:
+            yield f"rows at the cutover were not compared: {error}; {remedy}"
+            return
+        if report is None:
+            yield (
+                "the rows at the cutover were not compared, since the process "
+                f"that had opened the snapshots has ended; {remedy}"
+            )
+        elif not report.ok:
+            yield f"at the cutover {fault_of(report)}; {remedy}"
+
+    @property
+    def _verify_command(self) -> str:
+        """The command that compares the source and the target."""
+        move = self._move
+        if not move.is_in(self.fleet.topology()):
+            return (
+                f"sqla-shard fleet verify {move.server} --against "
+                f"{move.target_primary}"
+            )
+        return (
+            f"sqla-shard fleet verify {move.target} --against "
+            f"{move.source_primary} (what was written since differs)"
+        )
+
+    def disconnect(self) -> None:
+        """Close the sessions on all servers."""
+        if self._contents is not None:
+            self._contents.close()
+        super().disconnect()
 
     def _wrong(self, role: str) -> list[str]:
         """Return what is wrong with a server at the end.
@@ -593,11 +687,31 @@ class Split(Operation):
     # -- servers ----------------------------------------------------------
 
     def _at(self, role: str) -> Replication:
-        move = self._move
-        pair, _, place = role.partition(" ")
-        name = move.server if pair == "source" else move.target
         return replication_of(
-            self.admin(move.urls[role], f"{name} {place or 'primary'}")
+            self.admin(self._move.urls[role], self._name_of(role))
+        )
+
+    def _name_of(self, role: str) -> str:
+        pair, _, place = role.partition(" ")
+        name = self._move.server if pair == "source" else self._move.target
+        return f"{name} {place or 'primary'}"
+
+    def _contents_to_compare(self) -> CutoverContents | None:
+        """Return the rows that move; None if they are not compared."""
+        if self._compare_limit is None:
+            return None
+        return CutoverContents(
+            self._opener("source"),
+            self._opener("target"),
+            lambda: self._move.databases(self.fleet.topology()),
+            limit=float(self._compare_limit),
+            report=lambda text: self.report(text),
+        )
+
+    def _opener(self, role: str) -> Callable[[], Admin]:
+        """Return a function that opens other sessions on a server."""
+        return partial(
+            self.fleet.admin, self._move.urls[role], name=self._name_of(role)
         )
 
     @property

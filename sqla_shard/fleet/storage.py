@@ -1,5 +1,7 @@
 """The folder of backups and of copied binary logs.
 
+It is a path, or a URL of fsspec; see :mod:`sqla_shard.fleet.files`.
+
 ::
 
     FOLDER/backups/20261123T191500Z-server1-3f2a/manifest.json
@@ -7,46 +9,70 @@
     FOLDER/binlogs/10.0.0.7-3306/manifest.json
                                  binlog.000041 ...
 
-A backup is written under a name that ends with ``.partial`` and renamed when
-all is on disk: one whose process was killed is never listed.  Backups are not
-encrypted; who reads the folder reads the data.
+The manifest is written last, and removed first: a backup whose process was
+killed has none, and is never listed.  Nothing in a manifest is trusted that
+names another file.  Backups are not encrypted; who reads the folder reads the
+data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
+import re
+import secrets
 import time
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
+from typing import NamedTuple
+from typing import TypeVar
 from urllib.parse import quote
 
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import BackupNotFoundError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.dumps import TableContent
+from sqla_shard.fleet.files import File
+from sqla_shard.fleet.files import files_at
 from sqla_shard.util.json_values import parsed_json
 
 __all__ = [
+    "MANIFEST",
     "Backup",
     "DatabaseFile",
+    "Listing",
     "Storage",
+    "dump_name",
     "file_name",
-    "sha256_of",
-    "write_json",
+    "new_name",
+    "record_of",
+    "written_document",
 ]
 
+MANIFEST = "manifest.json"
+"""Name of the file that describes the other files of a folder."""
+
 _FORMAT = 1
-_PARTIAL = ".partial"
-_REMOVED = ".removed"
-_MANIFEST = "manifest.json"
+_BACKUPS = "backups"
+_BINLOGS = "binlogs"
 _DAY = 86_400.0
+#: Beginning of the names of backups: other folders are left alone.
+_TIME = re.compile(r"\d{8}T\d{6}Z-")
+_WORD = re.compile(r"\w+")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "int | None": (int, type(None)),
+}
+
+RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,90 +162,106 @@ class Backup:
         )
 
 
+class Listing(NamedTuple):
+    """What a folder contains.
+
+    :ivar backups: the finished backups, the oldest first.
+    :ivar problems: those that cannot be read.
+    :ivar unfinished: names of those without a manifest.
+    """
+
+    backups: list[Backup]
+    problems: list[Problem]
+    unfinished: list[str]
+
+
 class Storage:
     """A folder of backups.
 
-    :param folder: its path; it is created with the first backup.
+    :param folder: its path, or a URL of fsspec; it is created with the first
+        backup.
+    :raises MissingExtraError: if it is a URL, and fsspec is not installed.
+    :raises FleetSetupError: if the URL cannot be used.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder).absolute()
-        self._backups = self.folder / "backups"
+        self.files = files_at(folder)
 
     def __str__(self) -> str:
-        return str(self.folder)
+        return str(self.files)
 
     # -- writing ----------------------------------------------------------
 
-    def begin(self, name: str) -> Path:
-        """Create the folder of a backup that is not finished."""
-        self._backups.mkdir(parents=True, exist_ok=True)
-        path = self.partial(name)
-        path.mkdir()
-        return path
+    def finish(self, backup: Backup) -> None:
+        """Write the manifest of a backup of which all files are written.
 
-    def partial(self, name: str) -> Path:
-        """Return the folder of a backup that is not finished."""
-        return self._backups / f"{name}{_PARTIAL}"
+        :raises OSError: if a file is not as long as it was written.
+        """
+        for one in backup.databases:
+            file = self.file(backup.name, one.file)
+            self.files.sync(file.path)
+            size = self.files.size(file.path)
+            if size != one.size:
+                raise OSError(f"{file} has {size} bytes, not {one.size}")
+        self.files.replace(
+            self.file(backup.name, MANIFEST).path,
+            written_document(backup.as_dict()),
+        )
 
-    def finish(self, partial: Path, backup: Backup) -> None:
-        """Write the manifest, and give the folder its name."""
-        for path in partial.iterdir():
-            _sync(path)
-        write_json(partial / _MANIFEST, backup.as_dict())
-        _sync(partial)
-        partial.rename(self._backups / backup.name)
-        _sync(self._backups)
+    def remove(self, name: str) -> None:
+        """Remove a backup, its manifest first.
+
+        :raises OSError: if it cannot be removed; it is not listed any more.
+        """
+        if MANIFEST in self.files.names(f"{_BACKUPS}/{name}"):
+            self.files.remove(self.file(name, MANIFEST).path)
+        self.files.remove(f"{_BACKUPS}/{name}")
 
     # -- reading ----------------------------------------------------------
 
-    def backups(self) -> list[Backup]:
-        """Return the finished backups, the oldest first.
+    def listing(self) -> Listing:
+        """Return what the folder contains; a damaged backup is a problem.
 
-        :raises BackupDamagedError: if a manifest cannot be read.
+        :raises OSError: if the folder cannot be read.
         """
-        found = [
-            self.get(path.name)
-            for path in self._folders()
-            if not path.name.endswith((_PARTIAL, _REMOVED))
-        ]
-        return sorted(found, key=lambda one: (one.created, one.name))
-
-    def unfinished(self) -> list[str]:
-        """Return the names of backups that are not finished."""
-        return sorted(
-            path.name
-            for path in self._folders()
-            if path.name.endswith(_PARTIAL)
-        )
+        found = Listing([], [], [])
+        for name in self.files.names(_BACKUPS):
+            if MANIFEST not in self.files.names(f"{_BACKUPS}/{name}"):
+                if _TIME.match(name):
+                    found.unfinished.append(name)
+                continue
+            try:
+                found.backups.append(self._read(name))
+            except BackupDamagedError as error:
+                found.problems.extend(error.problems)
+        found.backups.sort(key=lambda one: (one.created, one.name))
+        return found
 
     def get(self, name: str) -> Backup:
         """Return a finished backup.
 
         :raises BackupNotFoundError: if there is none of that name.
         :raises BackupDamagedError: if its manifest cannot be read.
+        :raises OSError: if the folder cannot be read.
         """
-        finished = sorted(
-            path.name
-            for path in self._folders()
-            if not path.name.endswith((_PARTIAL, _REMOVED))
-        )
-        if name not in finished:
+        names = self.files.names(_BACKUPS)
+        # The name is compared, not opened: it could be a path.
+        if name not in names or MANIFEST not in self.files.names(
+            f"{_BACKUPS}/{name}"
+        ):
+            known = {one.name for one in self.listing().backups}
             raise BackupNotFoundError(
-                backup=name, folder=str(self), known=tuple(finished)
+                backup=name, folder=str(self), known=tuple(sorted(known))
             )
-        path = self._backups / name / _MANIFEST
-        try:
-            return _parsed(parsed_json(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BackupDamagedError(
-                (Problem(str(path), f"{type(error).__name__}: {error}"),),
-                backup=name,
-            ) from error
+        return self._read(name)
 
-    def path(self, backup: Backup, file: DatabaseFile) -> Path:
-        """Return the path of the dump of a database."""
-        return self._backups / backup.name / file.file
+    def file(self, name: str, file: str) -> File:
+        """Return a file of a backup.
+
+        :param name: name of the backup.
+        :param file: name of the file.
+        """
+        return File(self.files, f"{_BACKUPS}/{name}/{file}")
 
     def problems(
         self, backup: Backup, files: Sequence[DatabaseFile] | None = None
@@ -230,23 +272,30 @@ class Storage:
         """
         found = []
         for one in backup.databases if files is None else files:
-            path = self.path(backup, one)
-            try:
-                size = path.stat().st_size
-                damage = (
-                    f"it has {size} bytes, not {one.size}"
-                    if size != one.size
-                    else ""
-                    if sha256_of(path) == one.sha256
-                    else "its SHA-256 is not that of the manifest"
-                )
-            except OSError as error:
-                damage = f"it cannot be read ({error.strerror})"
+            file = self.file(backup.name, one.file)
+            damage = file.damage(one.size, one.sha256)
             if damage:
                 found.append(
-                    Problem(str(path), f"{damage}; use another backup")
+                    Problem(str(file), f"{damage}; use another backup")
                 )
         return found
+
+    def _read(self, name: str) -> Backup:
+        file = self.file(name, MANIFEST)
+        try:
+            with file.open() as opened:
+                return _parsed(parsed_json(opened.read()), name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BackupDamagedError(
+                (
+                    Problem(
+                        str(file),
+                        f"{type(error).__name__}: {error}; remove that "
+                        "folder, or restore the file",
+                    ),
+                ),
+                backup=name,
+            ) from error
 
     # -- retention --------------------------------------------------------
 
@@ -261,17 +310,21 @@ class Storage:
         """Remove backups that are neither among the last nor recent.
 
         They are counted for each set of virtual shards.  If no other backup
-        of the set is intact, the latest intact one stays.  Unfinished ones
-        are removed when nothing was written into them for a day.
+        of the set is intact, the latest intact one stays.  Unfinished ones,
+        and those that an interrupted call has left, are removed when their
+        files are a day old.  Backups that cannot be read stay; see
+        :meth:`listing`.
 
         :param keep_last: number of backups that stay, at least 1.
         :param keep_days: days for which each one stays.
         :param now: seconds since the epoch.
         :param dry_run: remove nothing.
         :returns: names of what was removed, or would be.
+        :raises OSError: if the folder cannot be read, or a file not removed.
         """
+        listing = self.listing()
         groups: dict[frozenset[tuple[str, int]], list[Backup]] = {}
-        for backup in self.backups():
+        for backup in listing.backups:
             groups.setdefault(backup.shards, []).append(backup)
         removed = []
         for group in groups.values():
@@ -286,12 +339,12 @@ class Storage:
                         old.remove(one)
                         break
             removed += [one.name for one in old]
-        for name in self.unfinished():
-            if now - _last_change(self._backups / name) > _DAY:
+        for name in listing.unfinished:
+            if now - self._last_change(name, now) > _DAY:
                 removed.append(name)
         if not dry_run:
             for name in removed:
-                self._remove(name)
+                self.remove(name)
         return removed
 
     def _any_intact(
@@ -303,30 +356,36 @@ class Storage:
             if one not in without
         )
 
-    def _remove(self, name: str) -> None:
-        # A half-removed backup must not be listed.
-        path = self._backups / name
-        gone = path.with_name(f"{name}{_REMOVED}")
-        path.rename(gone)
-        shutil.rmtree(gone)
-
-    def _folders(self) -> Sequence[Path]:
-        if not self._backups.is_dir():
-            return []
-        return [path for path in self._backups.iterdir() if path.is_dir()]
+    def _last_change(self, name: str, now: float) -> float:
+        """Return when something was written; now if that is unknown."""
+        folder = f"{_BACKUPS}/{name}"
+        names = self.files.names(folder)
+        paths = [f"{folder}/{one}" for one in names] or [folder]
+        times = [self.files.changed(path) for path in paths]
+        return max(now if time is None else time for time in times)
 
     # -- binary logs ------------------------------------------------------
 
-    def log_folder(self, address: str) -> Path:
-        """Return the folder of the binary logs of a server.
+    def log_folder(self, address: str) -> str:
+        """Return the path of the binary logs of a server in :attr:`files`.
 
         :param address: ``host:port``.
         """
-        return self.folder / "binlogs" / file_name(address.replace(":", "-"))
+        return f"{_BINLOGS}/{file_name(address.replace(':', '-'))}"
 
-    def log_folders(self) -> list[Path]:
-        """Return the folders of all servers with binary logs."""
-        return sorted((self.folder / "binlogs").glob(f"*/{_MANIFEST}"))
+    def log_folders(self) -> list[str]:
+        """Return the paths of all servers with binary logs.
+
+        :raises OSError: if the folder cannot be read.
+        """
+        folders = [f"{_BINLOGS}/{one}" for one in self.files.names(_BINLOGS)]
+        return [one for one in folders if MANIFEST in self.files.names(one)]
+
+
+def new_name(server: str) -> str:
+    """Return a name for a new backup of a server."""
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{now}-{file_name(server)}-{secrets.token_hex(2)}"
 
 
 def file_name(text: str) -> str:
@@ -334,51 +393,66 @@ def file_name(text: str) -> str:
     return quote(text, safe="")
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(2**20):
-            found.update(part)
-    return found.hexdigest()
+def written_document(document: Mapping[str, Any]) -> bytes:
+    """Return a manifest as it is written."""
+    return json.dumps(document, indent=1).encode()
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace a JSON document, so that it is on disk."""
-    partial = path.with_name(f"{path.name}{_PARTIAL}")
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    _sync(partial)
-    partial.rename(path)
-    _sync(path.parent)
+def record_of(kind: type[RecordT], document: Mapping[str, Any]) -> RecordT:
+    """Return a dataclass of JSON values, whose types are checked.
+
+    :param kind: a dataclass.
+    :param document: a value for each of its fields, and no other.
+    :raises ValueError: if a value has another type.
+    :raises TypeError: if one is missing, or unknown.
+    """
+    for field in fields(kind):  # type: ignore[arg-type]
+        types = _TYPES.get(str(field.type))
+        value = document.get(field.name)
+        if types is None or field.name not in document:
+            continue
+        is_right = isinstance(value, types)
+        if isinstance(value, bool) and bool not in types:
+            is_right = False
+        if not is_right:
+            raise ValueError(f"{field.name} is {value!r}, not {field.type}")
+    return kind(**document)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _last_change(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-
-
-def _parsed(document: Mapping[str, Any]) -> Backup:
+def _parsed(document: Mapping[str, Any], folder: str) -> Backup:
     if document["format"] != _FORMAT:
         raise ValueError(
             f"format {document['format']!r} is not of this version"
         )
     values = {key: document[key] for key in document if key != "format"}
-    databases = tuple(
-        DatabaseFile(
-            **{
-                **one,
-                "tables": tuple(
-                    TableContent(**table) for table in one["tables"]
-                ),
-            }
-        )
-        for one in values.pop("databases")
+    databases = tuple(_database(one) for one in values.pop("databases"))
+    backup = record_of(Backup, {**values, "databases": databases})
+    if backup.name != folder:
+        raise ValueError(f"it is the manifest of {backup.name!r}")
+    if len({one.file for one in databases}) < len(databases):
+        raise ValueError("it names a file more than once")
+    return backup
+
+
+def _database(document: Mapping[str, Any]) -> DatabaseFile:
+    tables: Iterable[Mapping[str, Any]] = document["tables"]
+    found = record_of(
+        DatabaseFile,
+        {
+            **document,
+            "tables": tuple(record_of(TableContent, one) for one in tables),
+        },
     )
-    return Backup(**values, databases=databases)
+    # A manifest that was tampered with must not name a file elsewhere, nor
+    # be a part of the statement that creates the database.
+    if found.file != dump_name(found.database):
+        raise ValueError(f"{found.file!r} is not the dump of a database")
+    for name in (found.charset, found.collation):
+        if not _WORD.fullmatch(name):
+            raise ValueError(f"{name!r} is not a character set or collation")
+    return found
+
+
+def dump_name(database: str) -> str:
+    """Return the name of the file of a database."""
+    return f"{file_name(database)}.sql.gz"

@@ -4,6 +4,10 @@ Below the path of the topology, ``/fleet/watch/votes/ID`` is what one watcher
 sees, and ``/fleet/watch/leader`` names the one that acts.  Both end with the
 session of their watcher.  The clocks of watchers may differ: a vote has
 durations, and it counts while it is renewed.
+
+A vote has the addresses of primaries, not the names of pairs: a watcher that
+reads an old topology must not vote on the primary of a new one.  A vote that
+is not valid is reported, and counts as one that is missing.
 """
 
 from __future__ import annotations
@@ -13,25 +17,45 @@ import time
 import uuid
 from collections.abc import Collection
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import replace
+from typing import Any
 
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.dead_failover import SemiSyncProbe
 from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.loss import Acknowledgements
+from sqla_shard.fleet.loss import SemiSyncProbe
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.follow.locations import zookeeper_options
 from sqla_shard.topology.zookeeper.publications import FLEET
+from sqla_shard.topology.zookeeper.publications import MAX_BYTES
 from sqla_shard.topology.zookeeper.publications import OPERATION
 from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 from sqla_shard.topology.zookeeper.store import Create
 from sqla_shard.topology.zookeeper.store import Replace
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from sqla_shard.util.json_values import parsed_json
 
-__all__ = ["Sight", "Votes", "doubt", "probe_of"]
+__all__ = [
+    "Sight",
+    "Votes",
+    "Watched",
+    "doubt",
+    "probe_of",
+    "vote_of",
+    "watched",
+]
 
 _VOTES = f"{FLEET}/watch/votes"
 _LEADER = f"{FLEET}/watch/leader"
+
+#: Greatest number of seconds in a vote: 30 years.
+_LONGEST = 1e9
+#: Greatest length of a text in a vote.
+_TEXT = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +66,45 @@ class Sight:
         last look succeeded.
     :ivar seen_ago: seconds since the last look that succeeded; None if none
         has.
-    :ivar semi_sync: whether COMMIT waited for a standby then.
-    :ivar timeout: seconds after which it stops waiting.
-    :ivar standbys: number of standbys that acknowledged.
+    :ivar acks: whether acknowledged writes were on the standby then.
     """
 
     lost_for: float | None
     seen_ago: float | None
-    semi_sync: bool = False
-    timeout: float = 0.0
-    standbys: int = 0
+    acks: Acknowledgements
+
+    def later(self, seconds: float) -> Sight:
+        """Return what is still true of it some seconds later."""
+        if self.seen_ago is None:
+            return self
+        return replace(self, seen_ago=self.seen_ago + seconds)
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Sight:
+        """Return the sight of a JSON object with all of its attributes.
+
+        :raises ValueError: if it has others, or values of other types.
+        """
+        _object(document, cls)
+        _seconds(document, "lost_for", "seen_ago", optional=True)
+        acks = document["acks"]
+        _object(acks, Acknowledgements)
+        _seconds(acks, "timeout", "waiting")
+        text = acks["doubt"]
+        if not isinstance(text, str) or len(text) > _TEXT:
+            raise ValueError("doubt is not a short text")
+        receiver = acks["receiver"]
+        if receiver is not None:
+            if not isinstance(receiver, list) or (
+                [type(one) for one in receiver] != [int, int]
+            ):
+                raise ValueError("receiver is not two integers")
+            receiver = (receiver[0], receiver[1])
+        return cls(
+            lost_for=document["lost_for"],
+            seen_ago=document["seen_ago"],
+            acks=Acknowledgements(**{**acks, "receiver": receiver}),
+        )
 
 
 def doubt(
@@ -63,6 +116,8 @@ def doubt(
     :param watchers: number of watchers, with those that do not respond.
     :param dead_after: seconds for which a majority must see it lost.
     """
+    # More may run than were configured.
+    watchers = max(watchers, len(sights))
     alive = sum(sight.lost_for is None for sight in sights)
     if alive:
         return f"{alive} of {watchers} watchers still see it"
@@ -83,20 +138,82 @@ def probe_of(sights: Collection[Sight], now: float) -> SemiSyncProbe | None:
     """Return the last look at a lost primary, of any watcher.
 
     :param sights: of all watchers, which do not see it any more.
-    :param now: seconds since the epoch.
+    :param now: seconds since the epoch; it is not seen until then.
     """
     seen = [sight for sight in sights if sight.seen_ago is not None]
     if not seen:
         return None
     last = min(seen, key=lambda sight: sight.seen_ago or 0.0)
-    # When even the last of them had missed it.
-    lost_for = min(sight.lost_for or 0.0 for sight in sights)
     return SemiSyncProbe(
-        seen=now - (last.seen_ago or 0.0),
-        lost=now - lost_for,
-        on=last.semi_sync,
-        timeout=last.timeout,
-        standbys=last.standbys,
+        seen=now - (last.seen_ago or 0.0), lost=now, acks=last.acks
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """The watchers of a fleet, and what each of them sees.
+
+    :ivar leader: name of the watcher that leads; None if none does.
+    :ivar votes: what each sees, by its name and the address of the primary;
+        None if its vote is not valid.
+    """
+
+    leader: str | None
+    votes: Mapping[str, Mapping[str, Sight] | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in JSON values."""
+        return {
+            "leader": self.leader,
+            "votes": {
+                name: None
+                if vote is None
+                else {key: asdict(one) for key, one in vote.items()}
+                for name, vote in self.votes.items()
+            },
+        }
+
+    def __str__(self) -> str:
+        if not self.votes:
+            return "watchers: none"
+        valid = [vote for vote in self.votes.values() if vote is not None]
+        lines = [f"watchers: {len(valid)}, led by {self.leader or 'none'}"]
+        for address in sorted({key for vote in valid for key in vote}):
+            sights = [vote[address] for vote in valid if address in vote]
+            seen = sum(sight.lost_for is None for sight in sights)
+            lines.append(
+                f"primary {address}: {seen} of {len(sights)} watchers see it"
+            )
+        lines += [
+            f"watcher {name}: its vote is not valid"
+            for name, vote in self.votes.items()
+            if vote is None
+        ]
+        return "\n".join(lines)
+
+
+def watched(fleet: Fleet) -> Watched:
+    """Return what the watchers of a fleet see.
+
+    :param fleet: its topology must be in ZooKeeper.
+    :raises TopologyUnavailableError: if ZooKeeper does not respond.
+    """
+    hosts, options = zookeeper_options(fleet.location)
+    with closing(ZooKeeperStore(hosts, options=options)) as store:
+        leader = store.read(_LEADER)
+        votes: dict[str, Mapping[str, Sight] | None] = {}
+        for name in sorted(store.names(_VOTES)):
+            node = store.read(f"{_VOTES}/{name}")
+            if node is not None:
+                try:
+                    votes[name] = vote_of(node.data)
+                except ValueError:
+                    votes[name] = None
+    return Watched(
+        leader=None
+        if leader is None
+        else leader.data.decode(errors="replace"),
+        votes=votes,
     )
 
 
@@ -112,14 +229,16 @@ class Votes:
         if not is_zookeeper(fleet.location):
             raise FleetSetupError(
                 f"{fleet.location} is not in ZooKeeper, where watchers vote; "
-                "publish the topology there: sqla-shard topology publish"
+                "push the topology there: sqla-shard -t zookeeper://... "
+                "topology push FILE"
             )
         hosts, options = zookeeper_options(fleet.location)
         self.name = uuid.uuid4().hex
         self._stale = stale
         self._mine = f"{_VOTES}/{self.name}"
-        # Version of each vote, and when it has changed.
+        # Version of each vote, and when it was older.
         self._renewed: dict[str, tuple[int, float | None]] = {}
+        self._collected = 0.0
         self._store = ZooKeeperStore(
             hosts, options={**options, "timeout": fleet.session_timeout}
         )
@@ -131,7 +250,7 @@ class Votes:
     def cast(self, sights: Mapping[str, Sight]) -> None:
         """Replace the vote of this watcher.
 
-        :param sights: by the name of the pair.
+        :param sights: by the address of the primary.
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """
         data = json.dumps(
@@ -144,28 +263,45 @@ class Votes:
         self._store.prepare(_VOTES, like=TOPOLOGY)
         self._store.commit(Create(self._mine, data, is_ephemeral=True))
 
-    def collect(self) -> list[dict[str, Sight]]:
-        """Return the votes that are renewed, by the name of the pair.
+    def collect(self) -> tuple[list[dict[str, Sight]], list[str]]:
+        """Return the votes that are renewed, and what is wrong with others.
 
+        :returns: votes by the address of the primary, and a sentence for each
+            that is not valid.
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """
         now = time.monotonic()
         found = []
+        problems = []
         renewed = {}
         for name in self._store.names(_VOTES):
             node = self._store.read(f"{_VOTES}/{name}")
             if node is None:
                 continue
             version, when = self._renewed.get(name, (node.version, None))
-            if name == self.name or version != node.version:
+            if name == self.name:
                 when = now
+            elif version != node.version:
+                # It was cast since the last call, which may be a while ago.
+                when = self._collected
             # One that was never seen to change may be of a dead process.
             renewed[name] = node.version, when
+            try:
+                vote = vote_of(node.data)
+            except ValueError as error:
+                problems.append(
+                    f"the vote of the watcher {name[:40]!r} does not count: "
+                    f"{str(error)[:100]}; update or stop that watcher, or "
+                    f"delete {_VOTES}/{name[:40]}"
+                )
+                continue
             if when is not None and now - when <= self._stale:
-                vote = json.loads(node.data)
-                found.append({one: Sight(**vote[one]) for one in vote})
+                found.append(
+                    {key: one.later(now - when) for key, one in vote.items()}
+                )
         self._renewed = renewed
-        return found
+        self._collected = now
+        return found, problems
 
     def leads(self) -> bool:
         """Return whether this watcher leads; it does if nobody else does.
@@ -174,7 +310,7 @@ class Votes:
         """
         node = self._store.read(_LEADER)
         if node is not None:
-            return node.data.decode() == self.name
+            return node.data == self.name.encode()
         new = Create(_LEADER, self.name.encode(), is_ephemeral=True)
         return self._store.commit(new) is not None
 
@@ -185,3 +321,33 @@ class Votes:
         """
         node = self._store.read(OPERATION)
         return node is not None and bool(node.data)
+
+
+def vote_of(data: bytes) -> dict[str, Sight]:
+    """Return the vote in a node, by the address of the primary.
+
+    :raises ValueError: if it is not valid.
+    """
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has {len(data):,} bytes")
+    document = parsed_json(data)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    return {name: Sight.from_dict(one) for name, one in document.items()}
+
+
+def _object(document: Any, kind: type[Any]) -> None:
+    names = {one.name for one in fields(kind)}
+    if not isinstance(document, dict) or document.keys() != names:
+        raise ValueError("it is not of this version")
+
+
+def _seconds(
+    document: Mapping[str, Any], *names: str, optional: bool = False
+) -> None:
+    for name in names:
+        value = document[name]
+        if optional and value is None:
+            continue
+        if type(value) not in (int, float) or not 0 <= value < _LONGEST:
+            raise ValueError(f"{name} is not a number of seconds")

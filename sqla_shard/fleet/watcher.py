@@ -14,15 +14,14 @@ says why:
 
 Without ZooKeeper nothing is done.  If the leader dies in a failover, the next
 one finishes it.  A primary that was restarted and is read-only is reported,
-not opened.  Two writable servers in a pair are reported at every look, not
-closed: the topology that a watcher has may be older than a failover.
+not opened.  A standby that can be written, as its primary can, is closed, see
+:mod:`~sqla_shard.fleet.single_writer`.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
+import re
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -30,6 +29,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import replace
+from datetime import datetime
+from datetime import timezone
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -41,16 +43,25 @@ from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.loss import Acknowledgements
+from sqla_shard.fleet.loss import acknowledgements
+from sqla_shard.fleet.loss import NONE
+from sqla_shard.fleet.loss import receiving
 from sqla_shard.fleet.operation import Progress
 from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.role_change import RoleChange
 from sqla_shard.fleet.runner import apply
 from sqla_shard.fleet.runner import resume
+from sqla_shard.fleet.single_writer import CloseStandby
+from sqla_shard.fleet.watch_hook import Hook
 from sqla_shard.fleet.watch_votes import doubt
 from sqla_shard.fleet.watch_votes import probe_of
 from sqla_shard.fleet.watch_votes import Sight
 from sqla_shard.fleet.watch_votes import Votes
 from sqla_shard.topology.follow import source_at
+from sqla_shard.topology.urls import address_of
 
 __all__ = ["WatchPolicy", "WatchReport", "Watcher"]
 
@@ -58,7 +69,12 @@ _log = logging.getLogger(__name__)
 
 #: Pairs that are looked at simultaneously.
 _THREADS = 16
-_KINDS = (DeadFailover.kind, Failover.kind)
+_DURATION = re.compile(r"-?\d[\d.,]* s\b")
+#: Seconds after an attempt that was undone before the next: otherwise they
+#: would fill the history.
+_RETRY = 60.0
+#: Operations of the history to look at.
+_HISTORY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +91,7 @@ class WatchPolicy:
     :ivar dry_run: whether to report only.
     :ivar hook: program and arguments that are run for each new line of a
         report, which is in the variable ``SQLA_SHARD_WATCH``.
+    :ivar hook_seconds: seconds after which it is killed.
     """
 
     watchers: int = 3
@@ -85,6 +102,7 @@ class WatchPolicy:
     allow_loss: bool = False
     dry_run: bool = False
     hook: Sequence[str] = ()
+    hook_seconds: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +122,17 @@ class WatchReport:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.lines and not self.troubles
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The lines and troubles without the durations in them.
+
+        Otherwise "2.5 s ago" would be another line half a second later.
+        """
+        return tuple(
+            _DURATION.sub("# s", line)
+            for line in (*self.lines, *self.troubles)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in JSON values."""
@@ -127,7 +156,8 @@ class Watcher:
     :param fleet: its topology must be in ZooKeeper.
     :param policy: the same for all watchers.
     :param progress: see :func:`~sqla_shard.fleet.apply`.
-    :raises FleetSetupError: if the topology is a file.
+    :raises FleetSetupError: if the topology is a file, or the hook is not a
+        program.
     """
 
     def __init__(
@@ -140,6 +170,7 @@ class Watcher:
         self.fleet = fleet
         self.policy = policy
         self._progress = progress
+        self._hook = Hook(policy.hook, seconds=policy.hook_seconds)
         self._votes = Votes(
             fleet, stale=max(3.0, 3 * (policy.every + 2 * policy.patience))
         )
@@ -150,7 +181,6 @@ class Watcher:
         )
         self._views: dict[tuple[str, str, str | None], _View] = {}
         self._paged: set[str] = set()
-        self._hooks: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Watcher:
         return self
@@ -165,6 +195,7 @@ class Watcher:
         self._views.clear()
         self._source.stop()
         self._votes.close()
+        self._hook.close()
 
     def look(self) -> WatchReport:
         """Look at every server once, vote, and act if this watcher leads."""
@@ -175,27 +206,37 @@ class Watcher:
                 is_leader=False,
                 troubles=(f"nothing is done without ZooKeeper: {error}",),
             )
-        self._page({*report.lines, *report.troubles})
-        return report
+        except ShardError as error:
+            # Such as a topology that is not valid: it may be mended.
+            report = WatchReport(
+                is_leader=False, troubles=(f"nothing is done: {error}",)
+            )
+        self._page(report)
+        if self._hook.failure is None:
+            return report
+        return replace(report, troubles=(*report.troubles, self._hook.failure))
 
     def _look(self) -> WatchReport:
         views = self._current()
         with ThreadPoolExecutor(_THREADS) as pool:
             found = list(pool.map(_View.look, views))
         lines = [line for part in found for line in part]
-        self._votes.cast({view.pair.name: view.sight() for view in views})
-        votes = self._votes.collect()
-        if not self._votes.leads():
-            return WatchReport(is_leader=False, lines=tuple(lines))
-        if self._votes.is_pending():
+        self._votes.cast({view.address: view.sight() for view in views})
+        votes, problems = self._votes.collect()
+        is_leader = self._votes.leads()
+        if not is_leader:
+            pass
+        elif self._votes.is_pending():
             lines += self._finish()
         else:
-            for view in views:
-                name = view.pair.name
-                if view.sight().lost_for is not None:
-                    sights = [vote[name] for vote in votes if name in vote]
-                    lines.append(f"{name}: {self._decide(name, sights)}")
-        return WatchReport(is_leader=True, lines=tuple(lines))
+            lines += [
+                f"{view.pair.name}: {done}"
+                for view in views
+                for done in self._act(view, votes)
+            ]
+        return WatchReport(
+            is_leader=is_leader, lines=tuple(lines), troubles=tuple(problems)
+        )
 
     def _current(self) -> list[_View]:
         """Return a view for each pair of the topology as it is now."""
@@ -209,19 +250,54 @@ class Watcher:
         self._views = views
         return list(views.values())
 
-    def _decide(self, name: str, sights: Sequence[Sight]) -> str:
+    def _act(
+        self, view: _View, votes: Sequence[Mapping[str, Sight]]
+    ) -> Iterator[str]:
+        """Yield what was done about a pair."""
+        if view.sight().lost_for is not None:
+            address = view.address
+            sights = [vote[address] for vote in votes if address in vote]
+            yield self._decide(view.pair, sights)
+        elif view.has_two_writers:
+            yield self._close_standby(view.pair)
+
+    def _close_standby(self, pair: Pair) -> str:
+        if self.policy.dry_run:
+            return "two servers can be written; dry run: nothing is closed"
+        reason = self._held_off(str(address_of(pair.primary)), CloseStandby)
+        if reason is not None:
+            return f"two servers can be written; nothing is closed: {reason}"
+        try:
+            plan = CloseStandby.planned(self.fleet, pair.name)
+            result = apply(self.fleet, plan, progress=self._progress)
+        except TopologyUnavailableError:
+            raise
+        except ShardError as error:
+            return f"two servers can be written; closing failed: {error}"
+        return (
+            f"two servers could be written; {result}; it may have writes of "
+            "its own: sqla-shard fleet doctor"
+        )
+
+    def _decide(self, pair: Pair, sights: Sequence[Sight]) -> str:
         """Return what was done about a lost primary, or why nothing was."""
         policy = self.policy
         reason = doubt(
             sights, watchers=policy.watchers, dead_after=policy.dead_after
         )
-        reason = reason or self._held_off(name)
+        reason = reason or self._held_off(
+            str(address_of(pair.primary)), DeadFailover, Failover
+        )
         if reason is not None:
             return f"the primary is lost; nothing is done: {reason}"
         probe = probe_of(sights, time.time())
         try:
             plan = DeadFailover.planned(
-                self.fleet, name, probe=probe, is_automatic=True
+                self.fleet,
+                pair.name,
+                probe=probe,
+                is_automatic=True,
+                allow_loss=policy.allow_loss,
             )
             reason = self._reason_against(plan)
             if reason is not None:
@@ -233,32 +309,41 @@ class Watcher:
             raise
         except ShardError as error:
             return f"the primary is lost; the failover failed: {error}"
-        return f"{result}; lost writes: {plan.arguments['loss']}"
+        return f"{result}; lost writes: {result.notes['verify']['loss']}"
 
     def _reason_against(self, plan: Plan) -> str | None:
         if plan.problems:
             return "; ".join(map(str, plan.problems))
         loss = str(plan.arguments["loss"])
-        if not loss.startswith("none") and not self.policy.allow_loss:
+        if not loss.startswith(NONE) and not self.policy.allow_loss:
             return (
                 f"acknowledged writes would be lost ({loss}); an operator may "
-                "decide: sqla-shard fleet failover --dead"
+                "decide: sqla-shard fleet failover "
+                f"{plan.arguments['server']} --dead"
             )
         return None
 
-    def _held_off(self, name: str) -> str | None:
-        """Return whether a pair had a failover a short time ago."""
-        for record in self.fleet.journal.history():
-            age = time.time() - record.started
-            if (
-                record.plan.get("kind") in _KINDS
-                and record.state == "finished"
-                and record.plan["arguments"].get("server") == name
-                and age < self.policy.hold_off
-            ):
+    def _held_off(self, primary: str, *kinds: type[RoleChange]) -> str | None:
+        """Return why no operation on a pair may be tried yet.
+
+        :param primary: address of its primary now.
+        """
+        for record in self.fleet.journal.history(_HISTORY):
+            arguments = record.plan.get("arguments", {})
+            if record.plan.get("kind") not in {kind.kind for kind in kinds}:
+                continue
+            if record.state == "undone":
+                is_same = arguments.get("old") == primary
+                seconds = min(self.policy.hold_off, _RETRY)
+                what = "attempt, which was undone,"
+            else:
+                is_same = arguments.get("new") == primary
+                seconds, what = self.policy.hold_off, "failover"
+            if is_same and time.time() - record.started < seconds:
                 return (
-                    f"it had a failover {age / 60:.0f} min ago, and the next "
-                    f"is held off for {self.policy.hold_off / 60:g} min"
+                    f"the last {what} was at {_clock(record.started)}; the "
+                    "next is held off until "
+                    f"{_clock(record.started + seconds)}"
                 )
         return None
 
@@ -283,23 +368,20 @@ class Watcher:
             return
         yield f"{result}; another watcher had started it"
 
-    def _page(self, lines: set[str]) -> None:
+    def _page(self, report: WatchReport) -> None:
         """Run the hook for what is new."""
-        self._hooks = [one for one in self._hooks if one.poll() is None]
-        for line in sorted(lines - self._paged):
-            _log.warning("%s", line, extra={"action": "watch"})
-            if self.policy.hook:
-                # Without the passwords of the accounts.
-                environ = {
-                    name: value
-                    for name, value in os.environ.items()
-                    if not name.startswith("SQLA_SHARD_")
-                }
-                environ["SQLA_SHARD_WATCH"] = line
-                self._hooks.append(
-                    subprocess.Popen([*self.policy.hook], env=environ)
-                )
-        self._paged = lines
+        lines = (*report.lines, *report.troubles)
+        for state, line in zip(report.state, lines, strict=True):
+            if state not in self._paged:
+                _log.warning("%s", line, extra={"action": "watch"})
+                self._hook.run(line)
+        self._hook.collect()
+        self._paged = set(report.state)
+
+
+def _clock(seconds: float) -> str:
+    found = datetime.fromtimestamp(seconds, timezone.utc)
+    return found.isoformat(" ", "seconds")
 
 
 class _View:
@@ -307,12 +389,15 @@ class _View:
 
     def __init__(self, fleet: Fleet, pair: Pair, patience: float) -> None:
         self.pair = pair
+        self.address = str(address_of(pair.primary))
         self._fleet = fleet
         self._patience = patience
         self._admins: dict[str, Admin] = {}
         self._seen: float | None = None
         self._lost: float | None = None
-        self._semi_sync: Mapping[str, Any] = {}
+        self._acks = Acknowledgements(doubt="nobody has looked")
+        #: URLs of the servers that could be written at the last look.
+        self._writable: set[str] = set()
 
     def close(self) -> None:
         """Close the sessions."""
@@ -320,21 +405,31 @@ class _View:
             admin.close()
         self._admins.clear()
 
+    @property
+    def has_two_writers(self) -> bool:
+        """Whether primary and standby could be written at the last look."""
+        return len(self._writable) == 2
+
     def sight(self) -> Sight:
         """Return what is known about the primary."""
         now = time.monotonic()
         return Sight(
             lost_for=None if self._lost is None else now - self._lost,
             seen_ago=None if self._seen is None else now - self._seen,
-            **self._semi_sync,
+            acks=self._acks,
         )
 
     def look(self) -> list[str]:
         """Look at both servers; return what is wrong."""
         name = self.pair.name
+        self._writable.clear()
         lines = [*self._look_at_primary()]
         if self.pair.standby is None:
-            return [*lines, f"{name}: it has no standby"]
+            lines.append(
+                f"{name}: it has no standby; build one: sqla-shard fleet "
+                f"replica build {name} HOST"
+            )
+            return lines
         return [*lines, *self._look_at_standby(self.pair.standby)]
 
     def _look_at_primary(self) -> Iterator[str]:
@@ -358,22 +453,29 @@ class _View:
                 self._lost = begin
 
     def _primary(self) -> Iterator[str]:
+        begin = time.monotonic()
         found = replication_of(self._admin(self.pair.primary, "primary"))
         is_closed = found.is_read_only()
-        semi_sync = found.semi_sync()
-        self._semi_sync = {}
-        if semi_sync is not None:
-            self._semi_sync = {
-                "semi_sync": semi_sync.source_on,
-                "timeout": semi_sync.timeout,
-                "standbys": semi_sync.standbys,
-            }
-        self._seen, self._lost = time.monotonic(), None
-        if is_closed:
+        # The time is that of the begin: what follows may take long.
+        acks = self._look_at_acks(found)
+        self._acks, self._seen, self._lost = acks, begin, None
+        if not is_closed:
+            self._writable.add(self.pair.primary)
+        else:
             yield (
                 f"{self.pair.name}: {found.admin} is read-only; if it was "
                 f"restarted: sqla-shard fleet reopen {self.pair.name}"
             )
+
+    def _look_at_acks(self, primary: Replication) -> Acknowledgements:
+        standby = None
+        if self.pair.standby is not None:
+            # Not an error of the primary.
+            with suppress(FleetServerError):
+                standby = receiving(
+                    replication_of(self._admin(self.pair.standby, "standby"))
+                )
+        return acknowledgements(primary, standby)
 
     def _look_at_standby(self, url: str) -> Iterator[str]:
         name = self.pair.name
@@ -381,9 +483,16 @@ class _View:
             found = replication_of(self._admin(url, "standby"))
             status = found.status()
             if not found.is_read_only():
-                yield f"{name}: {found.admin} can be written; close it"
+                self._writable.add(url)
+                yield (
+                    f"{name}: {found.admin} is the standby and can be "
+                    "written; on it: SET GLOBAL read_only = 1"
+                )
             if status is None or not status.runs:
-                yield f"{name}: {found.admin} does not replicate"
+                yield (
+                    f"{name}: {found.admin} does not replicate; see: "
+                    "sqla-shard fleet doctor"
+                )
         except FleetServerError as error:
             self._forget(url)
             yield (

@@ -40,7 +40,7 @@ from sqla_shard.fleet.journal import Record
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow.locations import zookeeper_options
-from sqla_shard.topology.zookeeper.publications import FLEET
+from sqla_shard.topology.zookeeper.publications import LOCK
 from sqla_shard.topology.zookeeper.publications import MAX_BYTES
 from sqla_shard.topology.zookeeper.publications import OPERATION
 from sqla_shard.topology.zookeeper.publications import OPERATIONS
@@ -55,8 +55,6 @@ from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["ZooKeeperJournal"]
-
-_LOCK = f"{FLEET}/lock"
 
 #: Operations to keep in the history.
 _KEEP = 100
@@ -106,7 +104,7 @@ class ZooKeeperJournal:
             store.sync()
             node = _operation(store)
             while node is not None:
-                lock = store.read(_LOCK)
+                lock = store.read(LOCK)
                 again = _operation(store)
                 # Otherwise it may have ended before the lock was read.
                 if lock is not None or again == node:
@@ -182,7 +180,7 @@ class ZooKeeperJournal:
                 node = _operation(store)
                 if node is None:
                     raise NoOperationError(fleet=self.name)
-                if store.read(_LOCK) is None:
+                if store.read(LOCK) is None:
                     hold = self._taken(store, node)
                     if hold is not None:
                         return hold
@@ -207,7 +205,7 @@ class ZooKeeperJournal:
                 hold.lock,
             )
         except TopologyUnavailableError as error:
-            lock = store.read(_LOCK)
+            lock = store.read(LOCK)
             # Others with the same token have other locks.
             if lock is None or lock.data != hold.lock.data:
                 raise store.unavailable(
@@ -245,7 +243,7 @@ class ZooKeeperJournal:
             store.close()
 
     def _locked_error(self, store: ZooKeeperStore) -> FleetLockedError:
-        lock = store.read(_LOCK)
+        lock = store.read(LOCK)
         node = _operation(store)
         found = {"title": "an operation", "holder": "another process"}
         if node is not None:
@@ -275,7 +273,7 @@ class _ZooKeeperHold:
         self.record = record
         self.version = 0
         self.lock = Create(
-            _LOCK,
+            LOCK,
             json.dumps(
                 {
                     "operation": record.id,
@@ -305,7 +303,7 @@ class _ZooKeeperHold:
                     f"{found.holder} has taken over {found.title}"
                 )
             self.version = node.version
-            lock = self._store.read(_LOCK)
+            lock = self._store.read(LOCK)
             if lock is not None:
                 if lock.data != self.lock.data:
                     raise self._lost("another process has it")
@@ -379,7 +377,7 @@ class _ZooKeeperHold:
             yield Replace(OPERATION, b"", self.version)
             yield Create(f"{OPERATIONS}/{record.id}", data)
         # Fails if the session has expired: then the lock is taken again.
-        yield Check(_LOCK, 0)
+        yield Check(LOCK, 0)
 
     def _is_written(self, record: Record, data: bytes) -> bool:
         """Return whether a write whose answer was lost took effect."""

@@ -46,8 +46,10 @@ from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.selection import shards_of
 from sqla_shard.schema.topology_changes import TopologyChanges
+from sqla_shard.schema.versions import has_no_version
 from sqla_shard.schema.versions import mark_lost
 from sqla_shard.schema.versions import others_of
+from sqla_shard.schema.versions import read_misplaced
 from sqla_shard.schema.versions import read_versions
 from sqla_shard.schema.versions import Version
 from sqla_shard.schema.versions import without_tables
@@ -273,7 +275,12 @@ class Environment:
             shards_of(self.places, self.keyspace, new)
         every = shards_of(self.places, self.keyspace)
         others = self.versions(others_of(versions, every))
-        return mark_lost(versions, others, new)
+        misplaced: list[Version] = []
+        if has_no_version([*versions, *others]):
+            misplaced = read_misplaced(
+                self.places, self.keyspace, self.version_table
+            )
+        return mark_lost(versions, others, new, misplaced)
 
     def run(self) -> None:
         """Run the command."""

@@ -18,6 +18,7 @@ from sqla_shard.exc import SchemaOptionError
 from sqla_shard.exc import UnknownServerError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Server
 from sqla_shard.topology.databases import Template
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "Shard",
     "as_ranges",
     "by_engine",
+    "misplaced_on",
     "parse_shards",
+    "shard_on",
     "shards_of",
     "template_of",
 ]
@@ -101,14 +104,44 @@ def shards_of(
 
 
 def _shard(places: Places, keyspace: Keyspace, shard_id: int) -> Shard:
-    place = places.place(keyspace, shard_id)
+    return _of_place(keyspace, places.place(keyspace, shard_id))
+
+
+def shard_on(
+    places: Places, keyspace: Keyspace, server: Server, shard_id: int
+) -> Shard:
+    """Return a shard as if the given server had it."""
+    return _of_place(keyspace, places.place_on(keyspace, server, shard_id))
+
+
+def _of_place(keyspace: Keyspace, place: Place) -> Shard:
     return Shard(
         keyspace=keyspace.name,
-        shard_id=shard_id,
+        shard_id=place.shard_id,
         server=place.server,
-        database=keyspace.database_for(shard_id),
+        database=keyspace.database_for(place.shard_id),
         place=place,
     )
+
+
+def misplaced_on(
+    places: Places, keyspace: Keyspace, server: Server
+) -> list[Shard]:
+    """Return shards whose databases a server has, but not the topology there.
+
+    :raises sqlalchemy.exc.DBAPIError: if the server cannot be read.
+    :raises OSError: if the directory of SQLite files cannot be read.
+    """
+    template = template_of(keyspace)
+    somewhere = places.place_on(keyspace, server, 0)
+    names = somewhere.backend.catalogue.databases(somewhere.engine)
+    held = {shard_id for item in server.shards for shard_id in item}
+    found = {template.shard_of(name) for name in names}
+    return [
+        shard_on(places, keyspace, server, shard_id)
+        for shard_id in keyspace.shard_ids
+        if shard_id in found and shard_id not in held
+    ]
 
 
 def template_of(keyspace: Keyspace) -> Template:

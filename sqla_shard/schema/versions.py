@@ -5,7 +5,9 @@ database dropped, looks like a new one.  An upgrade must not create empty
 tables there: ids would begin with 1 again, and two objects would have the same
 id.  So a database without a revision, where other shards of the keyspace have
 one, is changed only if the mark of provision, its own ledger, or an option of
-the command shows that it is new.
+the command shows that it is new.  Where none has one, the keyspace is new, or
+all shards have moved and the topology is an old one: then the servers are
+searched for databases that the topology places elsewhere.
 """
 
 from __future__ import annotations
@@ -20,18 +22,25 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.engine import Places
 from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc.base import shortened_list
 from sqla_shard.outbox.tables import LEDGER
 from sqla_shard.outbox.tables import PREFIX
 from sqla_shard.schema.ledger import UNDONE
 from sqla_shard.schema.ledger import VERSION_TABLE
 from sqla_shard.schema.selection import as_ranges
+from sqla_shard.schema.selection import misplaced_on
 from sqla_shard.schema.selection import Shard
+from sqla_shard.schema.selection import shard_on
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import Server
 
 __all__ = [
     "Open",
     "Version",
+    "has_no_version",
     "mark_lost",
     "others_of",
+    "read_misplaced",
     "read_versions",
     "revisions_text",
     "without_ledger",
@@ -135,15 +144,44 @@ def read_versions(
     return [found[shard.shard_id] for shard in shards]
 
 
+def read_misplaced(
+    places: Places, keyspace: Keyspace, version_table: str
+) -> list[Version]:
+    """Return versions of databases where the topology does not place them.
+
+    The error of a server that cannot be read is in the version of a shard
+    there.
+    """
+    answers = places.engines.in_parallel(
+        [
+            partial(_misplaced, places, keyspace, server, version_table)
+            for server in keyspace.servers
+        ],
+        "versions",
+    )
+    return [version for versions in answers for version in versions]
+
+
+def _misplaced(
+    places: Places, keyspace: Keyspace, server: Server, version_table: str
+) -> list[Version]:
+    try:
+        shards = misplaced_on(places, keyspace, server)
+        return _read_server(shards, version_table) if shards else []
+    except (DBAPIError, ServerUnreachableError, OSError) as error:
+        return [_unread(shard_on(places, keyspace, server, 0), error)]
+
+
 def _on_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
     try:
         return _read_server(shards, version_table)
     except (DBAPIError, ServerUnreachableError, OSError) as error:
         # OSError: the directory of SQLite files cannot be read.
-        return [
-            Version(shard=shard, error=str(error), cause=error)
-            for shard in shards
-        ]
+        return [_unread(shard, error) for shard in shards]
+
+
+def _unread(shard: Shard, error: Exception) -> Version:
+    return Version(shard=shard, error=str(error), cause=error)
 
 
 def _read_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
@@ -243,17 +281,31 @@ def others_of(
     return [shard for shard in shards if shard.shard_id not in asked]
 
 
+def has_no_version(versions: Sequence[Version]) -> bool:
+    """Return whether every database was read, and none has a revision.
+
+    The keyspace is new, or the topology is an old one and its shards have
+    moved: see :func:`read_misplaced`.
+    """
+    return any(_is_blank(version) for version in versions) and not any(
+        version.heads or version.error is not None for version in versions
+    )
+
+
 def mark_lost(
     versions: Sequence[Version],
     others: Sequence[Version],
     new: Sequence[int] = (),
+    misplaced: Sequence[Version] = (),
 ) -> list[Version]:
     """Return versions with :attr:`Version.lost` set.
 
     :param others: versions of the other shards, see :func:`others_of`.
     :param new: numbers of the shards that are new.
+    :param misplaced: versions of databases on other servers than in the
+        topology, see :func:`read_misplaced`.
     """
-    reason = _reason([*versions, *others])
+    reason = _reason([*versions, *others]) or _reason_of_misplaced(misplaced)
     if reason is None:
         return list(versions)
     return [
@@ -315,5 +367,22 @@ def _reason(versions: Sequence[Version]) -> str | None:
         return (
             "it is not known whether others have one: shard "
             f"{as_ranges(ids, 4)} could not be read"
+        )
+    return None
+
+
+def _reason_of_misplaced(versions: Sequence[Version]) -> str | None:
+    """Return the reason if shards have moved since the topology was read."""
+    found = [one.shard for one in versions if one.heads]
+    if found:
+        return (
+            "servers have databases with one that this topology places "
+            f"elsewhere: {shortened_list(found)}"
+        )
+    silent = {one.shard.server for one in versions if one.error is not None}
+    if silent:
+        return (
+            "it is not known whether another server has it: "
+            f"{shortened_list(sorted(silent))} could not be read"
         )
     return None

@@ -16,25 +16,26 @@ overlapping ranges, and servers of a keyspace with the same address.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sqla_shard.exc import Problem
+from sqla_shard.exc import StaleTopologyError
+from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.topology.changes import diff
 from sqla_shard.topology.changes import TopologyDiff
+from sqla_shard.topology.generations import leaps as generation_leaps
+from sqla_shard.topology.generations import lowered_generations
 from sqla_shard.topology.keyspaces import common
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.model import Topology
+from sqla_shard.topology.parse import MAX_STEP
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import redact
 
-__all__ = ["MAX_STEP", "exchanges", "leaps", "refusals"]
+__all__ = ["check_newer", "check_next", "exchanges", "leaps", "refusals"]
 
-MAX_STEP = 10**14
-"""Maximum difference between the epoch in use and a new one.
-
-Dates with the time can be used as epochs; a mistaken or malicious epoch
-leaves enough higher ones.
-"""
 MAX_RESETS_STEP = 1000
 
 
@@ -51,6 +52,60 @@ def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
         *_of_keyspaces(found),
         *_of_pairs(old, new),
     )
+
+
+def check_newer(old: Topology, new: Topology, *, source: str) -> None:
+    """Check that a topology may replace another one.
+
+    :param source: origin of the new topology, for errors.
+    :raises StaleTopologyError: if the epoch is not higher.
+    :raises TopologyRefusedError: if the new topology makes a change that is
+        refused, or its epoch is so high that none can follow.
+    """
+    if new.version <= old.version:
+        raise StaleTopologyError(
+            source=source,
+            epoch=new.epoch,
+            current=old.epoch,
+            resets=old.resets if old.resets > new.resets else 0,
+        )
+    problems = (*leaps(old, new), *refusals(old, new))
+    if problems:
+        raise TopologyRefusedError(
+            problems, source=source, epoch=new.epoch, current=old.epoch
+        )
+
+
+def check_next(
+    old: Topology | None,
+    new: Topology,
+    *,
+    source: str,
+    found: Iterable[Problem] = (),
+) -> None:
+    """Check that a topology may be published.
+
+    :param old: the published topology, if any.
+    :param new: the next one.
+    :param source: where it is published, for errors.
+    :param found: problems of its own.
+    :raises StaleTopologyError: if the epoch is not higher.
+    :raises TopologyRefusedError: with all problems that there are.
+    """
+    problems = [*found, *generation_leaps(old, new)]
+    if not problems and old is None:
+        problems += leaps(replace(new, epoch=0, resets=0), new)
+    if not problems and old is not None:
+        check_newer(old, new, source=source)
+        problems += exchanges(old, new)
+        problems += lowered_generations(old, new)
+    if problems:
+        raise TopologyRefusedError(
+            tuple(problems),
+            source=source,
+            epoch=new.epoch,
+            current=None if old is None else old.epoch,
+        )
 
 
 def leaps(old: Topology, new: Topology) -> Iterator[Problem]:

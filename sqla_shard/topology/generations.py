@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from sqla_shard.exc import Problem
-from sqla_shard.topology.admission import MAX_STEP
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.parse import MAX_EPOCH
+from sqla_shard.topology.parse import MAX_STEP
 from sqla_shard.topology.urls import address_of
 
 __all__ = [

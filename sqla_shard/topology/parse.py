@@ -230,6 +230,12 @@ def _number(
 
 
 MAX_EPOCH = 2**63 - 1
+MAX_STEP = 10**14
+"""Maximum difference between the epoch in use and a new one.
+
+Dates with the time can be used as epochs; a mistaken or malicious epoch
+leaves enough higher ones.
+"""
 _KEYSPACE_KEYS = ("kind", "shards", "database", "servers")
 _SERVER_KEYS = (
     "name",

@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["replace_file"]
+__all__ = ["flush_to_disk", "replace_file"]
 
 
 def replace_file(path: Path, data: bytes, mode: int) -> None:
@@ -35,11 +35,12 @@ def replace_file(path: Path, data: bytes, mode: int) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    _flush_directory(path.parent)
+    # Without it a power failure may undo the rename, or lose the file.
+    flush_to_disk(path.parent)
 
 
-def _flush_directory(path: Path) -> None:
-    # Without fsync() a power failure may undo the rename, or lose the file.
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of files of a directory, is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

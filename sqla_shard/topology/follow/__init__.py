@@ -11,7 +11,7 @@ topology, and notifies of newer ones.  No request waits for a source.
 
 from __future__ import annotations
 
-from sqla_shard.topology.follow.follower import check_newer
+from sqla_shard.topology.admission import check_newer
 from sqla_shard.topology.follow.follower import FollowedSource
 from sqla_shard.topology.follow.follower import Follower
 from sqla_shard.topology.follow.follower import SourceReport

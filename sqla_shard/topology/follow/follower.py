@@ -11,13 +11,10 @@ from typing import Literal
 from typing import Protocol
 
 from sqla_shard.exc import ShardError
-from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.topology import diff
-from sqla_shard.topology import refusals
 from sqla_shard.topology import Topology
-from sqla_shard.topology.admission import leaps
+from sqla_shard.topology.admission import check_newer
 from sqla_shard.topology.follow.snapshot import Snapshot
 from sqla_shard.util.forking import in_children
 from sqla_shard.util.jitter import jittered
@@ -27,7 +24,6 @@ __all__ = [
     "Follower",
     "SourceReport",
     "State",
-    "check_newer",
 ]
 
 
@@ -573,25 +569,3 @@ class Follower:
             # The source was not read in this process.
             self._state, self._last_error = "stale", None
         self._source.forked()
-
-
-def check_newer(old: Topology, new: Topology, *, source: str) -> None:
-    """Check that a topology may replace another one.
-
-    :param source: origin of the new topology, for errors.
-    :raises StaleTopologyError: if the epoch is not higher.
-    :raises TopologyRefusedError: if the new topology makes a change that is
-        refused, or its epoch is so high that none can follow.
-    """
-    if new.version <= old.version:
-        raise StaleTopologyError(
-            source=source,
-            epoch=new.epoch,
-            current=old.epoch,
-            resets=old.resets if old.resets > new.resets else 0,
-        )
-    problems = (*leaps(old, new), *refusals(old, new))
-    if problems:
-        raise TopologyRefusedError(
-            problems, source=source, epoch=new.epoch, current=old.epoch
-        )

@@ -20,6 +20,7 @@ from sqla_shard.topology import redact
 from sqla_shard.topology import Topology
 from sqla_shard.topology import TopologyDiff
 from sqla_shard.topology.generations import numbers
+from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLEET",
     "HISTORY",
+    "LOCK",
     "MAX_BYTES",
     "NOT_PUBLISHED",
     "OPERATION",
@@ -40,6 +42,7 @@ __all__ = [
     "RaisedGeneration",
     "faults",
     "node_of",
+    "pending_names",
     "raises",
 ]
 
@@ -62,6 +65,9 @@ FLEET = "/fleet"
 
 #: The pending fleet operation.
 OPERATION = f"{FLEET}/operation"
+
+#: Exists while a process runs that operation.
+LOCK = f"{FLEET}/lock"
 
 #: Fleet operations that have ended.
 OPERATIONS = f"{FLEET}/history"
@@ -222,6 +228,9 @@ class PublishedTopologies:
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         :raises TopologyError: if the published document is not valid.
         """
+        # Otherwise a server of ZooKeeper that is behind would answer with an
+        # earlier one.
+        self._store.sync()
         node = self._store.read(TOPOLOGY)
         return None if node is None else self._parsed(node.data, TOPOLOGY)
 
@@ -373,6 +382,18 @@ class PublishedTopologies:
             for server, number in numbers(document).items():
                 found[server] = max(number, found.get(server, number))
         return found
+
+
+def pending_names(data: bytes) -> tuple[str, str]:
+    """Return the title of a fleet operation, and the process that has it.
+
+    :param data: content of its node, which may be damaged.
+    """
+    try:
+        document = parsed_json(data)
+        return str(document["plan"]["title"]), str(document["holder"])
+    except (ValueError, KeyError, TypeError):
+        return "an operation", "another process"
 
 
 def node_of(epoch: int) -> str:

@@ -28,34 +28,32 @@ from functools import partial
 from typing import Any
 from typing import TYPE_CHECKING
 
+from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import Problem
 from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyConflictError
 from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import diff
-from sqla_shard.topology import generations
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
-from sqla_shard.topology.admission import exchanges
-from sqla_shard.topology.admission import leaps
-from sqla_shard.topology.follow.follower import check_newer
+from sqla_shard.topology.admission import check_next
 from sqla_shard.topology.follow.locations import is_zookeeper
 from sqla_shard.topology.follow.locations import zookeeper_options
 from sqla_shard.topology.generations import inherited
-from sqla_shard.topology.generations import lowered_generations
 from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.topology.generations import without_generations
 from sqla_shard.topology.zookeeper.publications import faults
 from sqla_shard.topology.zookeeper.publications import FLEET
 from sqla_shard.topology.zookeeper.publications import Found
 from sqla_shard.topology.zookeeper.publications import HISTORY
+from sqla_shard.topology.zookeeper.publications import LOCK
 from sqla_shard.topology.zookeeper.publications import node_of
 from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
 from sqla_shard.topology.zookeeper.publications import OPERATION
 from sqla_shard.topology.zookeeper.publications import OPERATIONS
+from sqla_shard.topology.zookeeper.publications import pending_names
 from sqla_shard.topology.zookeeper.publications import ProtectedNode
 from sqla_shard.topology.zookeeper.publications import Publication
 from sqla_shard.topology.zookeeper.publications import PublishedTopologies
@@ -212,6 +210,7 @@ class Publisher(PublishedTopologies):
         expected_epoch: int | None = None,
         dry_run: bool = False,
         renamed: bool = False,
+        force: bool = False,
         guard: Check | None = None,
     ) -> Publication:
         """Publish a topology.
@@ -230,7 +229,10 @@ class Publisher(PublishedTopologies):
         :param dry_run: check everything, and write nothing.
         :param renamed: changed primaries are the same machines with new
             names: no generation is raised for them.
-        :param guard: a version that another node must have.
+        :param force: publish although a fleet operation is pending.
+        :param guard: the version of the pending fleet operation, if it is
+            what publishes.
+        :raises FleetLockedError: if a fleet operation is pending.
         :raises StaleTopologyError: if the epoch is not higher.
         :raises TopologyRefusedError: if the topology would lose shards, give
             one a second primary, lower a generation, or publish a password.
@@ -249,7 +251,14 @@ class Publisher(PublishedTopologies):
         if found.newest is not None and self._has(found, topology):
             return self._publication(found, found.newest, None, topology)
         return self._replace(
-            found, topology, topology, expected_epoch, dry_run, renamed, guard
+            found,
+            topology,
+            topology,
+            expected_epoch,
+            dry_run,
+            renamed,
+            force,
+            guard,
         )
 
     def rollback(
@@ -259,6 +268,7 @@ class Publisher(PublishedTopologies):
         expected_epoch: int | None = None,
         dry_run: bool = False,
         renamed: bool = False,
+        force: bool = False,
     ) -> Publication:
         """Publish a topology of the history again, with a new epoch.
 
@@ -273,6 +283,7 @@ class Publisher(PublishedTopologies):
         :param expected_epoch: see :meth:`publish`.
         :param dry_run: see :meth:`publish`.
         :param renamed: see :meth:`publish`.
+        :param force: see :meth:`publish`.
         :raises TopologyError: if the topology of the history is not valid;
             also see :meth:`publish`.
         """
@@ -282,7 +293,7 @@ class Publisher(PublishedTopologies):
         given = _continued(old, replace(wanted, epoch=found.last + 1))
         new = given if old is None else inherited(old, given)
         return self._replace(
-            found, new, given, expected_epoch, dry_run, renamed
+            found, new, given, expected_epoch, dry_run, renamed, force
         )
 
     def reset(
@@ -292,6 +303,7 @@ class Publisher(PublishedTopologies):
         expected_epoch: int | None = None,
         dry_run: bool = False,
         renamed: bool = False,
+        force: bool = False,
     ) -> Publication:
         """Publish a topology with any epoch, even a lower one.
 
@@ -305,6 +317,7 @@ class Publisher(PublishedTopologies):
         :param expected_epoch: see :meth:`publish`.
         :param dry_run: see :meth:`publish`.
         :param renamed: see :meth:`publish`.
+        :param force: see :meth:`publish`.
         :raises TopologyError: see :meth:`publish`.
         """
         found = self._look()
@@ -312,7 +325,7 @@ class Publisher(PublishedTopologies):
         given = replace(topology, resets=max(topology.resets, known, 1))
         found = replace(found, last=NOT_PUBLISHED)
         return self._replace(
-            found, given, given, expected_epoch, dry_run, renamed
+            found, given, given, expected_epoch, dry_run, renamed, force
         )
 
     def _replace(
@@ -323,6 +336,7 @@ class Publisher(PublishedTopologies):
         expected_epoch: int | None,
         dry_run: bool,
         renamed: bool,
+        force: bool,
         guard: Check | None = None,
     ) -> Publication:
         """Publish ``new`` with raised generations.
@@ -330,6 +344,7 @@ class Publisher(PublishedTopologies):
         :param given: topology to compare for the report of generations.
         """
         old = found.newest
+        idle = self._none_pending() if guard is None and not force else None
         new = with_raised_generations(old, new, self._used, renamed=renamed)
         self._check_expected(old, expected_epoch)
         data = self._checked(found, new)
@@ -339,7 +354,13 @@ class Publisher(PublishedTopologies):
         self._store.prepare(HISTORY, like=TOPOLOGY)
         if old is not None and old.resets < new.resets:
             self._store.remove(map(node_of, self._invalidated_by(new)))
-        version = self._write(found, new, data, guard)
+        try:
+            version = self._write(found, new, data, guard or idle)
+        except TopologyConflictError:
+            if idle is not None:
+                # An operation may have begun since.
+                self._none_pending()
+            raise
         self._trim()
         _log.info(
             "%s: published the topology of epoch %d",
@@ -352,6 +373,28 @@ class Publisher(PublishedTopologies):
             },
         )
         return self._publication(found, new, version, given)
+
+    def _none_pending(self) -> Check | None:
+        """Return the condition that no fleet operation is pending.
+
+        None if there has never been one.
+
+        :raises FleetLockedError: if one is.
+        """
+        from sqla_shard.topology.zookeeper.store import Check
+
+        node = self._store.read(OPERATION)
+        if node is None:
+            return None
+        if not node.data:
+            return Check(OPERATION, node.version)
+        title, holder = pending_names(node.data)
+        raise FleetLockedError(
+            fleet=self.name,
+            operation=title,
+            holder=holder,
+            running=self._store.read(LOCK) is not None,
+        )
 
     def _write(
         self,
@@ -440,21 +483,9 @@ class Publisher(PublishedTopologies):
         data = to_json(new)
         # Also checks that its placeholders are allowed.
         self._parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
-        old = found.newest
-        problems = [*faults(new, data), *generations.leaps(old, new)]
-        if not problems and old is None:
-            problems += leaps(replace(new, epoch=0, resets=0), new)
-        if not problems and old is not None:
-            check_newer(old, new, source=self.name)
-            problems += exchanges(old, new)
-            problems += lowered_generations(old, new)
-        if problems:
-            raise TopologyRefusedError(
-                tuple(problems),
-                source=self.name,
-                epoch=new.epoch,
-                current=None if old is None else old.epoch,
-            )
+        check_next(
+            found.newest, new, source=self.name, found=faults(new, data)
+        )
         if new.epoch <= found.last:
             # The history has a newer one that is not valid.
             raise StaleTopologyError(

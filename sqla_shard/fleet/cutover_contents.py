@@ -1,0 +1,125 @@
+"""The rows that move in a split, compared before the cutover and after it.
+
+Before it, both servers serve, and the rows are compared at common points of
+replication.  After it the new home is written, so snapshots are opened while
+neither side is, and are read when both serve again.  Until then the servers
+cannot purge old versions of rows.
+
+AUTO_INCREMENT is not compared: a rolled-back INSERT makes it differ until the
+next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.common_point import CommonPoint
+from sqla_shard.fleet.common_point import Opener
+from sqla_shard.fleet.common_point import QuietPoint
+from sqla_shard.fleet.compare import compare_servers
+from sqla_shard.fleet.compare import CompareOptions
+from sqla_shard.fleet.differences import DataReport
+
+__all__ = ["CutoverContents", "fault_of"]
+
+#: Sessions on each server that compare rows, and differences that are shown.
+_THREADS = 2
+_SHOWN = 5
+#: Seconds between two reports of progress.
+_EVERY = 5.0
+
+
+class CutoverContents:
+    """The databases that move, on both servers.
+
+    :param source: connects to the old home.
+    :param target: connects to the new one.
+    :param databases: returns the names of the databases.
+    :param limit: seconds that each comparison may take.
+    :param report: is called with sentences about the progress.
+    """
+
+    def __init__(
+        self,
+        source: Opener,
+        target: Opener,
+        databases: Callable[[], Sequence[str]],
+        *,
+        limit: float,
+        report: Callable[[str], object],
+    ) -> None:
+        self._limit = limit
+        self._report = report
+        self._servers = source, target
+        self._databases = databases
+        self._quiet: QuietPoint | None = None
+        self._cutover: CommonPoint | None = None
+
+    def before(self) -> DataReport:
+        """Compare while the target replicates from the source.
+
+        :raises FleetServerError: if a server cannot be read.
+        """
+        return self._compare(None)
+
+    def prepare(self) -> None:
+        """Open the sessions of the snapshots, if they are not open."""
+        if self._quiet is None:
+            self._quiet = QuietPoint(*self._servers, pairs=_THREADS)
+
+    def take(self, position: str) -> None:
+        """Open the snapshots, while nobody writes to either server."""
+        self.prepare()
+        if self._quiet is not None:
+            self._cutover = self._quiet.open(position)
+
+    def after(self) -> DataReport | None:
+        """Compare the snapshots; None if another process has taken them.
+
+        :raises FleetServerError: if a server cannot be read.
+        """
+        if self._cutover is None:
+            return None
+        return self._compare(self._cutover)
+
+    def close(self) -> None:
+        """Close the sessions of the snapshots."""
+        if self._quiet is not None:
+            self._quiet.close()
+        self._quiet = self._cutover = None
+
+    def _compare(self, point: CommonPoint | None) -> DataReport:
+        last = time.monotonic()
+
+        def progress(rows: int) -> None:
+            """Report the number of rows, every few seconds."""
+            nonlocal last
+            if time.monotonic() > last + _EVERY:
+                last = time.monotonic()
+                self._report(f"{rows:,} rows compared")
+
+        return compare_servers(
+            *self._servers,
+            self._databases(),
+            replicates=point is None,
+            options=CompareOptions(
+                threads=_THREADS,
+                counters=False,
+                limit=self._limit,
+                on_progress=progress,
+            ),
+            point=point,
+        )
+
+
+def fault_of(report: DataReport) -> str:
+    """Return a sentence about what differs, or was not compared."""
+    found = [str(one) for one in (*report.differences, *report.unread)]
+    return (
+        f"{report.found:,} rows or definitions differ, and "
+        f"{len(report.unread):,} tables or databases were not compared "
+        f"({shortened_list(found, _SHOWN)})"
+    )
