@@ -424,6 +424,7 @@ def test_every_public_name_is_in_the_reference(name):
 @pytest.mark.parametrize(
     "module",
     [
+        "fleet",
         "models.deletion",
         "topology",
         "testing",
@@ -487,6 +488,28 @@ def test_code_is_in_blocks_that_are_found(page):
         assert max(map(len, block.code.splitlines())) <= 79 or (
             "output" in block.classes or block.language == "toml"
         ), block.where
+
+
+def cut_rows(text: str) -> Iterator[str]:
+    """Yield lines of simple tables that begin a row without its columns.
+
+    The first column cannot go on in a second line: that is a new row.
+    """
+    second = None
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        rule = re.fullmatch(r" *=+ +(?==)[= ]+", line)
+        if rule and second is None:
+            second = re.match(r" *=+ +", line).end()
+        elif rule and not following.strip():
+            second = None
+        elif second and line[:second].strip() and not line[second:].strip():
+            yield line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids_of(PAGES))
+def test_rows_of_tables_are_whole(page):
+    assert list(cut_rows(page.read_text("utf-8"))) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids_of(PAGES))

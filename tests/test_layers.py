@@ -40,7 +40,7 @@ LAYERS = {
     "lookup": "",
     "schema": "alembic rich sqlalchemy",
     "verify": "sqlalchemy",
-    "fleet": "kazoo rich sqlalchemy",
+    "fleet": "fsspec kazoo rich sqlalchemy",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything but what is loaded by those who use it.
@@ -58,7 +58,10 @@ APART = {
 }
 
 # The only places that import a third party.
-PLACES = {"kazoo": "sqla_shard.topology.zookeeper."}
+PLACES = {
+    "fsspec": "sqla_shard.fleet.files",
+    "kazoo": "sqla_shard.topology.zookeeper.",
+}
 
 # Loaded by those who use them, never by `import sqla_shard`.
 OPTIONAL = (
@@ -68,6 +71,7 @@ OPTIONAL = (
     "click",
     "dogpile",
     "flask",
+    "fsspec",
     "kazoo",
     "opentelemetry",
     "pymemcache",

@@ -21,8 +21,8 @@ A test says what it needs by a marker, most often by where it is:
     Chromium: ``tests/browser``.
 ``thorough``
     Takes longer than its area can have in ``make test``: processes that are
-    killed, cutovers, fuzzers and random runs, a second backend, event loops,
-    most of the browser, and the helpers of tests themselves.
+    killed, operations of fleets, fuzzers and random runs, a second backend,
+    event loops, most of the browser, and the helpers of tests themselves.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ _THOROUGH = frozenset(
         "test_cli_unread",
         "test_cli_unread_mariadb",
         "test_commit_cuts_mariadb",
-        "test_cutovers_mariadb",
         "test_demo",
-        "test_following_a_primary_mariadb",
+        "test_fleet_start_mariadb",
         "test_following_zookeeper",
         "test_forked_sockets_mariadb",
         "test_frozen_commands",

@@ -10,6 +10,7 @@ import pytest
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import privilege_problems
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import replication_of
@@ -136,3 +137,82 @@ def test_missing_ones_are_named_together(attempt):
         (problem,) = privilege_problems(replication_of(admin))
     assert problem.place == "server1"
     assert "lacks SELECT, SET USER, READ_ONLY ADMIN; grant" in problem.message
+
+
+BY_ROLES = [
+    "CREATE ROLE IF NOT EXISTS strong",
+    "GRANT READ_ONLY ADMIN ON *.* TO strong",
+    "CREATE ROLE IF NOT EXISTS outer_role",
+    "GRANT strong TO outer_role",
+]
+
+
+@pytest.mark.parametrize(
+    ("granted", "revoked"),
+    [
+        (
+            ["GRANT READ_ONLY ADMIN ON *.* TO 'other'@'%'"],
+            ["REVOKE READ_ONLY ADMIN ON *.* FROM 'other'@'%'"],
+        ),
+        (
+            [*BY_ROLES, "GRANT outer_role TO 'other'@'%'"],
+            ["DROP ROLE outer_role, strong"],
+        ),
+        (
+            [
+                *BY_ROLES,
+                "GRANT strong TO 'other'@'%'",
+                "SET DEFAULT ROLE strong FOR 'other'@'%'",
+            ],
+            ["DROP ROLE outer_role, strong"],
+        ),
+        (
+            [
+                "CREATE ROLE `it's all`",
+                "GRANT ALL ON *.* TO `it's all`",
+                "GRANT `it's all` TO 'other'@'%'",
+            ],
+            ["DROP ROLE `it's all`"],
+        ),
+        pytest.param(
+            ["GRANT READ_ONLY ADMIN ON *.* TO PUBLIC"],
+            ["REVOKE READ_ONLY ADMIN ON *.* FROM PUBLIC"],
+            id="PUBLIC",
+        ),
+    ],
+)
+def test_sessions_that_bypass_read_only(attempt, request, granted, revoked):
+    server = attempt.server
+    attempt.grant(GRANTED)
+    accounts = Accounts(operator=Account(user="tried", password="tried"))
+    with (
+        Admin(accounts.url(server.url), name="server1") as admin,
+        server.root_connect() as connection,
+        connection.cursor() as root,
+    ):
+        root.execute("SELECT VERSION()")
+        ((version,),) = root.fetchall()
+        if "PUBLIC" in request.node.name and version.startswith("10.6"):
+            pytest.skip("MariaDB 10.6 has no PUBLIC")
+        with pymysql.connect(
+            host=server.host, port=server.port, user="other", password="other"
+        ) as other:
+
+            def found():
+                problems = bypass_problems(accounts, replication_of(admin))
+                return [
+                    one for one in problems if "of 'root'" not in one.message
+                ]
+
+            assert found() == []
+            for statement in granted:
+                root.execute(statement)
+            try:
+                (problem,) = found()
+            finally:
+                for statement in revoked:
+                    root.execute(statement)
+            assert f"session {other.thread_id()} of 'other' can write" in (
+                problem.message
+            )
+            assert found() == []

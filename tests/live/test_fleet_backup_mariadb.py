@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from sqla_shard.exc import BackupFailedError
 from sqla_shard.exc import BackupNotFoundError
@@ -16,6 +19,7 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import backup as backup_module
+from sqla_shard.fleet import binlog_archive
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.backup import create_backups
@@ -27,11 +31,14 @@ from sqla_shard.fleet.dumps import content_of
 from sqla_shard.fleet.dumps import HEAD
 from sqla_shard.fleet.dumps import same_content
 from sqla_shard.fleet.replay import Moment
+from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.storage import Storage
+from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
+from tests.servers.load_log import ACKNOWLEDGED
 from tests.servers.load_writers import create_tables
 from tests.servers.load_writers import RawWriter
 from tests.servers.published import places
@@ -41,7 +48,10 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 SHARDS = 1024 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 64
 SHARD = 7
+#: Written by this test alone, so that its content at a second is known.
+QUIET = 11
 LIVE = f"db{SHARD:05d}"
+KILLED = "20260101T000000Z-server1-0000"
 ODD = """CREATE TABLE `odd ;` (
     id BIGINT AUTO_INCREMENT PRIMARY KEY,
     a TEXT, b BLOB, c JSON, d DECIMAL(38, 10), e FLOAT,
@@ -78,7 +88,10 @@ class Scene:
         self.on_live("DELETE FROM `odd ;` WHERE id = 3")
         self.pair.wait_caught_up()
         writer = RawWriter(path=pairs.path)
-        shards = range(SHARDS)
+        shards = [shard for shard in range(SHARDS) if shard != QUIET]
+        self.on_quiet("CREATE TABLE notes (id INT PRIMARY KEY, v TEXT)")
+        self.on_quiet("INSERT INTO notes VALUES (1, 'before')")
+        self.pair.wait_caught_up()
         with Load(writer, shards=shards, folder=folder, seed=seed) as load:
             load.wait_for_acks(200)
             begin = time.monotonic()
@@ -99,7 +112,18 @@ class Scene:
             self.on_live("UPDATE `odd ;` SET a = 'wrong'")
             self.on_live("DELETE FROM more")
             load.wait_for_acks(200)
+            self.on_quiet("UPDATE notes SET v = 'after' WHERE id = 1")
+            self.on_quiet("INSERT INTO notes VALUES (2, 'later')")
+            self.quiet, self.second = self.read(f"db{QUIET:05d}"), self.tick()
+            self.on_quiet("DELETE FROM notes")
             copy_binlogs(self.fleet, self.storage, "server1")
+            acks, begin = self.acks(load), time.monotonic()
+            self.quiet_plan = self.planned(
+                shard=QUIET, moment=Moment(time=self.second)
+            )
+            self.quiet_result = apply(self.fleet, self.quiet_plan)
+            self.quiet_seconds = time.monotonic() - begin
+            self.quiet_acks = self.acks(load) - acks
             # They write during the restores, too.
             self.plan = self.planned(moment=Moment(gtid=self.gtid))
             self.result = apply(self.fleet, self.plan)
@@ -111,6 +135,24 @@ class Scene:
             cursor = connection.cursor()
             cursor.execute(sql, values)
             connection.commit()
+
+    def on_quiet(self, sql):
+        """Run a statement in the database of the shard without load."""
+        self.on_live(sql, default=f"db{QUIET:05d}")
+
+    def tick(self):
+        """Wait until a second of the server begins, and return it."""
+        with self.admin() as admin:
+            begin = int(admin.value("SELECT UNIX_TIMESTAMP()"))
+            found = begin
+            while found == begin:
+                admin.run("DO SLEEP(0.02)")
+                found = int(admin.value("SELECT UNIX_TIMESTAMP()"))
+        return float(found)
+
+    def acks(self, load):
+        """Return the number of tokens that were acknowledged."""
+        return sum(one.outcome in ACKNOWLEDGED for one in load.attempts())
 
     def record(self):
         """Return a GTID, and what the live database contains there."""
@@ -136,7 +178,11 @@ class Scene:
     def planned(self, **options):
         """Return the plan of a restore."""
         arguments = {"keyspace": "objects", "shard": SHARD, **options}
-        return Restore.planned(self.fleet, self.storage.folder, **arguments)
+        return Restore.planned(self.fleet, str(self.storage), **arguments)
+
+    def path(self, file):
+        """Return the path of a file of the backup."""
+        return Path(str(self.storage.file(self.backup.name, file.file)))
 
     def databases(self):
         """Return the names of all databases."""
@@ -180,6 +226,28 @@ def test_a_shard_is_restored_to_a_moment(scene, say, request):
     assert same_content(scene.content, restored) == []
 
 
+def test_a_shard_is_restored_to_a_second_ago(scene, say, request):
+    """The others are written meanwhile; nothing of them is in it."""
+    say(
+        f"1 of {SHARDS} shards to a second ago: {scene.quiet_seconds:.2f} s "
+        f"with its checks, {scene.quiet_acks} transactions of the other "
+        f"shards meanwhile; {scene.quiet_result.notes['load']}; seed "
+        f"{request.config.getoption('hypothesis_seed')}"
+    )
+    assert scene.quiet_plan.problems == ()
+    assert scene.quiet_result.state == "finished"
+    restored = scene.read(f"restored_db{QUIET:05d}")
+    assert same_content(scene.quiet, restored) == []
+    (notes,) = [one for one in restored if one.name == "notes"]
+    assert notes.rows == 2
+    # The mistake is in the live shard still, and not in the restored one.
+    (live,) = [
+        one for one in scene.read(f"db{QUIET:05d}") if one.name == "notes"
+    ]
+    assert live.rows == 0
+    assert scene.quiet_acks > 0
+
+
 def test_a_shard_is_restored_to_the_backup(scene):
     plan = scene.planned(database="of_backup")
     assert plan.problems == ()
@@ -199,7 +267,7 @@ def test_a_shard_is_restored_to_the_backup(scene):
 def test_a_backup_is_of_one_position(scene):
     assert scene.backup.role == "standby"
     assert len(scene.backup.databases) == SHARDS
-    assert scene.storage.backups() == [scene.backup]
+    assert scene.storage.listing().backups == [scene.backup]
     assert scene.storage.problems(scene.backup) == []
     for one in scene.backup.databases:
         rows = {table.name: table.rows for table in one.tables}
@@ -207,7 +275,7 @@ def test_a_backup_is_of_one_position(scene):
 
 
 def test_times_are_moments(scene):
-    closed = archives_of(scene.storage)[0].logs[-1].closed
+    closed = archives_of(scene.storage)[0][0].logs[-1].closed
     plan = scene.planned(moment=Moment(time=closed), database="at_time")
     assert plan.problems == ()
     late = problems_of(scene.planned(moment=Moment(time=closed + 60)))
@@ -261,7 +329,7 @@ def test_the_commands(scene):
         "SQLA_SHARD_OPERATOR_USER": operator.user,
         "SQLA_SHARD_OPERATOR_PASSWORD": operator.password,
     }
-    folder = scene.storage.folder
+    folder = str(scene.storage)
 
     def run(*arguments):
         found = invoke(
@@ -285,16 +353,13 @@ def test_the_commands(scene):
     assert (code, text) == (0, "")
 
 
-def test_backups_that_do_not_exist_are_refused(scene):
+def test_backups_that_do_not_exist_are_refused(scene, tmp_path):
     with pytest.raises(BackupNotFoundError, match="'x'"):
         scene.planned(backup="x")
     with pytest.raises(FleetSetupError, match="of which keyspace"):
         create_backups(scene.fleet, scene.storage, Scope(shard=1))
-    empty = Storage(scene.storage.folder / "empty")
     with pytest.raises(FleetSetupError, match="no backup of shard 7"):
-        Restore.planned(
-            scene.fleet, empty.folder, keyspace="objects", shard=SHARD
-        )
+        Restore.planned(scene.fleet, tmp_path, keyspace="objects", shard=SHARD)
 
 
 def flipped(path):
@@ -306,7 +371,7 @@ def flipped(path):
 
 def test_one_changed_byte_is_found(scene):
     file = scene.backup.database("objects", SHARD)
-    path = scene.storage.path(scene.backup, file)
+    path = scene.path(file)
     flipped(path)
     try:
         (problem,) = scene.storage.problems(scene.backup)
@@ -314,9 +379,8 @@ def test_one_changed_byte_is_found(scene):
         assert "SHA-256" in problems_of(scene.planned(database="damaged"))
     finally:
         flipped(path)
-    log = scene.storage.log_folders()[0].parent / (
-        archives_of(scene.storage)[0].logs[0].name
-    )
+    (archive,), _ = archives_of(scene.storage)
+    log = Path(str(archive.file(archive.logs[0])))
     flipped(log)
     try:
         plan = scene.planned(moment=Moment(gtid=scene.gtid), database="x")
@@ -372,8 +436,8 @@ def test_a_migration_makes_a_backup_fail(scene, monkeypatch):
             Scope(keyspace="objects", shard=SHARD),
             workers=1,
         )
-    assert scene.storage.backups() == [scene.backup]
-    assert scene.storage.unfinished() == []
+    assert scene.storage.listing().backups == [scene.backup]
+    assert scene.storage.listing().unfinished == []
 
 
 def test_views_and_missing_databases_are_refused(scene):
@@ -398,15 +462,14 @@ def test_views_and_missing_databases_are_refused(scene):
 
 
 def test_a_killed_backup_is_not_listed(scene):
-    partial = scene.storage.begin("killed")
-    (partial / "db00000.sql.gz").write_bytes(b"x")
+    with scene.storage.file(KILLED, "db00000.sql.gz").create() as file:
+        file.write(b"x")
     try:
-        assert scene.storage.backups() == [scene.backup]
-        assert scene.storage.unfinished() == ["killed.partial"]
+        assert scene.storage.listing() == ([scene.backup], [], [KILLED])
         with pytest.raises(BackupNotFoundError):
-            scene.storage.get("killed")
+            scene.storage.get(KILLED)
     finally:
-        shutil.rmtree(partial)
+        scene.storage.remove(KILLED)
 
 
 def test_the_only_good_backup_stays(scene, tmp_path):
@@ -415,15 +478,198 @@ def test_the_only_good_backup_stays(scene, tmp_path):
         one = dataclasses.replace(
             scene.backup, name=f"b{day}", created=day * 86_400.0
         )
-        folder = storage.begin(one.name)
         for file in one.databases:
-            shutil.copy(scene.storage.path(scene.backup, file), folder)
-        storage.finish(folder, one)
-    newest = storage.get("b2")
-    flipped(storage.path(newest, newest.databases[0]))
+            with storage.file(one.name, file.file).create() as copied:
+                copied.write(scene.path(file).read_bytes())
+        storage.finish(one)
+    newest = Path(str(storage.file("b2", storage.get("b2").databases[0].file)))
+    flipped(newest)
     options = {"keep_last": 1, "keep_days": 1.0, "now": 10 * 86_400.0}
     assert storage.prune(**options, dry_run=True) == ["b0"]
     assert storage.prune(**options) == ["b0"]
-    assert [one.name for one in storage.backups()] == ["b1", "b2"]
-    flipped(storage.path(newest, newest.databases[0]))
+    assert [one.name for one in storage.listing().backups] == ["b1", "b2"]
+    flipped(newest)
     assert storage.prune(**options) == ["b1"]
+
+
+# -- standbys that are not fit ------------------------------------------------
+
+
+def test_a_standby_that_is_late_is_not_read(scene, monkeypatch):
+    monkeypatch.setattr(backup_module, "_LATE", 0.5)
+    standby = scene.pair.standby
+    for sql in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY = 3600"):
+        standby.root_execute(sql)
+    standby.root_execute("START SLAVE")
+    scene.on_live("INSERT INTO more VALUES (77)")
+    with scene.admin(standby) as admin:
+        replication = replication_of(admin)
+        assert wait_until(lambda: replication.status().runs, seconds=60)
+    scope = Scope(keyspace="objects", shard=SHARD)
+    try:
+        with pytest.raises(OperationRefusedError, match="has not applied"):
+            create_backups(scene.fleet, scene.storage, scope)
+        with pytest.raises(OperationRefusedError, match="--from primary"):
+            create_backups(scene.fleet, scene.storage, scope)
+    finally:
+        for sql in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY = 0"):
+            standby.root_execute(sql)
+        standby.root_execute("START SLAVE")
+        scene.on_live("DELETE FROM more WHERE id = 77")
+        scene.pair.wait_caught_up()
+    assert scene.storage.listing() == ([scene.backup], [], [])
+
+
+@contextmanager
+def another_id(server):
+    """Give a server another server_id, as if it was another server."""
+    ((number,),) = server.root_execute("SELECT @@server_id")
+    server.root_execute("SET GLOBAL server_id = 4711")
+    try:
+        yield
+    finally:
+        server.root_execute(f"SET GLOBAL server_id = {number}")
+
+
+def test_a_standby_of_another_primary_is_not_read(scene):
+    with (
+        another_id(scene.pair.primary),
+        pytest.raises(OperationRefusedError, match="not from server1 primary"),
+    ):
+        create_backups(scene.fleet, scene.storage, Scope(keyspace="objects"))
+
+
+# -- binary logs --------------------------------------------------------------
+
+
+def test_logs_are_copied_by_one_process_at_a_time(scene):
+    with scene.admin() as other:
+        other.run("SELECT GET_LOCK('sqla_shard.binlogs', 0)")
+        number = other.value("SELECT CONNECTION_ID()")
+        with pytest.raises(BackupFailedError, match=f"in session {number} "):
+            copy_binlogs(scene.fleet, scene.storage, "server1")
+    copy_binlogs(scene.fleet, scene.storage, "server1")
+
+
+def test_logs_of_another_server_are_not_mixed(scene):
+    before = archives_of(scene.storage)
+    with (
+        another_id(scene.pair.primary),
+        pytest.raises(BackupFailedError, match="another server has this"),
+    ):
+        copy_binlogs(scene.fleet, scene.storage, "server1")
+    assert archives_of(scene.storage) == before
+
+
+def test_logs_of_another_history_are_not_mixed(scene, tmp_path):
+    """The names and sizes fit, since the old ones were purged."""
+    (archive,), _ = archives_of(scene.storage)
+    storage = Storage(tmp_path)
+    last = archive.logs[-1]
+    first = dataclasses.replace(last, name=f"{last.name[:-6]}000000")
+    other = dataclasses.replace(archive, files=storage.files, logs=(first,))
+    with archive.file(last).open() as file, other.file(first).create() as to:
+        to.write(file.read())
+    other.write()
+    with pytest.raises(BackupFailedError, match="another history than"):
+        copy_binlogs(scene.fleet, storage, "server1")
+    assert archives_of(storage) == ([other], [])
+
+
+def test_a_program_that_hangs_is_ended(scene, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "mariadb-binlog"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    storage = Storage(tmp_path / "backups")
+    with monkeypatch.context() as patch:
+        patch.setattr(binlog_archive, "_STALLED", 0.3)
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        with pytest.raises(BackupFailedError, match="written nothing for"):
+            copy_binlogs(scene.fleet, storage, "server1")
+    assert archives_of(storage) == ([], [])
+    # What a killed process has left is removed by the next.
+    (folder,) = (tmp_path / "backups" / "binlogs").iterdir()
+    left = folder / ".partial"
+    left.mkdir()
+    (left / "binlog.000001").write_bytes(b"x")
+    archive, new = copy_binlogs(scene.fleet, storage, "server1")
+    assert [one.name for one in archive.logs] == new
+    assert archive.problems() == []
+    assert not left.exists()
+
+
+# -- folders elsewhere --------------------------------------------------------
+
+
+def test_a_folder_of_fsspec(scene, tmp_path):
+    for number, url in enumerate((f"file://{tmp_path}/x", "memory://x")):
+        storage = Storage(url)
+        (backup,) = create_backups(
+            scene.fleet, storage, Scope(keyspace="objects", shard=SHARD)
+        )
+        assert storage.listing() == ([backup], [], [])
+        assert storage.problems(backup) == []
+        scene.on_live(f"INSERT INTO more VALUES ({100 + number})")
+        gtid, content = scene.record()
+        scene.on_live("DELETE FROM more WHERE id >= 100")
+        _, new = copy_binlogs(scene.fleet, storage, "server1")
+        assert new
+        assert copy_binlogs(scene.fleet, storage, "server1")[1] == [
+            archives_of(storage)[0][0].logs[-1].name
+        ]
+        plan = Restore.planned(
+            scene.fleet,
+            url,
+            keyspace="objects",
+            shard=SHARD,
+            moment=Moment(gtid=gtid),
+            database="elsewhere",
+        )
+        assert plan.problems == ()
+        assert plan.arguments["folder"] == url
+        apply(scene.fleet, plan)
+        assert same_content(content, scene.read("elsewhere")) == []
+        scene.drop("elsewhere")
+        storage.files.remove("backups")
+        storage.files.remove("binlogs")
+
+
+class Failing(MemoryFileSystem):
+    """Files in memory; a file after some others cannot be written."""
+
+    protocol = "failing"
+    left = 0
+
+    def open(self, path, mode="rb", **options):
+        if mode == "wb":
+            Failing.left -= 1
+            if Failing.left < 0:
+                raise OSError(28, "No space left on device")
+        return super().open(path, mode, **options)
+
+
+@pytest.mark.parametrize("left", [0, 3, SHARDS])
+def test_a_folder_that_fails_in_the_middle(scene, left):
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    storage = Storage("failing://here")
+    Failing.left = left
+    with pytest.raises(BackupFailedError, match="No space left"):
+        create_backups(scene.fleet, storage, Scope(keyspace="objects"))
+    assert storage.listing() == ([], [], [])
+    Failing.left = SHARDS + 1
+    (backup,) = create_backups(scene.fleet, storage, Scope(keyspace="objects"))
+    assert storage.listing() == ([backup], [], [])
+    storage.remove(backup.name)
+
+
+def test_a_damaged_backup_is_named_and_the_next_is_restored(scene):
+    manifest = scene.storage.file("20991231-bad", "manifest.json")
+    scene.storage.files.replace(manifest.path, b"{}")
+    try:
+        plan = scene.planned(database="beside")
+        assert plan.problems == ()
+        assert plan.arguments["backup"] == scene.backup.name
+        assert "20991231-bad" in " ".join(plan.warnings)
+    finally:
+        scene.storage.remove("20991231-bad")

@@ -6,8 +6,13 @@ import contextlib
 import json
 import os
 import random
+import signal
+import subprocess
 import threading
+import uuid
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import pymysql
 import pytest
@@ -17,15 +22,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from sqla_shard.exc import ApplierStoppedError
+from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.fleet import common_point as points
+from sqla_shard.fleet import compare
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.compare import compare_servers
 from sqla_shard.fleet.compare import CompareOptions
 from sqla_shard.fleet.compare import verify_data
+from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
 from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FleetPairs
 
@@ -409,6 +419,25 @@ def fleet(pairs):
 
 
 @pytest.fixture
+def run(pairs):
+    """Return a function that runs the command."""
+    env = credentials(pairs)
+
+    def run(*arguments):
+        return invoke("-t", pairs.path, "fleet", "verify", *arguments, env=env)
+
+    return run
+
+
+def credentials(pairs):
+    operator = pairs.accounts.operator
+    return {
+        "SQLA_SHARD_OPERATOR_USER": operator.user,
+        "SQLA_SHARD_OPERATOR_PASSWORD": operator.password,
+    }
+
+
+@pytest.fixture
 def rng(request, say):
     seed = request.config.getoption("hypothesis_seed")
     say(f"seed {seed}")
@@ -707,6 +736,86 @@ def test_rate_is_limited(fleet, pair, written, monkeypatch):
     assert max(waits) > 0.5
 
 
+class TestOperations:
+    """Differences that an operation may have made are not reported."""
+
+    @pytest.fixture(autouse=True)
+    def different(self, pair):
+        execute(
+            pair.primary,
+            "CREATE TABLE o (id INT PRIMARY KEY, v INT);"
+            "INSERT INTO o VALUES (1, 1)",
+            database="db00000",
+        )
+        pair.wait_caught_up()
+        execute(
+            pair.standby,
+            "UPDATE o SET v = 2",
+            database="db00000",
+            logged=False,
+        )
+        yield
+        execute(pair.primary, "DROP TABLE o", database="db00000")
+        pair.wait_caught_up()
+
+    @pytest.fixture(autouse=True)
+    def progress_of_each_chunk(self, monkeypatch):
+        """A small comparison is over before the first report otherwise."""
+        monkeypatch.setattr(compare, "_EVERY", 0.0)
+
+    def compared(self, fleet, begin):
+        """Compare; ``begin`` is called once, after some rows."""
+        begun = []
+
+        def progress(rows):
+            if not begun:
+                begun.append(begin())
+
+        shown = []
+        options = CompareOptions(
+            on_progress=progress, on_difference=shown.append, counters=False
+        )
+        try:
+            verify_data(
+                fleet, "server1", databases=["db00000"], options=options
+            )
+        finally:
+            assert begun
+            begun[0].release()
+            assert shown == []
+
+    def record(self):
+        return Record(
+            id=f"20261123T000000Z-failover-{uuid.uuid4().hex[:6]}",
+            plan={"title": "failover of server1"},
+            token=1,
+            holder="another",
+            started=0.0,
+        )
+
+    def test_one_that_runs(self, fleet, pairs, pair):
+        journal = pairs.fleet().journal
+        with pytest.raises(FleetLockedError, match="failover of server1"):
+            self.compared(fleet, lambda: journal.begin(self.record()))
+        hold = journal.take_over()
+        hold.write(replace(hold.record, state="undone"))
+        hold.release()
+        assert applies(pair)
+
+    def test_one_that_has_ended(self, fleet, pairs):
+        def begin():
+            hold = pairs.fleet().journal.begin(self.record())
+            hold.write(replace(hold.record, state="finished"))
+            hold.release()
+            return hold
+
+        ended = pytest.raises(
+            FleetServerError, match="failover of server1 has ended"
+        )
+        with ended:
+            self.compared(fleet, begin)
+
+
 class TestApplier:
     """It runs again after whatever ends the making of a common point."""
 
@@ -779,7 +888,9 @@ class TestApplier:
         )
         execute(pair.standby, "STOP SLAVE SQL_THREAD")
         execute(pair.primary, "INSERT INTO e VALUES (1)", database="db00000")
-        refused = pytest.raises(OperationRefusedError, match="applier 'No'")
+        refused = pytest.raises(
+            OperationRefusedError, match=r"applier 'No'.*it was stopped"
+        )
         with refused, self.point(pairs):
             pass
         execute(
@@ -788,6 +899,46 @@ class TestApplier:
         execute(pair.standby, "START SLAVE SQL_THREAD")
         pair.wait_caught_up()
         execute(pair.primary, "DROP TABLE e", database="db00000")
+
+    @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGINT"])
+    def test_a_command_that_gets_a_signal(self, pairs, pair, number):
+        with pair.primary.root_connect() as holder:
+            cursor = holder.cursor()
+            cursor.execute("CREATE TABLE IF NOT EXISTS db00000.h (id INT)")
+            pair.wait_caught_up()
+            # No snapshot can be opened, while the applier is stopped.
+            cursor.execute("LOCK TABLES db00000.h WRITE")
+            with subprocess.Popen(
+                [*COMMAND, "-t", pairs.path, "fleet", "verify", "server1"],
+                env=environment(**credentials(pairs)),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                # Under nohup, or in the background of a shell, it is ignored.
+                preexec_fn=partial(
+                    signal.signal, signal.Signals[number], signal.SIG_DFL
+                ),
+            ) as command:
+                try:
+                    stopped = wait_until(
+                        lambda: not applies(pair), seconds=60, every=0.01
+                    )
+                    command.send_signal(signal.Signals[number])
+                    said = command.communicate(timeout=60)[1]
+                finally:
+                    command.kill()
+            cursor.execute("UNLOCK TABLES")
+        assert stopped, said
+        assert command.returncode == 128 + signal.Signals[number]
+        assert applies(pair), said
+
+    def test_a_comparison_that_was_killed_is_named(self, run, pair):
+        execute(pair.standby, "STOP SLAVE SQL_THREAD")
+        found = run("server1")
+        execute(pair.standby, "START SLAVE SQL_THREAD")
+        wait_until(lambda: applies(pair), seconds=60)
+        assert found.exit_code == 3
+        assert "run on this server: START SLAVE SQL_THREAD" in found.stderr
 
     def test_it_cannot_be_started(self, pairs, pair, monkeypatch):
         def fail(replication):
@@ -866,21 +1017,6 @@ def test_lost_sessions_are_replaced(fleet, pair, written, monkeypatch):
 
 
 class TestCommand:
-    @pytest.fixture
-    def run(self, pairs):
-        operator = pairs.accounts.operator
-        env = {
-            "SQLA_SHARD_OPERATOR_USER": operator.user,
-            "SQLA_SHARD_OPERATOR_PASSWORD": operator.password,
-        }
-
-        def run(*arguments):
-            return invoke(
-                "-t", pairs.path, "fleet", "verify", *arguments, env=env
-            )
-
-        return run
-
     def test_equal(self, run):
         found = run("server1")
         assert found.exit_code == 0
@@ -907,6 +1043,12 @@ class TestCommand:
         found = run("server1", "--against", "mysql://127.0.0.1:1")
         assert found.exit_code == 3
         assert "127.0.0.1:1" in found.stderr
+
+    def test_a_database_that_neither_has(self, run):
+        found = run("server1", "--databases", "db00001,db09999")
+        assert found.exit_code == 3
+        assert "db09999: not compared: neither server has it" in found.stdout
+        assert "1 databases not compared" in found.stdout
 
     def test_arguments(self, run):
         assert run("server1", "--shards", "900").exit_code == 2

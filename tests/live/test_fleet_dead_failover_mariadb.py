@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import runner
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.dead_failover import DeadFailover
-from sqla_shard.fleet.dead_failover import SemiSyncProbe
+from sqla_shard.fleet.loss import acknowledgements
+from sqla_shard.fleet.loss import loss_of
+from sqla_shard.fleet.loss import receiving
 from sqla_shard.fleet.reopen import Reopen
+from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_controls import Naive
 from tests.servers.fleet_load import create
 from tests.servers.fleet_load import document
 from tests.servers.fleet_load import lost
@@ -28,9 +36,11 @@ from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_load import writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
+from tests.servers.fleet_semi_sync import look_at
 from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
 from tests.servers.fleet_semi_sync import use_semi_sync
 from tests.servers.load_checks import pauses
+from tests.servers.published import places
 from tests.servers.published import publish_to
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
@@ -60,22 +70,10 @@ def prepare(pairs, *, timeout=60_000):
     use_semi_sync(primary, standby, timeout=timeout)
 
 
-def semi_sync_of(primary):
-    """Look at semi-sync as the watcher does."""
-    found = dict(
-        primary.root_execute("SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master%'")
-    )
-    ((timeout,),) = primary.root_execute(
-        "SELECT @@rpl_semi_sync_master_timeout"
-    )
-    now = time.time()
-    return SemiSyncProbe(
-        seen=now,
-        lost=now,
-        on=found["Rpl_semi_sync_master_status"] == "ON",
-        timeout=timeout / 1000,
-        standbys=int(found["Rpl_semi_sync_master_clients"]),
-    )
+def seen(pairs, **options):
+    """Look at semi-sync as a watcher does."""
+    primary, standby = roles(pairs)
+    return look_at(pairs.fleet(**options), primary.url, standby.url)
 
 
 def is_connecting(standby):
@@ -122,12 +120,12 @@ def survive(pairs, folder, seed, say, *, behind):
     (server,) = topology["keyspaces"]["objects"]["servers"]
     server["generation"] = 7
     publish_to(pairs.path, topology)
-    primary, standby = roles(pairs)
+    _, standby = roles(pairs)
     if behind:
         standby.root_execute("STOP SLAVE SQL_THREAD")
     with writing(pairs, folder, seed) as load:
         load.wait_for_acks(random.Random(seed).randrange(200, 600))
-        probe = semi_sync_of(primary)
+        probe = seen(pairs)
         old = kill(pairs)
         plan = DeadFailover.planned(fleet, "server1", probe=probe)
         assert plan.problems == ()
@@ -171,17 +169,6 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, tmp_path, seed):
         prove(pairs, load.stop())
 
 
-class Naive(DeadFailover):
-    """Promotes the standby as it is."""
-
-    def _drain(self):
-        return None
-
-    def _stop(self):
-        self.new.stop()
-        self.prepare_publish()
-
-
 def test_a_naive_promotion_loses_what_was_received(
     pairs, tmp_path, seed, monkeypatch, say
 ):
@@ -209,7 +196,7 @@ def test_after_a_timeout_of_semi_sync_the_loss_is_stated(tmp_path, seed, say):
             load.wait_for_acks(50)
             standby.pause()
             load.wait_for_acks(200)
-            probe = semi_sync_of(primary)
+            probe = seen(pairs, timeout=2.0)
             primary.kill()
             standby.resume()
             assert wait_until(lambda: is_connecting(standby), seconds=30)
@@ -222,6 +209,208 @@ def test_after_a_timeout_of_semi_sync_the_loss_is_stated(tmp_path, seed, say):
         say(f"semi-sync timed out: {len(gone)} lost")
         assert gone
         assert_no_id_names_another(pairs, attempts)
+
+
+def test_a_standby_that_was_restarted_by_itself_states_the_loss(
+    pairs, tmp_path, seed, say
+):
+    fleet = pairs.fleet()
+    _, standby = roles(pairs)
+    standby.root_execute("STOP SLAVE SQL_THREAD")
+    with writing(pairs, tmp_path / "log", seed) as load:
+        load.wait_for_acks(100)
+        probe = seen(pairs)
+        assert loss_of(probe).startswith("none")
+        kill(pairs)
+        # Without skip-slave-start; it deletes its relay log.
+        standby.kill()
+        standby.start()
+        standby.root_execute("START SLAVE")
+        assert wait_until(lambda: is_connecting(standby), seconds=30)
+        plan = DeadFailover.planned(
+            fleet, "server1", probe=probe, allow_loss=False
+        )
+        assert plan.problems == ()
+        stated = "unknown: the standby was restarted"
+        assert plan.arguments["loss"].startswith(stated)
+        # A watcher whose plan is older does nothing, either.
+        with pytest.raises(OperationFailedError) as caught:
+            apply(fleet, plan)
+        assert caught.value.step == "record"
+        assert stated in caught.value.reason
+        plan = DeadFailover.planned(fleet, "server1", probe=probe)
+        apply(fleet, plan)
+        load.wait_for_acks(50)
+        gone = lost(pairs, load.stop())
+    say(f"standby restarted: {len(gone)} lost")
+    assert gone
+
+
+class Slow(DeadFailover):
+    """Applies for longer than semi-sync waits."""
+
+    def _drain(self):
+        super()._drain()
+        probe = self._probe()
+        assert wait_until(
+            lambda: loss_of(replace(probe, lost=time.time())).startswith(
+                "unknown"
+            ),
+            seconds=60,
+        )
+
+
+def test_a_loss_that_is_unknown_in_the_end_is_not_published(
+    pairs, monkeypatch
+):
+    monkeypatch.setitem(runner.KINDS, "dead-failover", Slow)
+    fleet = pairs.fleet()
+    probe = seen(pairs)
+    probe = replace(probe, acks=replace(probe.acks, timeout=8.0))
+    kill(pairs)
+    plan = DeadFailover.planned(
+        fleet, "server1", probe=probe, allow_loss=False
+    )
+    with pytest.raises(OperationFailedError) as caught:
+        apply(fleet, plan)
+    # A machine that is very slow knows it before.
+    assert caught.value.step in ("record", "stop")
+    assert "may be lost (unknown: semi-sync was on" in caught.value.reason
+    assert caught.value.undone
+    plan = DeadFailover.planned(fleet, "server1", probe=probe)
+    result = apply(fleet, plan)
+    assert result.notes["verify"]["loss"].startswith("unknown")
+
+
+def test_an_applier_that_hangs_is_not_waited_for(pairs, tmp_path, seed):
+    fleet = pairs.fleet()
+    _, standby = roles(pairs)
+    table = f"`{places(document(pairs))[0][1]}`.load_pins"
+    with (
+        standby.connect() as connection,
+        writing(pairs, tmp_path / "log", seed) as load,
+    ):
+        connection.cursor().execute(f"LOCK TABLES {table} READ")
+        load.wait_for_acks(100)
+        kill(pairs)
+        plan = DeadFailover.planned(fleet, "server1", drain_timeout=2.0)
+        with pytest.raises(OperationFailedError) as caught:
+            apply(fleet, plan)
+        assert caught.value.step == "drain"
+        assert "or wait longer with --drain-timeout" in caught.value.reason
+        assert caught.value.undone
+        assert not caught.value.left
+        connection.cursor().execute("UNLOCK TABLES")
+        apply(fleet, DeadFailover.planned(fleet, "server1"))
+        load.wait_for_acks(50)
+        prove(pairs, load.stop())
+
+
+LATE = 40
+
+
+class Returning(DeadFailover):
+    """Its primary returns when it has just been proven to be lost."""
+
+    pair: Any = None
+
+    def _still_receives(self, status):
+        found = super()._still_receives(status)
+        if self.notes.get("record") and self.pair is not None:
+            (primary, server), type(self).pair = self.pair, None
+            primary.start()
+            standby = self.new
+            wait_until(lambda: standby.status().runs, seconds=60)
+            locking = server.root_connect()
+            locking.cursor().execute("LOCK TABLES later.it WRITE")
+            # More than one: STOP waits for the one that is being applied.
+            with primary.root_connect() as connection:
+                for number in range(LATE):
+                    connection.cursor().execute(
+                        "INSERT INTO later.it VALUES (%s)", (number,)
+                    )
+            ((written,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
+            wait_until(
+                lambda: standby.covers(standby.status().received, written),
+                seconds=60,
+            )
+            primary.kill()
+            threading.Timer(1.0, locking.close).start()
+        return found
+
+
+def test_what_arrives_while_it_stops_is_applied(pairs, monkeypatch):
+    fleet = pairs.fleet()
+    primary, standby = roles(pairs)
+    monkeypatch.setitem(runner.KINDS, "dead-failover", Returning)
+    primary.root_execute("CREATE DATABASE later")
+    primary.root_execute("CREATE TABLE later.it (id INT PRIMARY KEY)")
+    wait_until_equal(primary, standby)
+    kill(pairs)
+    monkeypatch.setattr(Returning, "pair", (primary, standby))
+    plan = DeadFailover.planned(fleet, "server1")
+    assert apply(fleet, plan).state == "finished"
+    found = standby.root_execute("SELECT COUNT(*) FROM later.it")
+    assert found == [(LATE,)]
+
+
+# -- a failover that is resumed after somebody else has done something ------
+
+
+def killed_before_publish(pairs):
+    """Kill the primary, and the process of the failover."""
+    fleet = pairs.fleet()
+    primary = kill(pairs)
+    plan = DeadFailover.planned(fleet, "server1")
+    apply_until(fleet, plan, step="raise-ids", state="done")
+    return fleet, primary
+
+
+def reason_of_resume(fleet):
+    with pytest.raises(OperationFailedError) as caught:
+        resume(fleet)
+    assert caught.value.step == "publish"
+    assert caught.value.undone
+    assert fleet.topology().epoch == 1
+    return caught.value.reason, caught.value.left
+
+
+def test_a_primary_that_returned_is_not_replaced_by_resume(pairs):
+    fleet, primary = killed_before_publish(pairs)
+    primary.start()
+    reason, left = reason_of_resume(fleet)
+    assert "it is not lost" in reason
+    assert not left
+    wait_until_equal(primary, roles(pairs)[1])
+
+
+def test_a_standby_that_was_reset_is_not_published_by_resume(pairs):
+    fleet, _ = killed_before_publish(pairs)
+    _, standby = roles(pairs)
+    standby.root_execute("RESET SLAVE ALL")
+    reason, left = reason_of_resume(fleet)
+    assert "it does not replicate any more" in reason
+    assert "does not replicate; look at it" in left
+
+
+def test_what_was_received_meanwhile_is_not_lost_by_resume(pairs):
+    fleet, primary = killed_before_publish(pairs)
+    _, standby = roles(pairs)
+    primary.start()
+    standby.root_execute("START SLAVE IO_THREAD")
+    primary.root_execute("CREATE DATABASE later")
+    ((written,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
+    with fleet.admin(standby.url, name="standby") as admin:
+        found = replication_of(admin)
+        assert wait_until(
+            lambda: found.covers(found.status().received, written), seconds=60
+        )
+    primary.kill()
+    standby.root_execute("STOP SLAVE IO_THREAD")
+    reason, left = reason_of_resume(fleet)
+    assert "it has applied" in reason
+    # Starting it would delete what it has received.
+    assert "stays stopped: it has received more than it has applied" in left
 
 
 def assert_no_id_names_another(pairs, attempts):
@@ -267,6 +456,78 @@ def test_a_primary_that_lives_is_not_replaced(shared):
     finally:
         primary.resume()
     assert roles(shared) == (primary, standby)
+
+
+def doubt_now(shared):
+    return seen(shared).acks.doubt
+
+
+def test_semi_sync_is_believed_only_if_it_works(shared):
+    primary, standby = roles(shared)
+    assert loss_of(seen(shared)).startswith("none: semi-sync was on")
+    primary.root_execute("SET GLOBAL rpl_semi_sync_master_wait_no_slave = 0")
+    assert "a standby that is disconnected" in doubt_now(shared)
+    primary.root_execute("SET GLOBAL rpl_semi_sync_master_wait_no_slave = 1")
+    standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+    assert doubt_now(shared) == "the standby did not acknowledge"
+    standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
+    standby.root_execute("STOP SLAVE IO_THREAD")
+    assert doubt_now(shared) == "the standby did not receive"
+    standby.root_execute("START SLAVE")
+    # Without semi-sync nothing is known.
+    primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 0")
+    assert loss_of(seen(shared)).startswith("unknown: semi-sync was off")
+    use_semi_sync(primary, standby)
+    assert loss_of(seen(shared)).startswith("none")
+
+
+def test_another_standby_is_not_that_of_the_topology(shared):
+    fleet = shared.fleet()
+    primary, standby = roles(shared)
+    with (
+        fleet.admin(primary.url, name="primary") as one,
+        fleet.admin(standby.url, name="standby") as two,
+    ):
+        first, found = replication_of(one), receiving(replication_of(two))
+        assert acknowledgements(first, found).doubt == ""
+        assert acknowledgements(first, None).doubt == (
+            "the standby did not respond"
+        )
+        other = replace(found, source_id=found.source_id + 1)
+        assert acknowledgements(first, other).doubt == (
+            "the standby received from another server"
+        )
+        standby.root_execute("STOP SLAVE IO_THREAD")
+        try:
+            assert wait_until(
+                lambda: first.semi_sync().standbys == 0, seconds=60
+            )
+            assert acknowledgements(first, found).doubt == (
+                "0 standbys acknowledged"
+            )
+        finally:
+            use_semi_sync(primary, standby)
+
+
+def test_a_commit_that_waits_shortens_the_time(shared):
+    primary, standby = roles(shared)
+    waiting = threading.Thread(
+        target=primary.root_execute, args=("CREATE DATABASE waiting",)
+    )
+    fleet = shared.fleet(timeout=2.0)
+    standby.pause()
+    try:
+        waiting.start()
+        with fleet.admin(primary.url, name="primary") as admin:
+            found = replication_of(admin)
+            assert wait_until(lambda: found.longest_wait() > 1, seconds=60)
+        acks = seen(shared, timeout=2.0).acks
+        assert 1 < acks.waiting < acks.timeout
+    finally:
+        standby.resume()
+        waiting.join()
+    wait_until_equal(primary, standby)
+    assert seen(shared).acks.waiting == 0
 
 
 def test_a_standby_that_was_restarted_is_refused(shared):

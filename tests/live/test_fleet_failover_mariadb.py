@@ -19,6 +19,7 @@ from sqla_shard.fleet import runner
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_controls import Unfenced
 from tests.servers.fleet_load import create
 from tests.servers.fleet_load import document
 from tests.servers.fleet_load import lost
@@ -154,13 +155,6 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, fleet, load, rng, say):
     prove(pairs, load.stop())
 
 
-class Unfenced(Failover):
-    """Leaves out what keeps the old primary from being written."""
-
-    def _fence(self):
-        self.new.stop()
-
-
 def test_without_the_fence_acknowledged_writes_are_lost(
     tmp_path, request, monkeypatch, say
 ):
@@ -213,6 +207,69 @@ def test_an_open_transaction_does_not_survive(pairs, fleet):
     for server in pairs.servers:
         sql = "SELECT * FROM db00000.load_pins WHERE token = 'open'"
         assert server.root_execute(sql) == []
+
+
+def test_an_undo_opens_the_primary_although_the_standby_is_lost(pairs, fleet):
+    old, new = roles(pairs)
+    plan = Failover.planned(fleet, "server1")
+    apply_until(fleet, plan, step="fence", state="done")
+    new.kill()
+    try:
+        result = undo(fleet)
+        assert result.state == "undone"
+        assert old.root_execute("SELECT @@read_only") == [(0,)]
+        (problem,) = result.problems
+        assert "the standby does not replicate" in problem
+    finally:
+        new.start()
+    # After an odd number of failovers it is the server that was started as
+    # the primary, without read_only in its configuration.
+    new.root_execute("SET GLOBAL read_only = 1")
+    new.root_execute("START SLAVE")
+    wait_until_equal(old, new)
+
+
+def test_a_lost_fence_after_the_commit_point_is_a_problem(pairs, fleet):
+    old, new = roles(pairs)
+
+    def kill(event):
+        if (event.step, event.state) == ("open", "begin"):
+            (number,) = [
+                number
+                for number, user in old.root_execute(
+                    "SELECT id, user FROM information_schema.processlist"
+                )
+                if user == pairs.accounts.operator.user
+            ]
+            old.root_execute(f"KILL {number}")
+
+    result = apply(fleet, Failover.planned(fleet, "server1"), progress=kill)
+    assert result.state == "finished"
+    (problem,) = result.problems
+    assert "which ends the read lock" in problem
+    assert roles(pairs) == (new, old)
+    assert new.root_execute("SELECT @@read_only") == [(0,)]
+    assert old.root_execute("SELECT @@read_only") == [(1,)]
+    wait_until_equal(new, old)
+
+
+def test_the_new_primary_stays_closed_while_the_old_one_cannot_be_closed(
+    pairs, fleet
+):
+    old, new = roles(pairs)
+    plan = Failover.planned(fleet, "server1")
+    apply_until(fleet, plan, step="publish", state="done")
+    # As after a restart with a configuration that lets it be written.
+    old.root_execute("SET GLOBAL read_only = 0")
+    with old.connect() as connection:
+        connection.cursor().execute("LOCK TABLES db00000.load_pins WRITE")
+        with pytest.raises(OperationFailedError, match="1205") as info:
+            resume(fleet)
+        assert (info.value.step, info.value.undone) == ("open", False)
+        assert new.root_execute("SELECT @@read_only") == [(1,)]
+    assert resume(fleet).state == "finished"
+    assert roles(pairs) == (new, old)
+    wait_until_equal(new, old)
 
 
 def test_events_and_semi_sync_change_sides(pairs, fleet):

@@ -12,10 +12,12 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import FleetLockLostError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import TopologyConflictError
 from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.exc import UndoRefusedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import runner
@@ -24,9 +26,13 @@ from sqla_shard.fleet import undo
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.zookeeper import Publisher
+from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
 from tests.servers.toy_operation import STEPS
 from tests.servers.toy_operation import Toy
 from tests.suites import fleet_journal
@@ -260,6 +266,103 @@ def test_lost_answers_are_found_out(scene, monkeypatch, after):
     assert [one.state for one in scene.journal.history()] == ["finished"]
     hold.release()
     assert scene.journal.pending() is None
+
+
+@pytest.fixture
+def publish(scene):
+    """Returns a function that runs a command of ``sqla-shard topology``."""
+    document = json.loads(to_json(scene.fleet.topology()))
+    path = write(scene.folder, {**document, "epoch": 5}, "next.json")
+    arguments = {
+        "push": (path,),
+        "rollback": ("--to", 1),
+        "reset": (path,),
+    }
+
+    def run(command, *more):
+        options = (*arguments[command], *more)
+        return invoke(
+            "-t", scene.location, "topology", command, *options, "--yes"
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["push", "rollback", "reset"])
+def test_nothing_is_published_while_an_operation_is_pending(
+    scene, publish, command
+):
+    scene.killed("copy", "done")
+    for more in ((), ("--dry-run",)):
+        done = publish(command, *more)
+        assert done.exit_code == 1
+        assert "toy was started by" in done.stderr
+        assert "sqla-shard fleet resume, or" in done.stderr
+    assert scene.fleet.topology().epoch == 1
+    assert publish(command, "--force").exit_code == 0
+    assert scene.fleet.topology().epoch > 1
+    assert undo(scene.fleet).state == "undone"
+    assert publish(command, "--dry-run").exit_code == 0
+
+
+def test_an_operation_that_begins_during_a_publication_is_named(
+    scene, publish, monkeypatch
+):
+    first = scene.journal.begin(scene.record("first"))
+    first.write(replace(first.record, state="finished"))
+    first.release()
+    find = Publisher._none_pending
+    holds = []
+
+    def begin_after(publisher):
+        found = find(publisher)
+        if not holds:
+            holds.append(scene.journal.begin(scene.record("second")))
+        return found
+
+    topology = scene.fleet.topology()
+    monkeypatch.setattr(Publisher, "_none_pending", begin_after)
+    try:
+        with (
+            Publisher(scene.location) as publisher,
+            pytest.raises(FleetLockedError, match="second is running"),
+        ):
+            publisher.publish(replace(topology, epoch=2))
+        assert scene.fleet.topology() == topology
+    finally:
+        for hold in holds:
+            hold.release()
+
+
+def test_a_server_of_zookeeper_that_is_behind_is_not_believed(
+    scene, monkeypatch
+):
+    """It answers with the former topology until the session calls sync."""
+    former = scene.journal._open()
+    old = former.read(TOPOLOGY)
+    former.close()
+    scene.killed("publish", "middle")
+    read, sync = ZooKeeperStore.read, ZooKeeperStore.sync
+    synced = set()
+
+    def read_behind(store, node):
+        return read(store, node) if id(store) in synced else old
+
+    monkeypatch.setattr(
+        ZooKeeperStore,
+        "read",
+        lambda store, node: (read_behind if node == TOPOLOGY else read)(
+            store, node
+        ),
+    )
+    monkeypatch.setattr(
+        ZooKeeperStore,
+        "sync",
+        lambda store: (sync(store), synced.add(id(store))),
+    )
+    with pytest.raises(UndoRefusedError):
+        undo(scene.fleet)
+    assert resume(scene.fleet).epoch == 2
 
 
 @pytest.mark.thorough

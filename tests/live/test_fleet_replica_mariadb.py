@@ -11,6 +11,7 @@ import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
+import pymysql
 import pytest
 
 from sqla_shard.exc import FleetLockedError
@@ -197,6 +198,44 @@ def test_a_standby_is_built_and_promoted(scene, load, say):
     assert scene.roles == (new, primary)
     load.wait_for_acks(100)
     scene.prove(load.stop())
+
+
+def fences(server):
+    return set(
+        server.root_execute(
+            "SELECT Db FROM mysql.db WHERE Select_priv = 'N' AND Db LIKE"
+            " 'db00%'"
+        )
+    )
+
+
+def test_a_standby_has_the_fences_of_its_primary(scene, load, say):
+    primary, _ = scene.roles
+    new = scene.new_server()
+    for server, name in ((primary, "db00900"), (new, "db00000")):
+        with server.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            cursor.execute(
+                "INSERT INTO mysql.db (User, Host, Db) VALUES (%s, %s, %s)",
+                (server.user, server.host, name),
+            )
+            cursor.execute("FLUSH LOCAL PRIVILEGES")
+    try:
+        applied(scene, scene.planned("replace", new), say)
+        assert fences(new) == {("db00900",)}
+        with new.connect() as connection:
+            connection.cursor().execute("SELECT * FROM db00000.load_pins")
+            with pytest.raises(pymysql.err.OperationalError, match="1044"):
+                connection.cursor().execute("USE db00900")
+        scene.prove(load.stop())
+    finally:
+        for server in (primary, new):
+            with server.root_connect() as connection:
+                cursor = connection.cursor()
+                cursor.execute("SET SESSION sql_log_bin = 0")
+                cursor.execute("DELETE FROM mysql.db WHERE Db = 'db00900'")
+                cursor.execute("FLUSH LOCAL PRIVILEGES")
 
 
 def test_a_standby_is_rebuilt(scene, load, say):

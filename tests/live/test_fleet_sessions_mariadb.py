@@ -6,10 +6,13 @@ from threading import Thread
 
 import pytest
 
+from sqla_shard.exc import FleetLockLostError
 from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.toy_operation import Toy
 
 pytestmark = pytest.mark.live
 
@@ -47,6 +50,23 @@ def test_claiming_again_is_no_takeover(sessions):
     first, _ = sessions
     first.claim()
     assert first.value("SELECT 1") == 1
+
+
+def test_an_operation_that_has_lost_its_lock_gets_no_session(pairs, tmp_path):
+    fleet = pairs.fleet()
+    toy = Toy(fleet, Toy.plan(fleet, tmp_path))
+    record = Record(
+        id="it", plan=toy.plan.as_dict(), token=1, holder="it", started=1.0
+    )
+    with toy:
+        toy.hold = fleet.journal.begin(record)
+        try:
+            # Another operation may have had the servers since.
+            (pairs.path.parent / "topology.json.fleet" / "lock").unlink()
+            with pytest.raises(FleetLockLostError):
+                toy.admin(pairs["server1"].primary.url, "primary")
+        finally:
+            toy.hold.release()
 
 
 def test_a_statement_that_runs_is_ended(sessions):

@@ -18,12 +18,15 @@ from sqla_shard.exc import UndoRefusedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import undo
+from sqla_shard.fleet.doctor import examine
+from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.orphans import orphans_of
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.mariadb_setup import system_user
+from tests.servers.fleet_pairs import empty_server
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import check
@@ -81,7 +84,7 @@ def renewed(pairs):
     for pair in (source, target):
         # First the standbys, which would replicate what is dropped.
         for server in (*pair.standbys, pair.primary):
-            emptied(server)
+            empty_server(server)
         pair.attach(pair.standby)
     source.primary.root_execute("SET GLOBAL read_only = 0")
     names = [place[1] for place in places(pairs.document()).values()]
@@ -90,24 +93,6 @@ def renewed(pairs):
     source.wait_caught_up()
     publish_to(pairs.path, pairs.document())
     return pairs.fleet()
-
-
-def emptied(server):
-    """Make a server one that has never had a write, nor a fence."""
-    with server.root_connect() as connection:
-        cursor = connection.cursor()
-        cursor.execute("SET SESSION sql_log_bin = 0")
-        cursor.execute("SET GLOBAL read_only = 1")
-        cursor.execute("STOP SLAVE")
-        cursor.execute("RESET SLAVE ALL")
-        cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
-        cursor.execute("FLUSH LOCAL PRIVILEGES")
-        cursor.execute("SHOW DATABASES")
-        for (name,) in cursor.fetchall():
-            if name.startswith(("db", "moved")):
-                cursor.execute(f"DROP DATABASE `{name}`")
-        cursor.execute("RESET MASTER")
-        cursor.execute("SET GLOBAL gtid_slave_pos = ''")
 
 
 def planned(fleet, pairs, **changes):
@@ -253,6 +238,8 @@ def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
         for name, shards in (("staying", STAYING), ("moving", MOVING)):
             say(f"  {name}: {pauses(attempts, shards=shards)}")
         assert (result.state, result.epoch) == ("finished", 2)
+        # What was written since the cutover is no difference.
+        assert result.problems == ()
         assert stale.attempts
         prove(pairs, [*attempts, *stale.attempts])
 
@@ -372,6 +359,105 @@ def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
         prove(pairs, attempts)
 
 
+# -- what is not equal ----------------------------------------------------
+
+
+def with_a_row(pairs, fleet):
+    """Write a row, and let the new pair replicate."""
+    acked_now(pairs, MOVING[0])
+    with pytest.raises(OperationFailedError):
+        apply(fleet, planned(fleet, pairs, compare_limit=1e-6))
+    pairs["server2"].wait_caught_up()
+
+
+def change_a_row(pairs):
+    with pairs["server2"].primary.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute(f"UPDATE db{MOVING[0]:05d}.load_pins SET token = 'not'")
+        connection.commit()
+
+
+def test_a_copy_with_other_rows_is_refused(fleet, pairs):
+    with_a_row(pairs, fleet)
+    change_a_row(pairs)
+    with pytest.raises(OperationFailedError) as info:
+        apply(fleet, planned(fleet, pairs))
+    assert (info.value.step, info.value.undone) == ("compare", True)
+    for words in ("1 rows", "db00008.load_pins 1: differs", "fleet verify"):
+        assert words in str(info.value)
+    # Asked for explicitly, it is not looked at.
+    plan = planned(fleet, pairs, compare_limit=None)
+    assert "no rows are compared" in plan.costs
+    assert apply(fleet, plan).problems == ()
+
+
+def test_rows_that_differ_at_the_cutover_are_reported(fleet, pairs):
+    with_a_row(pairs, fleet)
+
+    def change(event):
+        if (event.step, event.state) == ("wait", "begin"):
+            change_a_row(pairs)
+        if (event.step, event.state) == ("verify", "begin"):
+            # Too late to be found by looking at the servers as they are.
+            with pairs["server2"].primary.root_connect() as connection:
+                connection.cursor().execute(
+                    "UPDATE db00008.load_pins SET token = 'now'"
+                )
+                connection.commit()
+
+    result = apply(fleet, planned(fleet, pairs), progress=change)
+    (problem,) = result.problems
+    assert "at the cutover 1 rows" in problem
+    assert "db00008.load_pins 1: differs in token" in problem
+
+
+def test_a_comparison_that_takes_too_long_undoes_it(fleet, pairs):
+    with pytest.raises(OperationFailedError) as info:
+        apply(fleet, planned(fleet, pairs, compare_limit=1e-6))
+    assert info.value.undone
+    assert "16 tables or databases were not compared" in str(info.value)
+
+
+@pytest.mark.thorough
+def test_kill_9_in_the_move_of_a_server(pairs, tmp_path, seed, say):
+    steps = [
+        name for name, _ in planned(renewed(pairs), pairs, shards=None).steps
+    ]
+    before = steps[: steps.index("publish")]
+    choices = [
+        *((step, end) for step in before for end in (undo, resume)),
+        *((step, resume) for step in steps[len(before) :]),
+    ]
+    if not SOAK:
+        choices = [("drain", undo), ("publish", resume)]
+    for number, (step, end) in enumerate(choices):
+        say(f"kill -9 after {step}, {end.__name__}")
+        fleet = renewed(pairs)
+        folder = tmp_path / str(number)
+        with loaded(pairs, folder, f"{seed} {number}", 3) as load:
+            load.wait_for_acks(100)
+            plan = planned(fleet, pairs, shards=None)
+            apply_until(pairs.fleet(), plan, step=step, state="done")
+            result = end(pairs.fleet())
+            load.wait_for_acks(100)
+            attempts = load.stop()
+        assert result.state == ("undone" if end is undo else "finished")
+        if end is undo:
+            prove(pairs, attempts)
+            continue
+        where = places(json.loads(pairs.path.read_text()))
+        source, target = pairs["server1"], pairs["server2"]
+        assert {url for url, _ in where.values()} == {target.primary.url}
+        rows = rows_of_places(where)
+        assert check(attempts, rows) == []
+        target.wait_caught_up()
+        assert rows_on(pairs, target.standby) == rows
+        old = source.primary
+        assert only_old(rows_on(pairs, old), rows) == []
+        assert old.root_execute("SELECT @@read_only") == [(1,)]
+
+
 # -- what is not fenced ---------------------------------------------------
 
 
@@ -460,7 +546,8 @@ def test_a_statement_in_the_way_undoes_it(fleet, pairs):
         cursor = connection.cursor()
         cursor.execute("LOCK TABLES db00000.load_pins WRITE")
         with pytest.raises(OperationFailedError) as info:
-            apply(fleet, planned(fleet, pairs))
+            # The comparison would wait for the lock, too.
+            apply(fleet, planned(fleet, pairs, compare_limit=None))
         assert info.value.undone
         assert info.value.step == "fence"
         cursor.execute("UNLOCK TABLES")
@@ -782,6 +869,133 @@ def test_what_is_not_fenced_or_the_only_copy_stays(fleet, pairs):
     target.root_execute("DROP TABLE db00010.load_notes")
     (problem,) = change(fleet, "rename", databases=["db00010"]).problems
     assert "only copy of the tables load_notes" in problem.message
+
+
+def without_fence(server, name):
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute("DELETE FROM mysql.db WHERE Db = %s", (name,))
+        cursor.execute("FLUSH LOCAL PRIVILEGES")
+
+
+def test_orphans_are_fenced_again(fleet, pairs):
+    apply(fleet, planned(fleet, pairs))
+    source = pairs["server1"]
+    for server in source.servers:
+        without_fence(server, "db00008")
+    open_ones = [
+        str(finding)
+        for finding in examine(
+            fleet, environ={"MARIADB_PASSWORD": "x"}
+        ).at_least("warning")
+        if "does not fence 1 databases" in finding.what
+    ]
+    assert len(open_ones) == 2, open_ones
+    assert all("fleet orphans fence server1" in one for one in open_ones)
+    assert "db00008" in str(change(fleet, "rename").problems)
+    with source.primary.connect(database="db00008") as late:
+        cursor = late.cursor()
+        cursor.execute("INSERT INTO load_pins (token) VALUES ('late')")
+        assert apply(fleet, change(fleet, "fence")).state == "finished"
+        with pytest.raises(pymysql.err.OperationalError):
+            late.commit()
+    for server in source.servers:
+        with server.connect() as connection:
+            with pytest.raises(pymysql.err.OperationalError) as info:
+                connection.cursor().execute("SELECT * FROM db00008.load_pins")
+            assert info.value.args[0] in {1142, 1044}
+    assert change(fleet, "rename").problems == ()
+
+
+def test_a_failover_opens_no_orphans(fleet, pairs):
+    apply(fleet, planned(fleet, pairs))
+    without_fence(pairs["server1"].standby, "db00008")
+    (problem,) = Failover.planned(fleet, "server1").problems
+    assert "it does not fence db00008" in problem.message
+    apply(fleet, change(fleet, "fence"))
+    assert Failover.planned(fleet, "server1").problems == ()
+
+
+def test_the_target_fences_the_orphans_of_the_source(fleet, pairs):
+    source, target = pairs["server1"], pairs["server2"]
+    with source.primary.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute(
+            "INSERT INTO mysql.db (User, Host, Db) VALUES (%s, %s, 'db00099')",
+            (source.primary.user, source.primary.host),
+        )
+        cursor.execute("FLUSH LOCAL PRIVILEGES")
+    apply(fleet, planned(fleet, pairs))
+    for server in target.servers:
+        with server.connect() as connection:
+            with pytest.raises(pymysql.err.OperationalError) as info:
+                connection.cursor().execute("CREATE DATABASE db00099")
+            assert info.value.args[0] in {1044, 1290}
+    assert target.primary.root_execute(
+        "SELECT COUNT(*) FROM mysql.db WHERE Db = 'db00099'"
+    ) == [(1,)]
+
+
+def test_rows_that_only_an_orphan_has(fleet, pairs):
+    acked_now(pairs, 8)
+    acked_now(pairs, 9)
+    apply(fleet, planned(fleet, pairs))
+    # The journal proves it, whatever is written since.
+    target = pairs["server2"].primary
+    target.root_execute("UPDATE db00008.load_pins SET token = 'changed'")
+    one = {"databases": ["db00008"]}
+    assert change(fleet, "rename", **one).problems == ()
+    # As if it had been created anew.
+    target.root_execute("TRUNCATE db00009.load_pins")
+    (problem,) = change(fleet, "rename").problems
+    assert problem.place == "db00009"
+    assert "rows of the tables load_pins, which are empty" in problem.message
+    assert change(fleet, "rename", accept_differences=True).problems == ()
+    # Without the journal the rows are compared.
+    for path in pairs.path.parent.glob("*/history/*.json"):
+        path.unlink()
+    (problem,) = change(fleet, "rename", **one).problems
+    assert "1 differ (db00008.load_pins 1: differs in token" in problem.message
+    equal = {"databases": ["db00010"]}
+    target.root_execute("INSERT INTO db00010.load_pins (token) VALUES ('new')")
+    assert apply(fleet, change(fleet, "rename", **equal)).state == "finished"
+    (name,) = (n for n in orphans_on(fleet, "server1") if "db00010" in n)
+    named = {"databases": [name], "older_than": 0.0}
+    # Proven when it was renamed.
+    assert change(fleet, "drop", **named).problems == ()
+    for path in pairs.path.parent.glob("*/history/*.json"):
+        path.unlink()
+    (problem,) = change(fleet, "drop", **named).problems
+    assert "restore it and rename it again" in problem.message
+    accepted = change(fleet, "drop", **named, accept_differences=True)
+    assert apply(fleet, accepted).state == "finished"
+
+
+@pytest.mark.parametrize("kind", ["orphans", "split"])
+def test_an_undo_while_the_source_is_away(fleet, pairs, kind):
+    source = pairs["server1"].primary
+    if kind == "orphans":
+        apply(fleet, planned(fleet, pairs))
+        plan, step = change(fleet, "rename"), "rename"
+    else:
+        plan, step = planned(fleet, pairs), "fence"
+    apply_until(pairs.fleet(), plan, step=step, state="done")
+    source.pause()
+    try:
+        with pytest.raises(OperationFailedError) as info:
+            undo(pairs.fleet(timeout=1.0))
+    finally:
+        source.resume()
+    assert not info.value.undone
+    assert "repeat: sqla-shard fleet undo" in str(info.value)
+    assert undo(pairs.fleet()).state == "undone"
+    if kind == "orphans":
+        names = [f"db{shard:05d}" for shard in MOVING]
+        assert orphans_on(fleet, "server1") == names
+    else:
+        prove(pairs, [acked_now(pairs, MOVING[0])])
 
 
 def test_a_change_of_orphans_is_not_resumed_after_another_epoch(fleet, pairs):

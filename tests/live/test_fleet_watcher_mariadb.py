@@ -16,13 +16,18 @@ pytest.importorskip("kazoo")
 
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import status
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.watcher import WatchPolicy
 from sqla_shard.testing import Proxy
+from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.zookeeper import Publisher
+from sqla_shard.topology.zookeeper.publications import TOPOLOGY
+from sqla_shard.topology.zookeeper.store import Create
+from sqla_shard.topology.zookeeper.store import Replace
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 from tests.servers.fleet_load import create
 from tests.servers.fleet_load import roles
@@ -43,6 +48,13 @@ pytestmark = [
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 POLICY = WatchPolicy(dead_after=1.0, every=0.1, patience=2.0)
 LONG = 60.0
+#: Seconds without ZooKeeper; sessions of the tests end after 2 s.
+AWAY = 60.0 if SOAK else 6.0
+STEPS = (
+    *("record", "drain", "stop", "raise-ids", "publish", "open"),
+    *("enable-events", "verify"),
+)
+OPEN, CLOSED = [(0,)], [(1,)]
 
 
 class Scene:
@@ -68,6 +80,10 @@ class Scene:
             if str(address) == f"{one.host}:{one.port}"
         ]
         return found
+
+    def store(self):
+        hosts = self.location.removeprefix("zookeeper://")
+        return contextlib.closing(ZooKeeperStore(hosts))
 
     def can_write(self, server):
         try:
@@ -106,9 +122,15 @@ def scene_in(folder, hosts):
         yield Scene(pairs, location)
 
 
+@pytest.fixture(scope="module")
+def ensemble(zookeeper_installed):
+    with ZooKeeperEnsemble(servers=3) as ensemble:
+        yield ensemble
+
+
 @pytest.fixture
-def scene(zookeeper_server, tmp_path):
-    with scene_in(tmp_path, zookeeper_server.hosts) as scene:
+def scene(ensemble, mariadb_installed, tmp_path):
+    with scene_in(tmp_path, ensemble.hosts) as scene:
         yield scene
 
 
@@ -137,10 +159,31 @@ def looks(watching, count):
     )
 
 
-def test_a_lost_primary_is_replaced(scene, say):
-    with three(scene) as watching:
+def passes(seconds):
+    """Wait, as machines do that do nothing."""
+    end = time.monotonic() + seconds
+    assert wait_until(lambda: time.monotonic() > end, seconds=seconds + LONG)
+
+
+def read_only(server):
+    return server.root_execute("SELECT @@read_only")
+
+
+@pytest.mark.parametrize(
+    "policy", [POLICY, WatchPolicy()], ids=["quick", "default"]
+)
+def test_a_lost_primary_is_replaced(scene, policy, say):
+    with three(scene, policy) as watching:
         looks(watching, 2)
         assert sum(one.reports[-1].is_leader for one in watching) == 1
+        address = f"{scene.primary.host}:{scene.primary.port}"
+        found = status(scene.fleet())
+        assert f"primary {address}: 3 of 3 watchers see it" in str(found)
+        watchers = found.as_dict()["watchers"]
+        assert watchers["leader"] in watchers["votes"]
+        assert [
+            vote[address]["lost_for"] for vote in watchers["votes"].values()
+        ] == [None, None, None]
         scene.primary.kill()
         begin = time.monotonic()
         assert wait_until(
@@ -158,49 +201,187 @@ def test_a_lost_primary_is_replaced(scene, say):
         assert not scene.can_write(scene.primary)
     say(
         f"from kill to writes {seconds:.2f} s, of which "
-        f"{POLICY.dead_after:g} s are the threshold"
+        f"{policy.dead_after:g} s are the threshold"
     )
 
 
-def test_nothing_is_done_in_doubt(scene, zookeeper_server, say):
-    primary = scene.primary
-    with Proxy(primary.host, primary.port) as proxy:
-        apart = scene.fleet(FleetByProxy)
-        apart.ports = {primary.port: proxy.port}
-        fleets = [apart, scene.fleet(), scene.fleet()]
-        with three(scene, fleets=fleets) as watching:
+@contextlib.contextmanager
+def behind_proxies(scene):
+    """Yield three fleets, and the proxies by which they see the primary."""
+    port = scene.primary.port
+    with contextlib.ExitStack() as stack:
+        proxies = [
+            stack.enter_context(Proxy(scene.primary.host, port))
+            for _ in range(3)
+        ]
+        fleets = []
+        for proxy in proxies:
+            fleet = scene.fleet(FleetByProxy)
+            fleet.ports = {port: proxy.port}
+            fleets.append(fleet)
+        yield fleets, proxies
+
+
+def test_partitioned_watchers_do_nothing(scene):
+    with (
+        behind_proxies(scene) as (fleets, proxies),
+        three(scene, fleets=fleets) as watching,
+    ):
+        looks(watching, 2)
+        # The leader first: the others do not act.
+        order = sorted(
+            range(3), key=lambda one: not watching[one].reports[-1].is_leader
+        )
+        for count, number in enumerate(order, 1):
+            proxies[number].hang()
+            proxies[number].cut()
+            passes(3 * POLICY.dead_after)
             looks(watching, 2)
-            # One of three does not see the primary; it may lead.
-            proxy.hang()
-            proxy.cut()
-            begin = time.monotonic()
+            leader = watching[order[0]]
+            if count < 3:
+                part = f"{3 - count} of 3 watchers still see it"
+            else:
+                # Its standby sees it.
+                part = "it is still connected to the primary"
+            assert wait_until(lambda: leader.said(part), seconds=LONG)  # noqa: B023  # called here
+            assert scene.primary_now() is scene.primary
+            assert scene.can_write(scene.primary)
+            assert read_only(scene.standby) == CLOSED
+        for proxy in proxies:
+            proxy.restore()
+        before = [len(one.reports) for one in watching]
+        assert wait_until(
+            lambda: all(
+                one.reports[number:] and one.reports[-1].ok
+                for one, number in zip(watching, before, strict=True)
+            ),
+            seconds=LONG,
+        )
+    assert scene.fleet().journal.history() == []
+
+
+def test_nothing_is_done_without_zookeeper(scene, ensemble):
+    # What is lost would be unknown when ZooKeeper is back.
+    scene.primary.root_execute(
+        "SET GLOBAL rpl_semi_sync_master_timeout = 600000"
+    )
+    with three(scene) as watching:
+        looks(watching, 2)
+        for server in ensemble.servers[:2]:
+            server.pause()
+        try:
+            scene.primary.kill()
             assert wait_until(
-                lambda: time.monotonic() > begin + 3 * POLICY.dead_after,
+                lambda: all(
+                    one.said("nothing is done without ZooKeeper")
+                    for one in watching
+                ),
                 seconds=LONG,
             )
-            looks(watching, 2)
-            assert scene.primary_now() is primary
-            assert scene.can_write(primary)
-            proxy.restore()
-            # Without ZooKeeper even a primary that is lost is not replaced.
-            zookeeper_server.pause()
-            try:
-                scene.primary.kill()
-                assert wait_until(
-                    lambda: all(
-                        one.said("nothing is done without ZooKeeper")
-                        for one in watching
-                    ),
-                    seconds=LONG,
-                )
-                assert scene.standby.root_execute("SELECT @@read_only") == [
-                    (1,)
-                ]
-            finally:
-                zookeeper_server.resume()
+            passes(AWAY)
+            looks(watching, 1)
+            assert read_only(scene.standby) == CLOSED
+            assert scene.standby.root_execute("SHOW SLAVE STATUS")
+        finally:
+            for server in ensemble.servers[:2]:
+                server.resume()
+        assert wait_until(
+            lambda: scene.can_write(scene.standby), seconds=LONG
+        ), (
+            [str(server.mode) for server in ensemble.servers],
+            [one.reports[-1] for one in watching],
+        )
+        assert wait_until(
+            lambda: any(one.said("lost writes: none") for one in watching),
+            seconds=LONG,
+        )
+    assert scene.primary_now() is scene.standby
+
+
+def test_a_standby_that_can_be_written_is_closed(scene):
+    primary, standby = scene.primary, scene.standby
+    with three(scene) as watching:
+        looks(watching, 2)
+        standby.root_execute("SET GLOBAL read_only = 0")
+        assert wait_until(
+            lambda: any(
+                one.said("two servers could be written") for one in watching
+            ),
+            seconds=LONG,
+        )
+        assert read_only(standby) == CLOSED
+        assert scene.can_write(primary)
+    (record,) = scene.fleet().journal.history()
+    assert (record.plan["kind"], record.state) == ("close-standby", "finished")
+    standby.root_execute("SET GLOBAL read_only = 0")
+    with three(scene, replace(POLICY, dry_run=True)) as watching:
+        assert wait_until(
+            lambda: any(
+                one.said("dry run: nothing is closed") for one in watching
+            ),
+            seconds=LONG,
+        )
+        looks(watching, 2)
+        assert read_only(standby) == OPEN
+    # It may be what applications use.
+    primary.root_execute("SET GLOBAL read_only = 1")
+    with three(scene) as watching:
+        looks(watching, 3)
+        assert all(
+            one.said("is the standby and can be written") for one in watching
+        )
+        assert all(one.said("fleet reopen server1") for one in watching)
+    assert read_only(standby) == OPEN
+    assert len(scene.fleet().journal.history()) == 1
+
+
+def test_votes_that_are_not_valid_do_not_count(scene):
+    lost = {"lost_for": 100.0, "seen_ago": 100.0}
+    address = f"{scene.primary.host}:{scene.primary.port}"
+    votes = {
+        "nested": b"[" * 100_000,
+        "older": json.dumps({address: lost}).encode(),
+        "large": b" " * 600_000,
+    }
+    with scene.store() as store:
+        folder = "/fleet/watch/votes"
+        store.prepare(folder, like=TOPOLOGY)
+        for name, data in votes.items():
+            assert store.commit(Create(f"{folder}/{name}", data)) is not None
+
+        def renewed():
+            for name, data in votes.items():
+                path = f"{folder}/{name}"
+                node = store.read(path)
+                assert store.commit(Replace(path, data, node.version))
+            return True
+
+        with Watching(scene.fleet(), POLICY) as one:
             assert wait_until(
-                lambda: scene.can_write(scene.standby), seconds=LONG
+                lambda: (
+                    renewed()
+                    and all(one.said(f"watcher '{name}'") for name in votes)
+                ),
+                seconds=LONG,
             )
+            scene.primary.kill()
+            assert wait_until(
+                lambda: renewed() and one.said("1 of 3 watchers have not"),
+                seconds=LONG,
+            )
+            found = str(status(scene.fleet()))
+            assert "0 of 1 watchers see it" in found
+            assert all(f"watcher {name}: its vote" in found for name in votes)
+            before = len(one.reports)
+            assert wait_until(
+                lambda: renewed() and len(one.reports) > before + 3,
+                seconds=LONG,
+            )
+            assert read_only(scene.standby) == CLOSED
+            with Watching(scene.fleet(), POLICY):
+                assert wait_until(
+                    lambda: scene.can_write(scene.standby), seconds=LONG
+                )
 
 
 def test_a_second_failover_is_held_off(scene):
@@ -217,7 +398,10 @@ def test_a_second_failover_is_held_off(scene):
     with three(scene, dry) as watching:
         # They have never seen it, so what is lost is unknown.
         assert wait_until(
-            lambda: any(one.said("an operator may") for one in watching),
+            lambda: any(
+                one.said("sqla-shard fleet failover server1 --dead")
+                for one in watching
+            ),
             seconds=LONG,
         )
     with three(scene, replace(dry, allow_loss=True)) as watching:
@@ -228,14 +412,45 @@ def test_a_second_failover_is_held_off(scene):
     assert scene.primary.root_execute("SELECT @@read_only") == [(1,)]
 
 
-def test_a_leader_that_dies_is_replaced(scene, request, say):
+def test_a_standby_that_did_not_acknowledge_is_not_promoted(scene):
+    scene.standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+    with three(scene) as watching:
+        looks(watching, 2)
+        scene.primary.kill()
+        assert wait_until(
+            lambda: any(
+                one.said("unknown: the standby did not acknowledge")
+                for one in watching
+            ),
+            seconds=LONG,
+        )
+        looks(watching, 2)
+    assert scene.standby.root_execute("SELECT @@read_only") == [(1,)]
+    assert scene.primary_now() is scene.primary
+
+
+def test_a_leader_that_dies_is_replaced(ensemble, tmp_path, request, say):
     seed = request.config.getoption("hypothesis_seed")
-    step = random.Random(seed).choice(["drain", "stop", "publish"])
-    say(f"seed {seed}: the leader dies after {step}")
+    steps = STEPS if SOAK else random.Random(seed).sample(STEPS, 2)
+    say(f"seed {seed}: the leader dies after {', '.join(steps)}")
+    for step in steps:
+        folder = tmp_path / step
+        folder.mkdir()
+        with scene_in(folder, ensemble.hosts) as scene:
+            lose_leader(scene, step)
+            assert scene.primary_now() is scene.standby
+            assert scene.fleet().journal.pending() is None
+            # The old one returns, and takes no write.
+            scene.primary.start()
+            assert not scene.can_write(scene.primary)
+            assert scene.can_write(scene.standby)
+
+
+def lose_leader(scene, step):
+    """Kill a primary, and the leader when it has done a step."""
     process = watch_until(scene.location, scene.pairs.accounts, POLICY, step)
     try:
-        hosts = scene.location.removeprefix("zookeeper://")
-        with contextlib.closing(ZooKeeperStore(hosts)) as store:
+        with scene.store() as store:
             assert wait_until(
                 lambda: store.read("/fleet/watch/leader") is not None,
                 seconds=LONG,
@@ -248,19 +463,15 @@ def test_a_leader_that_dies_is_replaced(scene, request, say):
             looks(watching, 3)
             scene.primary.kill()
             assert wait_until(
-                lambda: scene.can_write(scene.standby), seconds=LONG
-            )
-            assert wait_until(
                 lambda: any(
                     one.said("another watcher had started it")
                     for one in watching
                 ),
                 seconds=LONG,
             )
+            assert scene.can_write(scene.standby)
         process.join(LONG)
         assert process.exitcode == -9
     finally:
         process.kill()
         process.join()
-    assert scene.primary_now() is scene.standby
-    assert scene.fleet().journal.pending() is None

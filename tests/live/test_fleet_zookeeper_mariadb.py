@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
+import signal
 
 import pytest
 
 pytest.importorskip("kazoo")
 
+from sqla_shard.exc import ShardError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import resume
 from sqla_shard.fleet import status
+from sqla_shard.fleet import undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import Topology
@@ -21,25 +27,34 @@ from tests.servers.fleet_pairs import FleetPairs
 pytestmark = pytest.mark.live
 
 
+#: Seconds after which the lock of a process that sleeps ends.
+SESSION = 2.0
+
+
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed, zookeeper_server, tmp_path_factory):
+def pairs(mariadb_installed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
-    location = f"zookeeper://{zookeeper_server.hosts}/{folder.name}"
     with FleetPairs(folder, pairs=1, shards=8) as pairs:
-        # A topology with passwords is not published.
-        text = re.sub(
-            r"//[^@/]*@",
-            "//${MYSQL_USER}:${MYSQL_PASSWORD}@",
-            json.dumps(pairs.document()),
-        )
-        with Publisher(location) as publisher:
-            publisher.publish(
-                Topology.from_mapping(
-                    json.loads(text),
-                    environ=dict.fromkeys(DEFAULT_PLACEHOLDERS, "x"),
-                )
+        yield pairs
+
+
+@pytest.fixture(scope="module")
+def fleet(pairs, zookeeper_server):
+    location = f"zookeeper://{zookeeper_server.hosts}/{pairs.path.parent.name}"
+    # A topology with passwords is not published.
+    text = re.sub(
+        r"//[^@/]*@",
+        "//${MYSQL_USER}:${MYSQL_PASSWORD}@",
+        json.dumps(pairs.document()),
+    )
+    with Publisher(location) as publisher:
+        publisher.publish(
+            Topology.from_mapping(
+                json.loads(text),
+                environ=dict.fromkeys(DEFAULT_PLACEHOLDERS, "x"),
             )
-        yield Fleet(location, accounts=pairs.accounts)
+        )
+    return Fleet(location, accounts=pairs.accounts, session_timeout=SESSION)
 
 
 def test_there_and_back(fleet, capsys):
@@ -66,3 +81,69 @@ def test_nothing_secret_is_in_the_journal(fleet):
     text = json.dumps([record.as_dict() for record in records])
     assert fleet.accounts.operator.password not in text
     assert fleet.accounts.for_replication().password not in text
+
+
+def apply_asleep(fleet, plan, point, path):
+    """Apply a plan, sleep at an event, and write what happened afterwards."""
+    events = None
+
+    def progress(event):
+        nonlocal events
+        if events is not None:
+            events.append((event.step, event.state))
+        elif (event.step, event.state) == point:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            events = []
+
+    try:
+        end = apply(fleet, plan, progress=progress).state
+    except ShardError as error:
+        end = type(error).__name__
+    path.write_text(json.dumps([end, events]))
+
+
+def state_of(fleet, pairs):
+    """Return the epoch, and what each server is."""
+    return fleet.topology().epoch, [
+        (
+            server.root_execute("SELECT @@GLOBAL.read_only"),
+            len(server.root_execute("SHOW SLAVE STATUS")),
+        )
+        for server in pairs.servers
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "end", "more"),
+    [
+        ("stop-events", undo, []),
+        ("fence", undo, [["publish", "begin"]]),
+        ("fence", resume, [["publish", "begin"]]),
+        # The server refuses it: its session was ended.
+        ("publish", resume, [["open", "begin"]]),
+        ("open", resume, []),
+    ],
+)
+def test_a_process_that_slept_does_no_more_step(
+    fleet, pairs, tmp_path, step, end, more
+):
+    path = tmp_path / "end"
+    plan = Failover.planned(fleet, "server1")
+    process = multiprocessing.get_context("fork").Process(
+        target=apply_asleep, args=(fleet, plan, (step, "done"), path)
+    )
+    process.start()
+    try:
+        _, found = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(found)
+        result = end(fleet)
+        assert result.state == ("undone" if end is undo else "finished")
+        before = state_of(fleet, pairs)
+        os.kill(process.pid, signal.SIGCONT)
+        process.join(60)
+    finally:
+        process.kill()
+        process.join()
+    assert json.loads(path.read_text()) == ["FleetLockLostError", more]
+    assert state_of(fleet, pairs) == before
+    assert sorted(before[1]) == [([(0,)], 0), ([(1,)], 1)]

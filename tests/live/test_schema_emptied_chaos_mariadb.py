@@ -75,7 +75,9 @@ def chaos(project: Project, rng: random.Random) -> list[int]:
                 project.add(f"r{number}")
             upgrade = ("-x", "continue_on_error=yes", "upgrade", "head")
             begun = rng.random() < 0.5 and project.start(*upgrade)
-            event(rng.choice(project.shards))
+            shard_id = rng.choice(project.shards)
+            if not databases.is_last:
+                event(shard_id)
             if databases.topology != current.topology:
                 current.update_topology(databases.topology)
             if begun:

@@ -32,9 +32,13 @@ class TestEmptied(Emptied):
         )
         return {row[0] for row in rows}
 
-    def made_anew(self, project: Project, shard_id: int) -> None:
+    def drop(self, project: Project, shard_id: int) -> None:
         _, database = project.place(shard_id)
-        project.query(shard_id, f"DROP DATABASE {database}")
+        project.query(shard_id, f"DROP DATABASE IF EXISTS {database}")
+
+    def made_anew(self, project: Project, shard_id: int) -> None:
+        self.drop(project, shard_id)
+        _, database = project.place(shard_id)
         project.query(shard_id, f"CREATE DATABASE {database}")
 
     def set_aside(self, project: Project, shard_id: int) -> None:

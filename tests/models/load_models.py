@@ -6,13 +6,23 @@ from typing import Any
 
 from sqlalchemy import BigInteger
 from sqlalchemy import String
+from sqlalchemy import update
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import mapped_column
 
 from sqla_shard import ObjectMixin
+from sqla_shard import pack
 from sqla_shard import unpack
 
-__all__ = ["Base", "Note", "Pin", "write_pin"]
+__all__ = [
+    "Balance",
+    "Base",
+    "Note",
+    "Pin",
+    "Transfer",
+    "write_pin",
+    "write_transfer",
+]
 
 
 class Base(DeclarativeBase):
@@ -33,6 +43,21 @@ class Note(ObjectMixin, Base, type_id=2):
     pin_local = mapped_column(BigInteger, nullable=False)
 
 
+class Transfer(ObjectMixin, Base, type_id=3):
+    __tablename__ = "load_transfers"
+
+    token = mapped_column(String(64), nullable=False)
+    amount = mapped_column(BigInteger, nullable=False)
+
+
+class Balance(ObjectMixin, Base, type_id=4):
+    """One row in each virtual shard, with local id 1."""
+
+    __tablename__ = "load_balances"
+
+    amount = mapped_column(BigInteger, nullable=False)
+
+
 def write_pin(session: Any, shard: int, token: str) -> int:
     """Write a pin and its note; return the local id of the pin."""
     pin = Pin(token=token, shard_id=shard)
@@ -40,5 +65,22 @@ def write_pin(session: Any, shard: int, token: str) -> int:
     session.flush()
     local_id = unpack(pin.id).local_id
     session.add(Note(token=token, pin_local=local_id, shard_id=shard))
+    session.flush()
+    return local_id
+
+
+def write_transfer(session: Any, shard: int, token: str, amount: int) -> int:
+    """Write a pin, and move an amount to the shard next to it.
+
+    Shards 0 and 1, 2 and 3, and so on, are next to each other.
+    """
+    local_id = write_pin(session, shard, token)
+    for there, part in ((shard, amount), (shard ^ 1, -amount)):
+        session.execute(
+            update(Balance)
+            .where(Balance.id == pack(there, 4, 1))
+            .values(amount=Balance.amount + part)
+        )
+        session.add(Transfer(token=token, amount=part, shard_id=there))
     session.flush()
     return local_id

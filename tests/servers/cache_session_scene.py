@@ -48,9 +48,9 @@ from tests.servers.cache_session_work import look
 from tests.servers.cache_session_work import Subject
 from tests.servers.cache_session_work import subjects
 from tests.servers.cache_session_work import sum_of
-from tests.servers.cutovers import kill_application
 from tests.servers.memcached import grow_old
 from tests.servers.published import publish_to
+from tests.servers.roles import kill_application
 from tests.workers.cache_session_worker import Settings
 
 __all__ = ["Program", "Scene"]

@@ -169,6 +169,19 @@ class Databases:
             for shard_id, server in found._first.items():
                 found._run(server, f"CREATE DATABASE {found.name(shard_id)}")
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no more than one shard has its tables.
+
+        Without any, a keyspace is a new one: an upgrade creates all tables.
+        """
+        have = [
+            shard_id
+            for shard_id, home in self._home.items()
+            if "pins" in self._tables(home, self.name(shard_id))
+        ]
+        return len(have) < 2
+
     # -- what can happen; each leaves its server without the tables
 
     def drop(self, shard_id: int) -> None:

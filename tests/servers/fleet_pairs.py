@@ -26,7 +26,7 @@ from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.published import publish_to
 
-__all__ = ["FLEET_OPTIONS", "OPERATOR_GRANTS", "FleetPairs"]
+__all__ = ["FLEET_OPTIONS", "OPERATOR_GRANTS", "FleetPairs", "empty_server"]
 
 #: What the documentation of fleet operations asks of every server.
 FLEET_OPTIONS = (
@@ -133,10 +133,7 @@ class FleetPairs:
             cursor.execute("SET SESSION sql_log_bin = 0")
             for account, grants in (
                 (operator, OPERATOR_GRANTS),
-                (
-                    replication,
-                    ("GRANT REPLICATION SLAVE ON *.* TO {account}",),
-                ),
+                (replication, _REPLICATION_GRANTS),
             ):
                 name = f"'{account.user}'@'{server.host}'"
                 cursor.execute(
@@ -145,3 +142,21 @@ class FleetPairs:
                 )
                 for grant in grants:
                     cursor.execute(grant.format(account=name))
+
+
+def empty_server(server: MariaDBServer) -> None:
+    """Make a server one that has never had a write, nor a fence."""
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute("SET GLOBAL read_only = 1")
+        cursor.execute("STOP SLAVE")
+        cursor.execute("RESET SLAVE ALL")
+        cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
+        cursor.execute("FLUSH LOCAL PRIVILEGES")
+        cursor.execute("SHOW DATABASES")
+        for (name,) in cursor.fetchall():
+            if name.startswith(("db", "moved")):
+                cursor.execute(f"DROP DATABASE `{name}`")
+        cursor.execute("RESET MASTER")
+        cursor.execute("SET GLOBAL gtid_slave_pos = ''")

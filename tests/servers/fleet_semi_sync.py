@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet import Fleet
+from sqla_shard.fleet.loss import acknowledgements
+from sqla_shard.fleet.loss import receiving
+from sqla_shard.fleet.loss import SemiSyncProbe
+from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_load import wait_until_equal
 
-__all__ = ["SEMI_SYNC_OPTIONS", "use_semi_sync"]
+__all__ = ["SEMI_SYNC_OPTIONS", "look_at", "use_semi_sync"]
 
 #: Closed when it starts, as every server of a fleet should be.
 SEMI_SYNC_OPTIONS = (
@@ -37,3 +46,22 @@ def use_semi_sync(
         ) == [("Rpl_semi_sync_master_clients", "1")]
 
     assert wait_until(acknowledges, seconds=30)
+
+
+def look_at(fleet: Fleet, primary: str, standby: str) -> SemiSyncProbe:
+    """Look at a pair as a watcher does.
+
+    :param primary: its URL.
+    :param standby: its URL.
+    :raises FleetServerError: if the primary does not respond.
+    """
+    begin = time.time()
+    found = None
+    with (
+        suppress(FleetServerError),
+        fleet.admin(standby, name="standby") as admin,
+    ):
+        found = receiving(replication_of(admin))
+    with fleet.admin(primary, name="primary") as admin:
+        acks = acknowledgements(replication_of(admin), found)
+    return SemiSyncProbe(seen=begin, lost=time.time(), acks=acks)

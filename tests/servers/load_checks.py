@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,10 +37,14 @@ class Rows:
 
     :ivar pins: local id and token.
     :ivar notes: local id of the pin, and token.
+    :ivar transfers: amount and token.
+    :ivar balance: sum of all transfers, as the writers have added them.
     """
 
     pins: frozenset[tuple[int, str]] = frozenset()
     notes: tuple[tuple[int, str], ...] = ()
+    transfers: frozenset[tuple[int, str]] = frozenset()
+    balance: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +71,16 @@ class Pauses:
 # -- reading --------------------------------------------------------------
 
 
-def rows_at(connection: Any, databases: Mapping[int, str]) -> dict[int, Rows]:
+def rows_at(
+    connection: Any,
+    databases: Mapping[int, str],
+    *,
+    has_transfers: bool = False,
+) -> dict[int, Rows]:
     """Read all rows of some shards.
 
     :param databases: by their shards.
+    :param has_transfers: whether they have the tables of transfers.
     """
     cursor = connection.cursor()
     found = {}
@@ -77,11 +88,22 @@ def rows_at(connection: Any, databases: Mapping[int, str]) -> dict[int, Rows]:
         cursor.execute(f"SELECT local_id, token FROM `{name}`.load_pins")
         pins = frozenset(cursor.fetchall())
         cursor.execute(f"SELECT pin_local, token FROM `{name}`.load_notes")
-        found[shard] = Rows(pins=pins, notes=tuple(cursor.fetchall()))
+        rows = Rows(pins=pins, notes=tuple(cursor.fetchall()))
+        if has_transfers:
+            cursor.execute(
+                f"SELECT amount, token FROM `{name}`.load_transfers"
+            )
+            transfers = frozenset(cursor.fetchall())
+            cursor.execute(f"SELECT SUM(amount) FROM `{name}`.load_balances")
+            ((total,),) = cursor.fetchall()
+            rows = replace(rows, transfers=transfers, balance=int(total))
+        found[shard] = rows
     return found
 
 
-def rows_of_places(places: Mapping[int, Place]) -> dict[int, Rows]:
+def rows_of_places(
+    places: Mapping[int, Place], *, has_transfers: bool = False
+) -> dict[int, Rows]:
     """Read all rows as the application does, where a topology says."""
     by_url: dict[str, dict[int, str]] = defaultdict(dict)
     for shard, (url, database) in places.items():
@@ -89,7 +111,9 @@ def rows_of_places(places: Mapping[int, Place]) -> dict[int, Rows]:
     found = {}
     for url, databases in by_url.items():
         with connect_to(url) as connection:
-            found.update(rows_at(connection, databases))
+            found.update(
+                rows_at(connection, databases, has_transfers=has_transfers)
+            )
     return found
 
 
@@ -106,7 +130,11 @@ def check(attempts: Sequence[Attempt], rows: Mapping[int, Rows]) -> list[str]:
     for attempt in attempts:
         tokens[attempt.token].append(attempt)
     pins, notes = _by_token(rows)
-    problems = []
+    problems = [
+        f"{attempt.token}: {attempt.error}"
+        for attempt in attempts
+        if attempt.outcome == "missing"
+    ]
     if not any(a.outcome in ACKNOWLEDGED for a in attempts):
         problems.append("nothing was acknowledged")
     for token in sorted({*pins, *notes, *tokens}):
@@ -118,7 +146,7 @@ def check(attempts: Sequence[Attempt], rows: Mapping[int, Rows]) -> list[str]:
                 *_torn(found, notes.get(token, [])),
             )
         ]
-    return problems
+    return [*problems, *_wrong_sums(rows, pins)]
 
 
 def only_old(old: Mapping[int, Rows], new: Mapping[int, Rows]) -> list[str]:
@@ -197,6 +225,27 @@ def _wrong_outcome(
     ]
     if found and ids and ids != {local_id for _, local_id in found}:
         problems.append(f"acknowledged as {ids}, but found as {found}")
+    return problems
+
+
+def _wrong_sums(rows: Mapping[int, Rows], pins: _Found) -> list[str]:
+    """Compare both sides of the transfers, and the balances with them."""
+    problems = []
+    amounts: dict[str, list[int]] = defaultdict(list)
+    for shard, there in sorted(rows.items()):
+        total = sum(amount for amount, _ in there.transfers)
+        if total != there.balance:
+            problems.append(
+                f"shard {shard}: transfers of {total}, but a balance of "
+                f"{there.balance}"
+            )
+        for amount, token in there.transfers:
+            amounts[token].append(amount)
+    for token, parts in sorted(amounts.items()):
+        if len(parts) != 2 or sum(parts):
+            problems.append(f"{token}: half a transfer: {parts}")
+        if token not in pins:
+            problems.append(f"{token}: a transfer without its pin")
     return problems
 
 

@@ -11,9 +11,20 @@ from typing import Literal
 
 __all__ = ["ACKNOWLEDGED", "Attempt", "LogReader", "Outcome", "line_of"]
 
-Outcome = Literal["acked", "already", "unknown", "failed"]
-"""``"already"``: it was told that an earlier attempt has committed, but not
-with which id; ``"unknown"``: its COMMIT may have been done."""
+Outcome = Literal[
+    "acked", "already", "unknown", "abandoned", "missing", "failed"
+]
+"""What an attempt has ended with.
+
+``"already"``
+    An earlier attempt has committed, with an id that is not known.
+``"unknown"``
+    Its COMMIT may have been done; the token is written again.
+``"abandoned"``
+    Its COMMIT may have been done; the token is not written again.
+``"missing"``
+    A pin that was acknowledged before was read, and not found.
+"""
 
 ACKNOWLEDGED = ("acked", "already")
 

@@ -36,6 +36,7 @@ __all__ = [
     "RawWriter",
     "Write",
     "create_tables",
+    "outcome_of",
 ]
 
 Write = Callable[[str, int], int]
@@ -89,21 +90,29 @@ class RawWriter:
     not make the old server refuse will have it write there for ever.
 
     :ivar path: of the topology, see :mod:`tests.servers.published`.
+    :ivar selects: whether its connections have a default database, whose
+        privileges the server caches; for a load of one shard.
+    :ivar lost: outcome of a COMMIT during which the connection was lost.
     """
 
     path: Path
+    selects: bool = False
+    lost: Outcome = "unknown"
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Write]:
-        with contextlib.closing(_Connections(Reader(self.path))) as raw:
+        raw = _Connections(Reader(self.path), self.selects, self.lost)
+        with contextlib.closing(raw):
             yield raw.write
 
 
 class _Connections:
     """One connection to each server, made when it is needed."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, selects: bool, lost: Outcome) -> None:
         self.reader = reader
+        self.selects = selects
+        self.lost = lost
         self.open: dict[str, pymysql.Connection[Any]] = {}
 
     def close(self) -> None:
@@ -122,16 +131,16 @@ class _Connections:
     def _write(self, url: str, database: str, token: str) -> int:
         outcome: Outcome = "failed"
         try:
-            connection = self._connection(url)
+            connection = self._connection(url, database)
             connection.begin()
             local_id = self._insert(connection, database, token)
             if local_id is None:
                 connection.rollback()
                 return self._known(connection, database, token)
-            outcome = "unknown"
+            outcome = self.lost
             connection.commit()
         except pymysql.err.MySQLError as error:
-            if outcome == "unknown" and error.args[0] not in _LOST:
+            if error.args[0] not in _LOST:
                 outcome = "failed"  # 1290: it was rolled back
             raise Failed(outcome, error) from error
         return local_id
@@ -148,7 +157,8 @@ class _Connections:
         local_id = cursor.lastrowid
         try:
             cursor.execute(
-                f"INSERT INTO `{database}`.load_notes VALUES (%s, %s)",
+                f"INSERT INTO `{database}`.load_notes (token, pin_local)"
+                " VALUES (%s, %s)",
                 (token, local_id),
             )
         except pymysql.err.IntegrityError as error:
@@ -169,10 +179,11 @@ class _Connections:
         connection.rollback()
         return int(local_id)
 
-    def _connection(self, url: str) -> pymysql.Connection[Any]:
+    def _connection(self, url: str, database: str) -> pymysql.Connection[Any]:
         if url not in self.open:
             self.open[url] = connect_to(
                 url,
+                database=database if self.selects else None,
                 connect_timeout=_TIMEOUT,
                 read_timeout=_TIMEOUT,
                 write_timeout=_TIMEOUT,
@@ -230,12 +241,12 @@ class ClusterWriter:
                 except used as error:
                     raise Failed("already", error) from error
                 except (SQLAlchemyError, exc.ShardError) as error:
-                    raise Failed(_outcome(error), error) from error
+                    raise Failed(outcome_of(error), error) from error
 
             yield write
 
 
-def _outcome(error: BaseException | None) -> Outcome:
+def outcome_of(error: BaseException | None) -> Outcome:
     """Tell whether a COMMIT of unknown outcome is among the causes."""
     from sqla_shard import exc
 

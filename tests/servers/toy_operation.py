@@ -52,8 +52,9 @@ class Toy(Operation):
     def plan(cls, fleet: Fleet, folder: Path, **arguments: Any) -> Plan:
         """Return a plan.
 
-        :param arguments: ``problems`` of the check; ``fails`` and
-            ``interrupts``, each with the name of a step.
+        :param arguments: ``problems`` of the check; ``fails``,
+            ``interrupts`` and ``leaves`` (a problem), each with the name of
+            a step.
         """
         (folder / "state").mkdir(exist_ok=True)
         return Plan(
@@ -116,6 +117,8 @@ class Toy(Operation):
             raise KeyboardInterrupt
         if name not in (PUBLISH, "open"):
             self._state(name).touch()
+        if self.plan.arguments.get("leaves") == name:
+            note = {**note, "problem": f"{name} has left something"}
         self._log(name, "done")
         return note
 

@@ -62,17 +62,22 @@ class _Orders:
     seed: str
     log: Path
     give_up: float
+    prefix: str
+    pause: float
 
 
 class Load:
     """Starts the processes, tells them to stop, collects their logs.
 
-    :param writer: one of :mod:`tests.servers.load_writers`.
+    :param writer: one of :mod:`tests.servers.load_writers`, or a tuple of
+        them, which the processes share evenly.
     :param shards: which are written.
     :param folder: for the logs; an empty one.
     :param seed: of the choice of shards.
     :param processes: how many.
     :param give_up: seconds after which a token is left unacknowledged.
+    :param prefix: of its tokens, which no other load has.
+    :param pause: seconds before a token is attempted again.
     """
 
     def __init__(
@@ -84,15 +89,20 @@ class Load:
         seed: object,
         processes: int = 8,
         give_up: float = 30.0,
+        prefix: str = "w",
+        pause: float = 0.005,
     ) -> None:
+        writers = writer if isinstance(writer, tuple) else (writer,)
         self._orders = [
             _Orders(
                 number=number,
-                writer=writer,
+                writer=writers[number % len(writers)],
                 shards=tuple(shards),
                 seed=str(seed),
                 log=folder / f"writer{number}.log",
                 give_up=give_up,
+                prefix=prefix,
+                pause=pause,
             )
             for number in range(processes)
         ]
@@ -237,9 +247,9 @@ def work() -> None:
         rng = random.Random(f"{orders.seed} {orders.number}")
         serial = 0
         while not stopped.is_set():
-            token = f"w{orders.number:02d}-{serial:07d}"
+            token = f"{orders.prefix}{orders.number:02d}-{serial:07d}"
             shard = rng.choice(orders.shards)
-            _write_one(write, token, shard, log, orders.give_up)
+            _write_one(write, token, shard, log, orders)
             serial += 1
 
 
@@ -251,18 +261,22 @@ def _listen(stopped: threading.Event) -> None:
 
 
 def _write_one(
-    write: Write, token: str, shard: int, log: TextIO, give_up: float
+    write: Write,
+    token: str,
+    shard: int,
+    log: TextIO,
+    orders: _Orders,
 ) -> None:
     pause = threading.Event()
     begin = time.monotonic()
     while True:
         attempt = _attempt(write, token, shard)
         log.write(line_of(attempt))
-        if attempt.outcome in ACKNOWLEDGED:
+        if attempt.outcome in (*ACKNOWLEDGED, "abandoned"):
             return
-        if attempt.t1 > begin + give_up:
+        if attempt.t1 > begin + orders.give_up:
             return
-        pause.wait(0.005)
+        pause.wait(orders.pause)
 
 
 def _attempt(write: Callable[[str, int], int], token: str, shard: int) -> Any:

@@ -18,10 +18,12 @@ class TestEmptied(Emptied):
         )
         return {row[0] for row in rows if row[0] != "sqlite_sequence"}
 
+    def drop(self, project: Project, shard_id: int) -> None:
+        project.file(shard_id).unlink(missing_ok=True)
+
     def made_anew(self, project: Project, shard_id: int) -> None:
-        path = project.file(shard_id)
-        path.unlink()
-        path.touch()
+        self.drop(project, shard_id)
+        project.file(shard_id).touch()
 
     def set_aside(self, project: Project, shard_id: int) -> None:
         for name in self.names(project, shard_id):

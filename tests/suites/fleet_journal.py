@@ -26,11 +26,14 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import NoOperationError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
+from sqla_shard.exc import StaleTopologyError
 from sqla_shard.exc import TopologyConflictError
+from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.exc import UndoRefusedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import Fleet
 from sqla_shard.fleet import resume
+from sqla_shard.fleet import runner
 from sqla_shard.fleet import status
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.journal import Journal
@@ -38,6 +41,7 @@ from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.zookeeper import Publisher
 from tests.servers.published import publish_to
@@ -311,6 +315,13 @@ class Killing:
         assert resume(scene.fleet).state == "finished"
         assert scene.state == _FINISHED
 
+    def test_an_undo_before_the_first_step_touches_nothing(self, scene):
+        # Its process has died while it checked.
+        scene.journal.begin(scene.record("first")).release()
+        assert undo(scene.fleet).state == "undone"
+        assert scene.log == []
+        assert scene.journal.pending() is None
+
     def test_an_undo_that_was_killed_is_not_resumed_forward(self, scene):
         scene.killed("fence", "done")
         scene.await_end(scene.start("undo", "kill", "undo", "middle"))
@@ -318,6 +329,34 @@ class Killing:
         assert found.commands == ("sqla-shard fleet undo",)
         assert resume(scene.fleet).state == "undone"
         assert scene.state == set()
+
+    def test_an_undo_looks_again_after_it_was_recorded(
+        self, scene, monkeypatch
+    ):
+        scene.killed("publish", "begin")
+        look = runner._Run.refuse_undo
+
+        def publish_late(run):
+            look(run)
+            publish_of_toy(scene)
+
+        monkeypatch.setattr(runner._Run, "refuse_undo", publish_late)
+        with pytest.raises(UndoRefusedError, match="fleet resume"):
+            undo(scene.fleet)
+        assert scene.state == {"copy", "fence"}
+        assert status(scene.fleet).commands == ("sqla-shard fleet resume",)
+        assert resume(scene.fleet).state == "finished"
+        assert scene.state == _FINISHED
+
+    def test_an_undo_of_what_is_published_is_resumed(self, scene):
+        scene.killed("publish", "begin")
+        scene.await_end(scene.start("undo", "kill", "undo", "undo"))
+        publish_of_toy(scene)
+        assert status(scene.fleet).commands == ("sqla-shard fleet resume",)
+        with pytest.raises(UndoRefusedError, match="fleet resume"):
+            undo(scene.fleet)
+        assert resume(scene.fleet).state == "finished"
+        assert scene.state == _FINISHED
 
     def test_a_resume_after_another_publication_is_undone(self, scene):
         scene.killed("copy", "done")
@@ -462,6 +501,41 @@ class Holding:
         finally:
             hold.release()
 
+    def test_publish_refuses_what_no_topology_may_do(self, scene):
+        hold = scene.journal.begin(scene.record("first"))
+        try:
+            old = scene.fleet.topology()
+            (name,) = old.keyspaces
+            other = replace(
+                old.keyspaces[name], database="other{shard:05d}", kind="mod"
+            )
+            with pytest.raises(TopologyRefusedError) as caught:
+                hold.publish(
+                    replace(old, epoch=2, keyspaces={name: other}),
+                    expected_epoch=1,
+                )
+            places = {problem.place for problem in caught.value.problems}
+            assert places == {
+                f"keyspaces.{name}.kind",
+                f"keyspaces.{name}.database",
+            }
+            (server,) = old.keyspaces[name].servers
+            other = replace(
+                old.keyspaces[name], servers=(replace(server, weight=0.5),)
+            )
+            for epoch, refusal in (
+                (1, StaleTopologyError),
+                (10**15, TopologyRefusedError),
+            ):
+                with pytest.raises(refusal):
+                    hold.publish(
+                        replace(old, epoch=epoch, keyspaces={name: other}),
+                        expected_epoch=1,
+                    )
+            assert scene.fleet.topology() == old
+        finally:
+            hold.release()
+
     def test_history_is_the_latest_first_and_limited(self, scene):
         for number in range(3):
             hold = scene.journal.begin(scene.record(f"id{number}"))
@@ -473,11 +547,21 @@ class Holding:
 
 def publish_next(location: str) -> None:
     """Publish the same topology with the next epoch."""
-    fleet = toy_fleet(location)
-    old = fleet.topology()
-    new = replace(old, epoch=old.epoch + 1)
+    old = toy_fleet(location).topology()
+    _publish(location, replace(old, epoch=old.epoch + 1))
+
+
+def publish_of_toy(scene: Scene) -> None:
+    """Publish the topology of the toy, as a process that lost the lock."""
+    plan = Toy.plan(scene.fleet, scene.folder)
+    _publish(
+        scene.location, Toy(scene.fleet, plan).changed(scene.fleet.topology())
+    )
+
+
+def _publish(location: str, new: Topology) -> None:
     if is_zookeeper(location):
         with Publisher(location) as publisher:
-            publisher.publish(new)
+            publisher.publish(new, force=True)
     else:
         publish_to(Path(location), json.loads(to_json(new)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import Any
@@ -57,6 +58,10 @@ class Emptied:
         """Return the names of all tables of a shard."""
         raise NotImplementedError
 
+    def drop(self, project: Project, shard_id: int) -> None:
+        """Drop the database of a shard, if it exists."""
+        raise NotImplementedError
+
     def made_anew(self, project: Project, shard_id: int) -> None:
         """Drop the database of a shard, and create it."""
         raise NotImplementedError
@@ -64,6 +69,39 @@ class Emptied:
     def set_aside(self, project: Project, shard_id: int) -> None:
         """Give all tables of a shard other names."""
         raise NotImplementedError
+
+    def test_an_old_topology_without_any_revision_is_refused(
+        self, project: Project
+    ) -> None:
+        """All shards have moved; where they were, databases are empty."""
+        filled(project)
+        newest, old = project.document, copy.deepcopy(project.document)
+        first, second = old["keyspaces"]["objects"]["servers"]
+        first["shards"], second["shards"] = second["shards"], first["shards"]
+        project.document = old
+        project.write_topology(old)
+        try:
+            for shard_id in project.shards:
+                self.made_anew(project, shard_id)
+            error = refused(project)
+            assert set(states(error).values()) == {
+                "no revision, where others have one"
+            }
+            assert re.search(
+                "servers have databases with one that this topology places "
+                r"elsewhere: shard 0 \(\w+ on server1\), shard 1 .*--new",
+                str(error),
+            )
+            assert set(conditions(project).values()) == {
+                "no revision, where others have one"
+            }
+            assert not any(self.names(project, i) for i in project.shards)
+        finally:
+            for shard_id in project.shards:
+                self.drop(project, shard_id)
+            project.document = newest
+        project.write_topology(newest)
+        assert upgraded(project).ok
 
     def test_a_database_that_was_made_anew_is_refused(
         self, project: Project

@@ -13,6 +13,8 @@ from sqla_shard.fleet.binlog_events import Statement
 from sqla_shard.fleet.binlog_statements import NotReplayableError
 from sqla_shard.fleet.binlog_statements import rewritten
 from sqla_shard.fleet.dumps import read_statements
+from sqla_shard.fleet.files import File
+from sqla_shard.fleet.files import files_at
 
 
 def rewrite(sql, default="", sql_mode=0):
@@ -113,8 +115,8 @@ def test_other_character_sets_are_refused():
     ],
 )
 def test_damaged_logs_are_refused(tmp_path, data, message):
-    path = tmp_path / "binlog.000001"
-    path.write_bytes(data)
+    (tmp_path / "binlog.000001").write_bytes(data)
+    path = File(files_at(tmp_path), "binlog.000001")
     with pytest.raises(BackupDamagedError, match=message):
         list(LogReader([path], "db7", "new").transactions())
     with pytest.raises(BackupDamagedError, match=message):
@@ -126,7 +128,7 @@ def test_statements_of_a_dump_end_with_a_line(tmp_path):
     with gzip.open(path, "wb") as file:
         file.write(b"-- c;\nSET a;\nCREATE TABLE b (\n  c INT,\n);\n")
         file.write(b"INSERT INTO b VALUES ('-- ;\\n;');\n")
-    assert list(read_statements(path)) == [
+    assert list(read_statements(File(files_at(tmp_path), path.name))) == [
         "SET a",
         "CREATE TABLE b (\n  c INT,\n)",
         "INSERT INTO b VALUES ('-- ;\\n;')",

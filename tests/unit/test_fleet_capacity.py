@@ -165,11 +165,14 @@ def test_a_report_of_the_future():
 
 def test_the_lists_are_sorted_and_short():
     shards = [
-        shard(n, size=n, read=float(n), written=1.0, growth=None)
+        shard(n, size=n, read=float(n), written=1.0, statements=5.0 - n)
         for n in range(5)
     ]
     found = report(*shards, top=2)
     assert [one.shard for one in found.largest()] == [4, 3]
     assert [one.shard for one in found.hottest()] == [4, 3]
+    assert [one.shard for one in found.busiest()] == [0, 1]
+    assert "busy: objects 0 on server1: 5.0 statements/s" in str(found)
     assert "hot: objects 4 on server1: 4 rows/s read, 1 rows/s" in str(found)
     assert report(*map(shard, range(3))).hottest() == []
+    assert report(*map(shard, range(3))).busiest() == []

@@ -62,6 +62,7 @@ def test_nothing_is_pending(run):
     found = json.loads(run("status", "--json").output)
     assert found["operation"] is None
     assert found["commands"] == []
+    assert found["watchers"] is None
     assert json.loads(run("history", "--json").output) == []
 
 
@@ -138,6 +139,31 @@ def test_a_plan_is_applied(run, fleet, tmp_path):
     assert "made for epoch 1, but epoch 2 is published" in again.output
 
 
+def test_a_problem_that_is_left_is_printed(run, fleet, tmp_path):
+    text = "problem: tidy has left something"
+    plan = Toy.plan(fleet, tmp_path, leaves="tidy")
+    done = run("apply", write(tmp_path, plan.as_dict(), "plan.json"), "--yes")
+    assert done.exit_code == FAILED
+    assert "toy: finished, epoch 2" in done.output
+    assert text in done.output
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_problem_that_a_resume_leaves_is_printed(run, monkeypatch):
+    monkeypatch.setattr(Toy, "_do", lambda self, name: {"problem": name})
+    done = run("resume", "--yes")
+    assert done.exit_code == FAILED
+    assert "problem: tidy" in done.output
+
+
+def test_drain_timeout_is_for_dead_primaries(run):
+    for seconds in ("5", "0"):
+        done = run("failover", "server1", "--drain-timeout", seconds)
+        assert done.exit_code == USAGE
+    done = run("failover", "server1", "--drain-timeout", "5")
+    assert "--drain-timeout needs --dead" in done.output
+
+
 def test_a_plan_with_problems_is_refused(run, fleet, tmp_path):
     plan = Toy.plan(fleet, tmp_path, problems=["this", "that"])
     problems = tuple(Toy(fleet, plan).check())
@@ -209,3 +235,20 @@ def test_ctrl_c_says_what_to_do(run, fleet, tmp_path, monkeypatch):
     done = run("apply", plan_file(fleet, tmp_path), "--yes")
     assert done.exit_code == 130
     assert "what is left: sqla-shard fleet status" in done.output
+
+
+def test_a_hook_that_cannot_be_run(run):
+    pytest.importorskip("kazoo")
+    done = run("watch", "--hook", "page 'all")
+    assert done.exit_code == USAGE
+    assert "No closing quotation" in done.output
+    done = run("watch", "--hook", "no-such-program --urgent")
+    assert done.exit_code == FAILED
+    assert "the hook 'no-such-program' is not a program" in done.output
+
+
+def test_watching_needs_zookeeper(run):
+    pytest.importorskip("kazoo")
+    done = run("watch")
+    assert done.exit_code == FAILED
+    assert "topology push FILE" in done.output

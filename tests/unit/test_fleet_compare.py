@@ -13,29 +13,7 @@ from sqla_shard.fleet.differences import Difference
 from sqla_shard.fleet.differences import Unread
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import MySQLReplication
-
-
-class FakeAdmin:
-    """A session that records statements and has prepared answers."""
-
-    def __init__(self, **answers):
-        self.statements = []
-        self.answers = answers
-
-    def __str__(self):
-        return "fake (h:1)"
-
-    def run(self, sql, *parameters):
-        self.statements.append(sql)
-
-    def rows(self, sql, *parameters):
-        return self.answers["rows"]
-
-    def value(self, sql, *parameters):
-        return self.answers["values"][sql]
-
-    def mappings(self, sql):
-        return []
+from tests.models.scripted_admin import ScriptedAdmin
 
 
 def column(name, kind, **more):
@@ -45,16 +23,18 @@ def column(name, kind, **more):
 
 class TestPoints:
     def test_mariadb_applies_until_a_place_in_the_binary_log(self):
-        admin = FakeAdmin(
-            rows=[
-                ("Binlog_snapshot_file", "bin.000002"),
-                ("Binlog_snapshot_position", "4711"),
-            ]
+        admin = ScriptedAdmin(
+            {
+                "binlog_snapshot": [
+                    ("Binlog_snapshot_file", "bin.000002"),
+                    ("Binlog_snapshot_position", "4711"),
+                ]
+            }
         )
         replication = MariaDBReplication(admin)
         replication.stop_applier()
         replication.apply_until(replication.snapshot_end("0-1-42"))
-        assert admin.statements == [
+        assert admin.texts == [
             "STOP SLAVE SQL_THREAD",
             (
                 "START SLAVE SQL_THREAD UNTIL MASTER_LOG_FILE = 'bin.000002',"
@@ -63,11 +43,11 @@ class TestPoints:
         ]
 
     def test_mysql_applies_until_a_set_of_gtids(self):
-        admin = FakeAdmin()
+        admin = ScriptedAdmin()
         replication = MySQLReplication(admin)
         replication.stop_applier()
         replication.apply_until(replication.snapshot_end("a:1-5"))
-        assert admin.statements == [
+        assert admin.texts == [
             "STOP REPLICA SQL_THREAD",
             "START REPLICA SQL_THREAD UNTIL SQL_AFTER_GTIDS = 'a:1-5'",
         ]
@@ -83,25 +63,28 @@ class TestPoints:
         ],
     )
     def test_mariadb_is_at(self, applied, is_at):
-        assert MariaDBReplication(FakeAdmin()).is_at(applied, "1-1-5") == is_at
+        assert (
+            MariaDBReplication(ScriptedAdmin()).is_at(applied, "1-1-5")
+            == is_at
+        )
 
     @pytest.mark.parametrize(
         ("left", "is_at"), [("", True), ("b:1", True), ("a:6,\nb:1", False)]
     )
     def test_mysql_is_at(self, left, is_at):
-        admin = FakeAdmin(
-            values={
-                "SELECT GTID_SUBSET(%s, %s)": 1,
-                "SELECT GTID_SUBTRACT(%s, %s)": left,
+        admin = ScriptedAdmin(
+            {
+                "SELECT GTID_SUBSET(%s, %s)": [(1,)],
+                "SELECT GTID_SUBTRACT(%s, %s)": [(left,)],
             }
         )
         assert MySQLReplication(admin).is_at("a:1-6", "a:1-5") == is_at
 
     def test_applier_is_not_started_without_the_receiver(self):
-        admin = FakeAdmin()
+        admin = ScriptedAdmin({"SHOW SLAVE STATUS": []})
         with pytest.raises(FleetServerError):
             MariaDBReplication(admin).start_applier()
-        assert admin.statements == []
+        assert admin.texts == []
 
 
 class TestStatements:

@@ -14,30 +14,11 @@ from sqla_shard.fleet.definitions import Table
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import MySQLReplication
 from sqla_shard.fleet.row_copy import literal
-
-
-class FakeAdmin:
-    """Records statements, and returns values by their text."""
-
-    def __init__(self, values=None):
-        self.sent = []
-        self.values = values or {}
-
-    def __str__(self):
-        return "target (b:3306)"
-
-    def run(self, sql, *parameters):
-        self.sent.append((sql, *parameters))
-
-    def value(self, sql, *parameters):
-        return self.values[sql]
-
-    def rows(self, sql, *parameters):
-        return self.values[sql]
+from tests.models.scripted_admin import ScriptedAdmin
 
 
 def test_mysql_clones_with_the_account_as_parameters():
-    admin = FakeAdmin()
+    admin = ScriptedAdmin()
     account = Account(user="operator", password="secret")
     MySQLReplication(admin).clone_from("a", 3307, account)
     assert admin.sent == [
@@ -51,30 +32,19 @@ def test_mysql_clones_with_the_account_as_parameters():
     ]
 
 
-def test_mysql_adopts_a_position():
-    admin = FakeAdmin()
-    MySQLReplication(admin).adopt("3e11:1-5")
-    assert admin.sent == [
-        ("STOP REPLICA",),
-        ("RESET REPLICA ALL",),
-        ("RESET MASTER",),
-        ("SET GLOBAL gtid_purged = %s", "3e11:1-5"),
-    ]
-
-
 def test_mysql_lists_filters():
     sql = (
         "SELECT filter_name, filter_rule FROM"
         " performance_schema.replication_applier_global_filters"
     )
-    admin = FakeAdmin({sql: [("REPLICATE_DO_DB", "db1"), ("OTHER", "")]})
+    admin = ScriptedAdmin({sql: [("REPLICATE_DO_DB", "db1"), ("OTHER", "")]})
     assert MySQLReplication(admin).filters() == ("REPLICATE_DO_DB=db1",)
 
 
 def test_mariadb_has_no_clone():
     account = Account(user="operator", password="secret")
     with pytest.raises(FleetSetupError, match="MariaDB, which has no CLONE"):
-        MariaDBReplication(FakeAdmin()).clone_from("a", 3307, account)
+        MariaDBReplication(ScriptedAdmin()).clone_from("a", 3307, account)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +58,10 @@ def test_mariadb_has_no_clone():
     ],
 )
 def test_the_later_position_of_each_domain_counts(applied, position, expected):
-    admin = FakeAdmin(
+    admin = ScriptedAdmin(
         {
-            "SELECT @@GLOBAL.gtid_slave_pos": applied,
-            "SELECT @@GLOBAL.gtid_binlog_pos": position,
+            "SELECT @@GLOBAL.gtid_slave_pos": [(applied,)],
+            "SELECT @@GLOBAL.gtid_binlog_pos": [(position,)],
         }
     )
     assert MariaDBReplication(admin).committed() == expected

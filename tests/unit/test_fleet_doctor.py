@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.doctor import CHECKS
 from sqla_shard.fleet.doctor import diagnose
 from sqla_shard.fleet.doctor import DoctorReport
@@ -30,6 +31,7 @@ from sqla_shard.fleet.replication import SemiSync
 from sqla_shard.fleet.replication import TableSize
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import Topology
+from tests.models.scripted_admin import ScriptedAdmin
 
 SHARDS = 4
 GIB = 2**30
@@ -69,6 +71,7 @@ def server(role, address, **changes):
         "clock_error": 0.001,
         "sessions": (),
         "transactions": (),
+        "grants": (),
         "logins": (),
         "configured": {"read_only": True, "event_scheduler": True},
         "events": (),
@@ -81,7 +84,9 @@ def server(role, address, **changes):
             source_on=role == "primary",
             source_enabled=role == "primary",
             replica_on=role != "primary",
+            acknowledges=role != "primary",
             after_sync=True,
+            waits_alone=True,
             timeout=10.0,
             standbys=1,
         ),
@@ -326,10 +331,17 @@ def test_disks(free, severities):
         assert f"has {free}.0 GiB free of 100.0 GiB" in text(facts)
 
 
-def test_servers_that_do_not_show_their_disks():
-    facts = fleet(server("primary", "a:3306", volumes=None))
-    assert lines(facts) == []
-    assert "1 servers do not show how full their disks are" in text(facts)
+@pytest.mark.parametrize("volumes", [None, (Volume("/home", GIB, GIB),)])
+def test_servers_that_do_not_show_their_disks(volumes):
+    facts = fleet(server("primary", "a:3306", volumes=volumes))
+    assert lines(facts) == ["unknown silent-disks fleet"]
+    assert "1 servers do not show how full the disks" in text(facts)
+    assert diagnose(facts, ignored=["silent-disks"]).complete
+
+
+def test_users_without_a_value_are_unknown():
+    facts = fleet(unknown_users=("${MYSQL_USER}",))
+    assert lines(facts) == ["unknown application-users fleet"]
 
 
 def test_binary_logs_that_stay_for_ever_and_not_for_a_day():
@@ -493,31 +505,14 @@ def test_a_report_counts():
 # -- MySQL 8, by its documentation --------------------------------------------
 
 
-class Statements:
-    """A session that answers from a table, and records the statements."""
-
-    def __init__(self, **answers):
-        self.answers = answers
-        self.seen = []
-
-    def rows(self, sql, *parameters):
-        self.seen.append(sql)
-        for key, rows in self.answers.items():
-            if key in sql:
-                return rows
-        return []
-
-    def run(self, sql, *parameters):
-        self.seen.append(sql)
-
-
 def test_logins_of_mysql():
-    admin = Statements(
-        **{
+    admin = ScriptedAdmin(
+        {
             "mysql.user": [("app", "%", 0), ("old", "%", 1), ("r", "%", 0)],
             "role_edges": [("app", "%", "r")],
             "user_privileges": [
                 ("'app'@'%'", "USAGE"),
+                ("'old'@'%'", "USAGE"),
                 ("'r'@'%'", "INSERT"),
             ],
         }
@@ -532,13 +527,27 @@ def test_logins_of_mysql():
     assert old.needs_no_password
 
 
+def test_hidden_privileges_are_not_taken_for_none():
+    admin = ScriptedAdmin(
+        {
+            "role_edges": [],
+            "mysql.user": [("app", "%", 0), ("operator", "%", 0)],
+            "user_privileges": [("'operator'@'%'", "USAGE")],
+        }
+    )
+    with pytest.raises(FleetServerError, match="are hidden"):
+        MySQLReplication(admin).logins()
+
+
 def test_the_configuration_of_mysql():
-    admin = Statements(
-        variables_info=[
-            ("read_only", "GLOBAL"),
-            ("event_scheduler", "COMPILED"),
-            ("sync_binlog", "DYNAMIC"),
-        ]
+    admin = ScriptedAdmin(
+        {
+            "variables_info": [
+                ("read_only", "GLOBAL"),
+                ("event_scheduler", "COMPILED"),
+                ("sync_binlog", "DYNAMIC"),
+            ]
+        }
     )
     assert MySQLReplication(admin).configured(
         "read_only", "event_scheduler", "sync_binlog", "other"
@@ -546,6 +555,6 @@ def test_the_configuration_of_mysql():
 
 
 def test_sizes_of_mysql_are_not_those_of_yesterday():
-    admin = Statements()
+    admin = ScriptedAdmin({"information_schema": []})
     assert MySQLReplication(admin).table_sizes() == []
-    assert admin.seen[0] == "SET SESSION information_schema_stats_expiry = 0"
+    assert admin.texts[0] == "SET SESSION information_schema_stats_expiry = 0"

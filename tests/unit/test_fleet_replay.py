@@ -15,6 +15,8 @@ from sqla_shard.fleet.binlog_statements import NotReplayableError
 from sqla_shard.fleet.binlog_statements import rewritten
 from sqla_shard.fleet.replay import best_replay
 from sqla_shard.fleet.replay import Moment
+from sqla_shard.fleet.storage import MANIFEST
+from sqla_shard.fleet.storage import Storage
 
 LATER = Moment(time=1500.0)
 
@@ -65,8 +67,9 @@ def truncates(domain, server, first, last, database="db7"):
 
 def archive(folder, name, *logs, closed=2000.0):
     """Write logs of a server."""
-    place = folder / name
-    place.mkdir()
+    storage = Storage(folder)
+    place = folder / storage.log_folder(name)
+    place.mkdir(parents=True)
     files = []
     for index, data in enumerate(logs):
         path = place / f"binlog.{index:06}"
@@ -80,13 +83,24 @@ def archive(folder, name, *logs, closed=2000.0):
             )
         )
     return BinlogArchive(
-        folder=place, address=name, server_id=1, logs=tuple(files)
+        files=storage.files,
+        folder=storage.log_folder(name),
+        address=name,
+        server_id=1,
+        logs=tuple(files),
     )
 
 
 def replay(archives, position, moment=LATER):
     """Return the server, and the names of the transactions."""
-    found, problems = best_replay(archives, position, "db7", "new", moment)
+    files = archives[0].files
+    for one in archives:
+        one.write()
+    found, problems = best_replay(
+        Storage(str(files)), position, "db7", "new", moment
+    )
+    for one in archives:
+        files.remove(f"{one.folder}/{MANIFEST}")
     if found is None:
         return " ".join(map(str, problems))
     reader = found._reader()
@@ -220,7 +234,9 @@ def test_statements_have_their_mode_time_and_zone(tmp_path):
         for number, text, kind in ((2, sql, 2), (3, packed, 165))
     )
     one = archive(tmp_path, "a", begin((1, 1, 1)) + log)
-    found, _ = best_replay([one], "1-1-1", "db7", "new", LATER)
+    one.write()
+    storage = Storage(tmp_path)
+    found, _ = best_replay(storage, "1-1-1", "db7", "new", LATER)
     parts = [
         part
         for transaction in found._transactions(found._reader())

@@ -158,3 +158,39 @@ def test_a_log_is_read_up_to_its_last_whole_line(tmp_path):
     path.write_text(line + line + line)
     assert list(reader.more()) == [ACKED, ACKED]
     assert list(LogReader(path).more()) == [ACKED] * 3
+
+
+def transfer(balance, *transfers, pins=((7, "a"),)):
+    return Rows(
+        pins=frozenset(pins),
+        notes=tuple(pins),
+        transfers=frozenset(transfers),
+        balance=balance,
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "problems"),
+    [
+        ([transfer(3, (3, "a")), transfer(-3, (-3, "a"), pins=())], []),
+        (
+            [transfer(3, (3, "a")), transfer(0, pins=())],
+            ["a: half a transfer: [3]"],
+        ),
+        (
+            [transfer(0, (3, "a")), transfer(-3, (-3, "a"), pins=())],
+            ["shard 1: transfers of 3, but a balance of 0"],
+        ),
+        (
+            [transfer(3, (3, "b")), transfer(-3, (-3, "b"), pins=())],
+            ["b: a transfer without its pin"],
+        ),
+    ],
+)
+def test_transfers_are_whole_and_add_up(there, problems):
+    assert check([ACKED], dict(enumerate(there, 1))) == problems
+
+
+def test_a_pin_that_was_read_in_vain_is_a_problem():
+    read = attempt("b", "missing")
+    assert check([ACKED, read], {1: HOME}) == ["b: None"]

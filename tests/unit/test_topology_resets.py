@@ -17,10 +17,10 @@ from sqla_shard.exc import TopologyRefusedError
 from sqla_shard.topology import describe
 from sqla_shard.topology import read_document
 from sqla_shard.topology import to_json
-from sqla_shard.topology.admission import MAX_STEP
 from sqla_shard.topology.follow import check_newer
 from sqla_shard.topology.follow import Snapshot
 from sqla_shard.topology.parse import MAX_EPOCH
+from sqla_shard.topology.parse import MAX_STEP
 from tests.servers.following import until
 
 

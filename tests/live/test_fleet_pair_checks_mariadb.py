@@ -1,0 +1,226 @@
+"""Each check before a change of roles finds its fault, on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from sqla_shard.fleet import Account
+from sqla_shard.fleet.failover import Failover
+from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_pairs import FleetPairs
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+
+
+class Fault(NamedTuple):
+    """Statements on one server of a pair, and what is said then.
+
+    :ivar on: ``"primary"`` or ``"standby"``; ``{id}`` is the server_id of the
+        other one.
+    """
+
+    on: str
+    change: Iterable[str]
+    back: Iterable[str]
+    text: str
+
+
+AGAIN = "START SLAVE"
+FAULTS = {
+    "stopped": Fault(
+        "standby",
+        ["STOP SLAVE"],
+        [AGAIN],
+        "replication does not run (receiver No, applier No)",
+    ),
+    "applier": Fault(
+        "standby",
+        ["STOP SLAVE SQL_THREAD"],
+        [AGAIN],
+        "replication does not run (receiver Yes, applier No)",
+    ),
+    "position in a file": Fault(
+        "standby",
+        ["STOP SLAVE", "CHANGE MASTER TO MASTER_USE_GTID = no", AGAIN],
+        ["STOP SLAVE", "CHANGE MASTER TO MASTER_USE_GTID = slave_pos", AGAIN],
+        "it does not replicate by GTID; attach it again",
+    ),
+    "filter": Fault(
+        "standby",
+        ["STOP SLAVE", "SET GLOBAL replicate_do_db = 'db00000'", AGAIN],
+        ["STOP SLAVE", "SET GLOBAL replicate_do_db = ''", AGAIN],
+        "it has replication filters (Replicate_Do_DB=db00000)",
+    ),
+    "writable": Fault(
+        "standby",
+        ["SET GLOBAL read_only = 0"],
+        ["SET GLOBAL read_only = 1"],
+        "it is writable: applications may have written to it",
+    ),
+    "equal ids": Fault(
+        "standby",
+        ["SET GLOBAL server_id = {id}"],
+        ["SET GLOBAL server_id = {own}"],
+        "is that of server1 primary; give each server its own",
+    ),
+    "format": Fault(
+        "primary",
+        ["SET GLOBAL binlog_format = STATEMENT"],
+        ["SET GLOBAL binlog_format = ROW"],
+        "binlog_format is STATEMENT",
+    ),
+    "closed": Fault(
+        "primary",
+        ["SET GLOBAL read_only = 1"],
+        ["SET GLOBAL read_only = 0"],
+        "it is read-only already; if it was restarted, open it with: "
+        "sqla-shard fleet reopen server1",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(mariadb_installed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checks")
+    with FleetPairs(folder, pairs=2, shards=4) as pairs:
+        pairs["server1"].primary.root_execute("CREATE DATABASE db00000")
+        yield pairs
+
+
+@pytest.fixture
+def pair(pairs):
+    """A healthy pair, before and after."""
+    pair = pairs["server1"]
+    assert wait_until(lambda: problems(pairs) == "", seconds=60)
+    yield pair
+    pair.wait_caught_up()
+    assert wait_until(lambda: problems(pairs) == "", seconds=60), problems(
+        pairs
+    )
+
+
+def problems(pairs, **options):
+    plan = Failover.planned(pairs.fleet(**options), "server1")
+    return "\n".join(map(str, plan.problems))
+
+
+@contextmanager
+def changed(server, fault, other):
+    def run(statements):
+        with server.root_connect() as connection:
+            for one in statements:
+                connection.cursor().execute(
+                    one.format(id=other.server_id, own=server.server_id)
+                )
+
+    try:
+        run(fault.change)
+        yield
+    finally:
+        run(fault.back)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(pairs, pair, name):
+    fault = FAULTS[name]
+    other = "primary" if fault.on == "standby" else "standby"
+    with changed(getattr(pair, fault.on), fault, getattr(pair, other)):
+        found = wait_until(lambda: fault.text in problems(pairs), seconds=30)
+        assert found, problems(pairs)
+
+
+def test_a_standby_that_does_not_replicate(pairs, pair):
+    with pair.standby.root_connect() as connection:
+        connection.cursor().execute("STOP SLAVE")
+        connection.cursor().execute("RESET SLAVE ALL")
+    shown = problems(pairs)
+    pair.attach(pair.standby)
+    assert "it does not replicate; attach or rebuild it" in shown
+
+
+def test_a_standby_of_another_server(pairs, pair):
+    other = pairs["server2"]
+    other.attach(pair.standby)
+    try:
+        text = f"(server_id {other.primary.server_id}), not from server1"
+        assert wait_until(lambda: text in problems(pairs), seconds=30)
+    finally:
+        pair.attach(pair.standby)
+
+
+def test_a_standby_that_is_late(pairs, pair):
+    delay = "CHANGE MASTER TO MASTER_DELAY = {}"
+    late = Fault(
+        "standby",
+        ["STOP SLAVE", delay.format(3600), AGAIN],
+        ["STOP SLAVE", delay.format(0), AGAIN],
+        "s behind its primary; wait until it is less than 0 s",
+    )
+
+    def shown():
+        with ExitStack() as stack:
+            one, two = (
+                replication_of(
+                    stack.enter_context(
+                        pairs.fleet().admin(server.url, name=server.name)
+                    )
+                )
+                for server in (pair.primary, pair.standby)
+            )
+            return "\n".join(map(str, standby_problems(one, two, lag=0.0)))
+
+    assert shown() == ""
+    with changed(pair.standby, late, pair.primary):
+        pair.primary.root_execute("CREATE DATABASE late")
+        assert wait_until(lambda: late.text in shown(), seconds=30), shown()
+    pair.primary.root_execute("DROP DATABASE late")
+
+
+def test_a_replication_account_that_is_missing(pairs, pair):
+    accounts = pairs.accounts
+    try:
+        pairs.accounts = replace(accounts, replication=None)
+        assert "SQLA_SHARD_REPLICATION_USER: it is not set" in problems(pairs)
+        pairs.accounts = replace(
+            accounts, replication=Account(user="nobody", password="")
+        )
+        for role in ("primary", "standby"):
+            assert f"server1 {role}: it has no user 'nobody'" in problems(
+                pairs
+            )
+    finally:
+        pairs.accounts = accounts
+
+
+def test_long_work_is_a_warning(pairs, pair):
+    def warnings():
+        return "\n".join(Failover.planned(pairs.fleet(), "server1").warnings)
+
+    with pair.primary.connect() as busy:
+        number = busy.thread_id()
+        busy.cursor().execute("CREATE TABLE db00000.t (id INT PRIMARY KEY)")
+        busy.begin()
+        busy.cursor().execute("INSERT INTO db00000.t VALUES (1)")
+        text = f"session {number} has a transaction of "
+        assert wait_until(lambda: text in warnings(), seconds=30), warnings()
+        busy.rollback()
+        busy.cursor().execute("DROP TABLE db00000.t")
+        # The server caches its list of transactions.
+        text = f"session {number} "
+        assert wait_until(lambda: text not in warnings(), seconds=30)
+        # The answer is not waited for.
+        busy._execute_command(3, "SELECT SLEEP(60)")
+        text = f"session {number} of '{pair.primary.user}' runs a statement"
+        try:
+            assert wait_until(lambda: text in warnings(), seconds=30)
+        finally:
+            pair.primary.root_execute(f"KILL {number}")
+            busy._force_close()
