@@ -14,6 +14,9 @@ In the order to read them:
     An existing database, and object classes in addition to it.
 ``pinboard``
     All of it as a web application: ``python -m examples.pinboard``.
+``fleet``
+    Six MariaDB servers to fail over and to split, with their configuration
+    and accounts: ``python -m examples.fleet fleet-data``.
 
 The topologies in this folder, ``topology.sqlite.toml`` and
 ``topology.mariadb.toml``, are starting points for one of your own.

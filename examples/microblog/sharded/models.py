@@ -37,19 +37,19 @@ from sqla_shard.types import UTCTimestamp
 
 
 class Base(DeclarativeBase):
-    """Holds the tables of the application."""
+    """Base class of the models of the application."""
 
 
 db = FlaskCluster(metadata=Base.metadata)
 
 
 def now() -> datetime:
-    """Return the time in UTC, as the columns have it."""
+    """Return the current time in UTC, without a time zone."""
     return datetime.now(timezone.utc)
 
 
 class User(ObjectMixin, Base, type_id=1):
-    """Someone who has signed up."""
+    """A user of the microblog."""
 
     __tablename__ = "users"
 
@@ -67,15 +67,15 @@ class User(ObjectMixin, Base, type_id=1):
     )
 
     def set_password(self, password: str) -> None:
-        """Keep the hash of a password."""
+        """Store the hash of a password."""
         self.password_hash = generate_password_hash(password)
 
     def check_password(self, password: str) -> bool:
-        """Tell whether a password is the user's."""
+        """Return whether a password is correct."""
         return check_password_hash(self.password_hash, password)
 
     def is_following(self, user: User) -> bool:
-        """Tell whether this user follows another one."""
+        """Return whether this user follows another one."""
         found = UserFollowsUsers.contains(db.session, self.id, [user.id])
         return user.id in found
 
@@ -84,15 +84,15 @@ class User(ObjectMixin, Base, type_id=1):
         UserFollowsUsers.append(db.session, self.id, user.id)
 
     def unfollow(self, user: User) -> None:
-        """Follow another user no more."""
+        """Unfollow another user."""
         UserFollowsUsers.remove(db.session, self.id, user.id)
 
     def followers_count(self) -> int:
-        """Return how many users follow this one."""
+        """Return the number of followers."""
         return UserHasFollowers.count(db.session, self.id)
 
     def following_count(self) -> int:
-        """Return how many users this one follows."""
+        """Return the number of users that this user follows."""
         return UserFollowsUsers.count(db.session, self.id)
 
     def feed(self) -> Select[tuple[Post]]:
@@ -118,7 +118,7 @@ class UserName(
     normalize=normalization.exact,
     field="username",
 ):
-    """Whose name it is; nobody else has it."""
+    """Lookup from the name of a user, which is unique."""
 
 
 class UserEmail(
@@ -128,7 +128,7 @@ class UserEmail(
     normalize=normalization.email,
     field="email",
 ):
-    """Whose address it is."""
+    """Lookup from the mail address of a user, which is unique."""
 
 
 class UserFollowsUsers(
@@ -140,7 +140,7 @@ class UserFollowsUsers(
     target_column="followed_id",
     inverse="UserHasFollowers",
 ):
-    """Whom a user follows."""
+    """The users that a user follows."""
 
 
 class UserHasFollowers(
@@ -151,11 +151,11 @@ class UserHasFollowers(
     source_column="followed_id",
     target_column="follower_id",
 ):
-    """Who follows a user."""
+    """The followers of a user."""
 
 
 class Post(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
-    """What a user has written."""
+    """A post of a user."""
 
     __tablename__ = "posts"
 
@@ -171,7 +171,7 @@ class Post(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
 
 
 class Message(ObjectMixin, Base, type_id=3, colocate_with="recipient_id"):
-    """What one user has written to another."""
+    """A message from one user to another."""
 
     __tablename__ = "messages"
 
@@ -212,19 +212,19 @@ def everybody() -> Select[tuple[User]]:
 
 
 def count(query: Select[tuple[User]] | Select[tuple[Post]]) -> int:
-    """Return how many rows a query has."""
+    """Return the number of rows of a query."""
     counted = select(func.count()).select_from(query.subquery())
     return db.session.scalar(counted) or 0
 
 
 def find_user(username: str) -> User | None:
-    """Return the user of a name."""
+    """Return the user with a name."""
     user_id = UserName.resolve(db.session, username)
     return None if user_id is None else db.session.get(User, user_id)
 
 
 def sign_up(username: str, email: str, password: str) -> User | None:
-    """Add a user; return None where the name or the address is taken."""
+    """Add a user; return None if the name or the address is taken."""
     keys = {UserName: username, UserEmail: email}
     try:
         user_id = lookup.sign_up(
@@ -249,12 +249,12 @@ def add_user(
 
 
 def delete_user(user: User) -> None:
-    """Delete a user with all that belongs to it."""
+    """Delete a user with all posts, messages and follows."""
     db.run(delete_sent, user.id, cross_shard="unordered")
     delete_object(db.cluster, User, user.id)
 
 
 def delete_sent(session: ShardSession, user_id: int) -> None:
-    """Delete what a user has written to others, on all shards."""
+    """Delete the messages that a user has sent, on all shards."""
     sent = delete(Message).where(Message.sender_id == user_id)
     session.execute(sent.options(scatter()))

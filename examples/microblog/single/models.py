@@ -27,14 +27,14 @@ from werkzeug.security import generate_password_hash
 
 
 class Base(DeclarativeBase):
-    """Holds the tables of the application."""
+    """Base class of the models of the application."""
 
 
 db = SQLAlchemy(model_class=Base)
 
 
 def now() -> datetime:
-    """Return the time in UTC, as the columns have it."""
+    """Return the current time in UTC, without a time zone."""
     return datetime.now(timezone.utc)
 
 
@@ -47,7 +47,7 @@ followers = Table(
 
 
 class User(Base):
-    """Someone who has signed up."""
+    """A user of the microblog."""
 
     __tablename__ = "users"
 
@@ -80,15 +80,15 @@ class User(Base):
     )
 
     def set_password(self, password: str) -> None:
-        """Keep the hash of a password."""
+        """Store the hash of a password."""
         self.password_hash = generate_password_hash(password)
 
     def check_password(self, password: str) -> bool:
-        """Tell whether a password is the user's."""
+        """Return whether a password is correct."""
         return check_password_hash(self.password_hash, password)
 
     def is_following(self, user: User) -> bool:
-        """Tell whether this user follows another one."""
+        """Return whether this user follows another one."""
         query = self.following.select().where(User.id == user.id)
         return db.session.scalar(query) is not None
 
@@ -98,16 +98,16 @@ class User(Base):
             self.following.add(user)
 
     def unfollow(self, user: User) -> None:
-        """Follow another user no more."""
+        """Unfollow another user."""
         if self.is_following(user):
             self.following.remove(user)
 
     def followers_count(self) -> int:
-        """Return how many users follow this one."""
+        """Return the number of followers."""
         return count(self.followers.select())
 
     def following_count(self) -> int:
-        """Return how many users this one follows."""
+        """Return the number of users that this user follows."""
         return count(self.following.select())
 
     def feed(self) -> Select[tuple[Post]]:
@@ -128,7 +128,7 @@ class User(Base):
 
 
 class Post(Base):
-    """What a user has written."""
+    """A post of a user."""
 
     __tablename__ = "posts"
 
@@ -143,7 +143,7 @@ class Post(Base):
 
 
 class Message(Base):
-    """What one user has written to another."""
+    """A message from one user to another."""
 
     __tablename__ = "messages"
 
@@ -181,18 +181,18 @@ def everybody() -> Select[tuple[User]]:
 
 
 def count(query: Select[tuple[User]] | Select[tuple[Post]]) -> int:
-    """Return how many rows a query has."""
+    """Return the number of rows of a query."""
     counted = select(func.count()).select_from(query.subquery())
     return db.session.scalar(counted) or 0
 
 
 def find_user(username: str) -> User | None:
-    """Return the user of a name."""
+    """Return the user with a name."""
     return db.session.scalar(select(User).where(User.username == username))
 
 
 def sign_up(username: str, email: str, password: str) -> User | None:
-    """Add a user; return None where the name or the address is taken."""
+    """Add a user; return None if the name or the address is taken."""
     taken = or_(User.username == username, User.email == email)
     if db.session.scalar(select(User).where(taken)) is not None:
         return None
@@ -204,7 +204,7 @@ def sign_up(username: str, email: str, password: str) -> User | None:
 
 
 def delete_user(user: User) -> None:
-    """Delete a user with all that belongs to it."""
+    """Delete a user with all posts, messages and follows."""
     for statement in (
         delete(Post).where(Post.user_id == user.id),
         delete(Message).where(

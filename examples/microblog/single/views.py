@@ -34,13 +34,13 @@ pages = Blueprint("pages", __name__)
 
 @pages.before_app_request
 def load_user() -> None:
-    """Find out who sends the request."""
+    """Load the signed-in user before each request."""
     user_id = session.get("user_id")
     g.user = None if user_id is None else db.session.get(User, int(user_id))
 
 
 def login_required(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Send visitors to the form before they see a page."""
+    """Redirect to the sign-in page unless a user is signed in."""
 
     @wraps(view)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ def login_required(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def user_or_404(username: str) -> User:
-    """Return the user of a name."""
+    """Return the user with a name."""
     return find_user(username) or abort(404)
 
 
@@ -94,7 +94,7 @@ def logout() -> Response:
 @pages.route("/", methods=["GET", "POST"])
 @login_required
 def index() -> str | Response:
-    """Show what the user and those followed have written; write a post."""
+    """Show the posts of the user and of those followed; add a post."""
     if request.method == "POST":
         post = Post(user_id=g.user.id, body=request.form["body"])
         db.session.add(post)
@@ -107,7 +107,7 @@ def index() -> str | Response:
 @pages.get("/explore")
 @login_required
 def explore() -> str:
-    """Show what everybody has written."""
+    """Show the posts of all users."""
     posts = db.paginate(newest(), per_page=5)
     return render_template("posts.html", title="Explore", posts=posts)
 
@@ -132,7 +132,7 @@ def profile(username: str) -> str:
 @pages.route("/profile", methods=["GET", "POST"])
 @login_required
 def edit() -> str | Response:
-    """Change what others read about the user."""
+    """Edit the profile of the user."""
     if request.method == "POST":
         g.user.about_me = request.form["about_me"]
         db.session.commit()
@@ -155,7 +155,7 @@ def follow(username: str) -> Response:
 @pages.post("/unfollow/<username>")
 @login_required
 def unfollow(username: str) -> Response:
-    """Follow a user no more."""
+    """Unfollow a user."""
     g.user.unfollow(user_or_404(username))
     db.session.commit()
     return redirect(url_for("pages.profile", username=username))
@@ -164,7 +164,7 @@ def unfollow(username: str) -> Response:
 @pages.post("/post/<int:post_id>/delete")
 @login_required
 def delete_post(post_id: int) -> Response:
-    """Delete a post of one's own."""
+    """Delete a post of the user."""
     post = db.get_or_404(Post, post_id)
     if post.user_id != g.user.id:
         abort(403)
@@ -176,7 +176,7 @@ def delete_post(post_id: int) -> Response:
 @pages.post("/message/<username>")
 @login_required
 def send(username: str) -> Response:
-    """Write to a user."""
+    """Send a message to a user."""
     message = Message(
         sender_id=g.user.id,
         recipient_id=user_or_404(username).id,

@@ -1,0 +1,44 @@
+"""The command; the package says what it does."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.fleet import local_servers
+from sqla_shard.exc import ServerProcessError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.fleet",
+        description="Start six MariaDB servers on 127.0.0.1 for three pairs.",
+    )
+    parser.add_argument(
+        "directory",
+        type=Path,
+        help="gets topology.json, and the accounts in environment",
+    )
+    directory = parser.parse_args(arguments).directory
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with local_servers(directory) as servers:
+            for name, server in servers.items():
+                print(f"{name}:3306 is {server.host}:{server.port}")
+            print(f"accounts: . {directory}/environment")
+            print("Ctrl-C stops the servers and removes them", flush=True)
+            signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    except ServerProcessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
