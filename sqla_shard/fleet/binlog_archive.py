@@ -62,8 +62,9 @@ _PROGRAMS = ("mariadb-binlog", "mysqlbinlog")
 #: User-level lock on the server of which the logs are copied.
 _LOCK = "sqla_shard.binlogs"
 #: Seconds to wait for it: a server notices the end of a session, and with it
-#: the release of the lock of the copy before, a moment later.
-_LOCK_WAIT = 10
+#: the release of the lock of the copy before, a moment later.  Less than the
+#: timeout of the session, which would be lost instead of naming the holder.
+_LOCK_WAIT = 5
 #: Seconds in which a program must write something.
 _STALLED = 60.0
 #: Seconds for which the session that has the lock may wait for it.
