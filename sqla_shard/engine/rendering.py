@@ -274,14 +274,14 @@ def _unions(
 ) -> Iterator[Sent]:
     constant, differing, plain = _split(text, parameters, placeholder)
     values_length = sum(map(_length, plain))
+    every = _branches(constant, differing, places)
+    length = sum(map(len, every)) + values_length * len(every)
+    if len(every) <= MOST_BRANCHES and length <= MOST_CHARACTERS:
+        yield _joined(every, plain, template)
+        return
     branches: list[str] = []
     length = 0
-    for place in places:
-        out = [constant[0]]
-        for value, piece in zip(differing, constant[1:], strict=True):
-            out.append(_value_at(value, place))
-            out.append(piece)
-        branch = "".join(out).replace(SCHEMA, place.schema)
+    for branch in every:
         if branches and (
             len(branches) == MOST_BRANCHES
             or length + len(branch) + values_length > MOST_CHARACTERS
@@ -293,9 +293,37 @@ def _unions(
     yield _joined(branches, plain, template)
 
 
+def _branches(
+    constant: Sequence[str],
+    differing: Sequence[ShardBound],
+    places: Sequence[Place],
+) -> list[str]:
+    """Return the SQL of each shard.
+
+    :param constant: the pieces of SQL.
+    :param differing: the values between them.
+    """
+    schemas = [place.schema for place in places]
+    shards = [place.shard_id for place in places]
+    parts = []
+    columns: list[list[Any]] = []
+    for index, piece in enumerate(constant):
+        if index:
+            parts.append("%s")
+            columns.append(differing[index - 1].shown_at(shards))
+        fixed = piece.replace("%", "%%").split(SCHEMA)
+        parts.append("%s".join(fixed))
+        columns += [schemas] * (len(fixed) - 1)
+    branch = "".join(parts)
+    if not columns:
+        return [branch % ()] * len(shards)
+    # One operation per shard, since there may be hundreds of them.
+    return [branch % values for values in zip(*columns, strict=True)]
+
+
 def _split(
     text: str, parameters: Sequence[Any], placeholder: str
-) -> tuple[list[str], list[Any], tuple[Any, ...]]:
+) -> tuple[list[str], list[ShardBound], tuple[Any, ...]]:
     """Split a statement at the values that differ by shard.
 
     The values are numbers or lists of numbers.  They become part of the SQL,
@@ -307,7 +335,7 @@ def _split(
     """
     before, *after = pieces(text, placeholder)
     constant = [before]
-    differing = []
+    differing: list[ShardBound] = []
     plain = []
     for value, piece in zip(parameters, after, strict=True):
         if isinstance(value, ShardBound):
@@ -321,12 +349,6 @@ def _split(
             plain.append(value)
             constant[-1] += placeholder + piece
     return constant, differing, tuple(plain)
-
-
-def _value_at(value: Any, place: Place) -> str:
-    if isinstance(value, Slot):
-        return value.text_at(place.shard_id)
-    return str(value.at(place.shard_id))
 
 
 def _length(value: Any) -> int:

@@ -111,7 +111,7 @@ def _on_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
         or not isinstance(old, Blob)
     ):
         return value
-    for parent in list(value._parents):
+    for parent in value.holders:
         if parent is state:
             continue
         if parent.key == state.key and value.source is not None:

@@ -433,10 +433,18 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             colocation=colocation,
             encode_row=_encoded_row,
             loaded_as=loaded_as,
-            is_shown=lambda instance: bool(instance.active),
+            is_shown=_is_shown,
             check=definition.check,
         ),
     )
+
+
+def _is_shown(instance: Any) -> bool:
+    # Called for each object that is read: avoid the attributes of the class.
+    data = instance.__dict__.get("data")
+    if data is None:
+        return bool(instance.active)
+    return data.get("active") is not False
 
 
 def _add_fields(mapper: Mapper[Any], fields: Mapping[str, BlobField]) -> None:

@@ -172,21 +172,20 @@ def connect(
     partial = limits is not None and limits.on_error == "partial"
     # Connect in the same order in all sessions: otherwise two sessions that
     # wait for the last connections of two pools would deadlock.
-    servers: dict[Engine, Place] = {}
-    for place in sorted(places, key=lambda place: id(place.engine)):
-        servers.setdefault(place.engine, place)
+    servers = {place.engine: place for place in places}
     found: dict[Engine, Connection] = {}
     errors: dict[Engine, Exception] = {}
+    new = [
+        engine
+        for engine, place in servers.items()
+        if place.backend.waits and not session.is_connected(place)
+    ]
     late = session.places.engines.connect_together(
-        [
-            engine
-            for engine, place in servers.items()
-            if place.backend.waits and not session.is_connected(place)
-        ],
+        new,
         # Otherwise a hanging server would use up the time of the other ones.
         timeout / 2 if timeout is not None and partial else timeout,
     )
-    for engine, place in servers.items():
+    for engine, place in sorted(servers.items(), key=lambda one: id(one[0])):
         try:
             if engine in late:
                 raise late[engine] or ScatterTimeoutError(
@@ -202,7 +201,9 @@ def connect(
             if not partial:
                 raise
             errors[engine] = error
-    reached = [place for place in places if place.engine in found]
+    reached = places
+    if errors:
+        reached = [place for place in places if place.engine in found]
     made = Plan(
         reached,
         [found[place.engine] for place in reached],
@@ -213,7 +214,7 @@ def connect(
         scattered=scattered,
         watch=session.watch,
     )
-    for place in places:
+    for place in places if errors else ():
         if place.engine in errors:
             made.errors[place.shard_id] = errors[place.engine]
     if not reached:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from collections.abc import Container
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
@@ -230,31 +231,59 @@ class Getter:
         wanted = list(dict.fromkeys(ids))
         if not execution_options.get("populate_existing"):
             loaded = session.identity_map
-            for object_id in wanted:
+            for object_id in wanted if len(loaded) else ():
                 held = loaded.get((self._identity, (object_id,), None))
                 if held is not None and not instance_state(held).expired:
                     found[object_id] = held
-            wanted = [i for i in wanted if i not in found]
-            if wanted and not options:
-                found.update(self._cached_many(session, wanted))
+            if found:
                 wanted = [i for i in wanted if i not in found]
+            if wanted and not options:
+                cached = self._cached_many(session, wanted)
+                if cached:
+                    found.update(cached)
+                    wanted = [i for i in wanted if i not in found]
         if wanted:
             if len(wanted) < len(ids):
                 slot = IdSlot(wanted, type_id, whole=False)
             statement = self._many
+            bind_arguments = None
             if options:
+                # One of them may be scatter(), with limits.
                 statement = statement.options(*options)
+            else:
+                # The ids have named the shards: do not read the statement.
+                shards = self._shards(session, wanted).values()
+                bind_arguments = {"places": list(shards)}
             requested = set(wanted)
             for row in session.scalars(
                 statement,
                 {_IDS: slot()},
                 execution_options={**execution_options, **_SHOW_ALL},
+                bind_arguments=bind_arguments,
             ).unique():
                 found[self._check(session, row, requested)] = row
+        cls, shown = self._class, self._spec.is_shown
         return [
-            None if i not in found else self._shown(found[i], hidden)
+            one
+            if isinstance(one := found.get(i), cls)
+            and (hidden or shown is None or shown(one))
+            else None
             for i in ids
         ]
+
+    def _shards(
+        self, session: ShardSession, ids: Iterable[int]
+    ) -> dict[int, Place]:
+        """Return the locations of the shards of ids, in order.
+
+        :raises UnknownShardError: if one is not open.
+        """
+        place = session.places.place
+        keyspace = session.places.keyspace(
+            self._spec.keyspace, self._spec.kind
+        )
+        shards = {object_id >> SHARD_SHIFT for object_id in ids}
+        return {shard: place(keyspace, shard) for shard in sorted(shards)}
 
     def _cached_many(
         self, session: ShardSession, ids: Sequence[int]
@@ -263,12 +292,7 @@ class Getter:
         cached = cache_in_transaction(session, self._table)
         if cached is None:
             return {}
-        places = session.places
-        keyspace = places.keyspace(self._spec.keyspace, self._spec.kind)
-        by_shard = {
-            shard_id: places.place(keyspace, shard_id)
-            for shard_id in {i >> SHARD_SHIFT for i in ids}
-        }
+        by_shard = self._shards(session, ids)
         try:
             return cached.read(
                 session,

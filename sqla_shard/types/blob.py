@@ -24,7 +24,6 @@ JSON does not have, are rejected.
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
@@ -36,6 +35,7 @@ from sqlalchemy.ext.mutable import Mutable
 from sqlalchemy.orm.attributes import flag_modified
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
+from sqlalchemy.util import memoized_property
 
 from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobTooLargeError
@@ -43,23 +43,14 @@ from sqla_shard.exc import BlobValueError
 from sqla_shard.types.tracking import plain
 from sqla_shard.types.tracking import TrackedDict
 from sqla_shard.types.value_checks import shown
+from sqla_shard.util import json_values
+from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["Blob", "JSONBlob", "decode_blob", "decode_json", "encode_blob"]
 
 _TEXT_BYTES = 65_535
 _MEDIUM_BYTES = 16_777_215
 _LONG_BYTES = 4_294_967_295
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text:.40} is out of range for a double")
-    return value
 
 
 #: Nesting depth; MySQL's JSON functions do not read deeper documents.
@@ -69,9 +60,6 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _encode = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":")
 ).encode
-_decode = json.JSONDecoder(
-    parse_constant=_no_constant, parse_float=_finite
-).decode
 
 
 class Blob(TrackedDict, Mutable):
@@ -103,11 +91,10 @@ class Blob(TrackedDict, Mutable):
         return found
 
     def _changed(self) -> None:
-        parents = self.__dict__.get("_parents")
-        if parents is None or self.released:
+        if not self.__dict__.get("_parents") or self.released:
             return  # the blob is not the value of an object
         # Do not call Mutable.changed(), which does the same in twice the time.
-        states = [state for ref in parents.keyrefs() if (state := ref())]
+        parents, states = self._parents, self.holders
         for state in states:
             key = parents[state]
             if state.dict.get(key) is not self:
@@ -124,6 +111,20 @@ class Blob(TrackedDict, Mutable):
                 "container was garbage collected. Keep a reference to the "
                 "object, or copy the container"
             )
+
+    @memoized_property
+    def _parents(self) -> dict[Any, str]:  # type: ignore[override]  # weak there
+        """The attribute that holds the blob, by the state of its object.
+
+        A state has a weak reference to its object; so a plain dictionary is
+        sufficient, which takes a tenth of the time of one with weak keys.
+        """
+        return {}
+
+    @property
+    def holders(self) -> list[Any]:
+        """The states of the objects that hold the blob."""
+        return [one for one in self._parents if one.obj() is not None]
 
     @classmethod
     def coerce(cls, key: str, value: Any) -> Any:
@@ -153,7 +154,8 @@ class Blob(TrackedDict, Mutable):
             retval=True,
             propagate=True,
         )
-        super().associate_with_attribute(attribute)
+        # As there, but the values that are loaded are not coerced again.
+        private.track_mutable(cls, attribute, coerce=False)
 
     def __reduce__(self) -> Any:
         return _restored, (plain(self), self.source, self.from_fields)
@@ -238,9 +240,9 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
             value.sent = text
         return text
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Decode a blob."""
-        return None if value is None else decode_blob(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return the function that decodes a blob; drivers return a str."""
+        return _decode_column
 
 
 def encode_blob(blob: dict[str, Any], max_bytes: int) -> str:
@@ -266,14 +268,24 @@ def decode_blob(text: str) -> Blob:
 
     :raises BlobValueError: if it is not a JSON object.
     """
-    values = decode_json(text)
-    if type(values) is not dict:
-        raise BlobValueError(
-            "the stored JSON is not an object", field="data", value=text
-        )
-    blob = Blob._trusted(values)
+    values = json_values.decode_flat(text)
+    if values is None:
+        values = decode_json(text)
+        if type(values) is not dict:
+            raise BlobValueError(
+                "the stored JSON is not an object", field="data", value=text
+            )
+        blob = Blob._trusted(values)
+    else:
+        blob = Blob.__new__(Blob)
+        dict.update(blob, values)
     blob.source = text
+    blob._parents = {}
     return blob
+
+
+def _decode_column(text: str | None) -> Blob | None:
+    return None if text is None else decode_blob(text)
 
 
 def decode_json(text: str) -> Any:
@@ -283,10 +295,10 @@ def decode_json(text: str) -> Any:
         does not read, a lone surrogate, or more than 100 levels of nesting.
     """
     try:
-        value = _decode(text)
+        value = json_values.decode_json(text)
         _check_levels(text, value)
         # Only an escape can be a lone surrogate; two may be a valid pair.
-        if _SURROGATE.search(text):
+        if "\\u" in text and _SURROGATE.search(text):
             _encode(value).encode()
     except (ValueError, RecursionError) as error:
         raise BlobValueError(

@@ -224,6 +224,15 @@ class UTCTimestamp(TypeDecorator[datetime]):
             )
         return value.astimezone(timezone.utc).replace(tzinfo=None)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Return an aware datetime; the server's time zone is UTC."""
-        return None if value is None else value.replace(tzinfo=timezone.utc)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return aware datetimes; the server's time zone is UTC."""
+        if dialect.name in ("mysql", "mariadb"):
+            return _in_utc
+        parse: Any = (
+            DateTime().dialect_impl(dialect).result_processor(dialect, coltype)
+        )
+        return lambda value: _in_utc(parse(value))
+
+
+def _in_utc(value: datetime | None) -> datetime | None:
+    return None if value is None else value.replace(tzinfo=timezone.utc)

@@ -52,6 +52,10 @@ class ShardBound:
         """Return the value on one shard."""
         raise NotImplementedError
 
+    def shown_at(self, shard_ids: Iterable[int]) -> list[Any]:
+        """Return the value on each shard, as it is formatted as SQL."""
+        return [self.at(shard_id) for shard_id in shard_ids]
+
     @property
     def whole(self) -> object:
         """The part of the value that is the same for all shards (hashable)."""
@@ -69,6 +73,11 @@ class Prefix(ShardBound):
     def at(self, shard_id: int) -> int:
         """Return the id whose local part is zero."""
         return shard_id << SHARD_SHIFT | self._type_bits
+
+    def shown_at(self, shard_ids: Iterable[int]) -> list[Any]:
+        """Return the value on each shard; see :class:`ShardBound`."""
+        bits = self._type_bits
+        return [shard_id << SHARD_SHIFT | bits for shard_id in shard_ids]
 
     @property
     def whole(self) -> int:
@@ -143,6 +152,10 @@ class Slot(ShardBound):
     def text_at(self, shard_id: int) -> str:
         """Return the values of the shard as SQL, separated by commas."""
         raise NotImplementedError
+
+    def shown_at(self, shard_ids: Iterable[int]) -> list[Any]:
+        """Return :meth:`text_at` for each shard."""
+        return [self.text_at(shard_id) for shard_id in shard_ids]
 
     def __call__(self) -> Slotted:
         """Return the value of the bind parameter for this list."""
@@ -225,6 +238,16 @@ class IdSlot(Slot):
         """Return the ids of the shard as SQL, separated by commas."""
         values = self._groups.get(shard_id)
         return ",".join(map(str, values)) if values else _NO_ID
+
+    def shown_at(self, shard_ids: Iterable[int]) -> list[Any]:
+        """Return :meth:`text_at` for each shard."""
+        groups = self._groups
+        return [
+            groups[shard_id][0]
+            if shard_id in groups and len(groups[shard_id]) == 1
+            else self.text_at(shard_id)
+            for shard_id in shard_ids
+        ]
 
     @property
     def whole(self) -> tuple[int, ...]:

@@ -1,14 +1,100 @@
-"""Conversion of reports to values that JSON supports, and parsing."""
+"""JSON: strict decoding, and conversion of reports to JSON values.
+
+:func:`decode_json` uses orjson if it is installed (the extra ``fast``), where
+it returns what the standard parser would return.  Texts are always written
+by the standard library: a flush compares the text of a blob with the text in
+the row, and orjson writes some floats in another form.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Callable
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from dataclasses import is_dataclass
 from typing import Any
 
-__all__ = ["json_value", "parsed_json"]
+__all__ = [
+    "decode_flat",
+    "decode_json",
+    "json_value",
+    "parsed_json",
+    "strict_decoder",
+]
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.40} is out of range for a double")
+    return value
+
+
+def strict_decoder(
+    object_hook: Callable[[dict[str, Any]], Any] | None = None,
+) -> Callable[[str], Any]:
+    """Return a decoder that rejects NaN, infinity and floats above a double.
+
+    :param object_hook: as for :class:`json.JSONDecoder`.
+    """
+    return json.JSONDecoder(
+        object_hook=object_hook,
+        parse_constant=_no_constant,
+        parse_float=_finite,
+    ).decode
+
+
+_decode = strict_decoder()
+_fast: Callable[[str], Any] | None = None
+with suppress(ImportError):
+    from orjson import loads as _fast
+
+# Types without a value that orjson decodes in another way.
+_exact_kinds = frozenset((str, int, bool, type(None))).issuperset
+# The smallest integer that orjson decodes as a float is 2**63 below zero.
+_LONG = re.compile(r"[0-9]{19}")
+
+
+def decode_json(text: str) -> Any:
+    r"""Return the value of a JSON text.
+
+    Integers of any size are exact.  A lone surrogate such as ``\ud800`` may
+    be an error, or part of a string.
+
+    :raises ValueError: if it is not JSON, or has a number that Python does
+        not read.
+    :raises RecursionError: if it is nested too deeply.
+    """
+    # It would decode integers of more than 64 bits as floats.
+    if _fast is not None and _LONG.search(text) is None:
+        # It rejects a few valid texts, such as a lone surrogate.
+        with suppress(ValueError):
+            return _fast(text)
+    return _decode(text)
+
+
+def decode_flat(text: str) -> dict[str, Any] | None:
+    """Return a JSON object of strings, integers, booleans and nulls.
+
+    :returns: None for another text; :func:`decode_json` may decode it.
+    """
+    if _fast is None:
+        return None
+    try:
+        value = _fast(text)
+    except ValueError:
+        return None
+    if type(value) is dict and _exact_kinds(map(type, value.values())):
+        return value
+    return None
 
 
 def json_value(value: Any) -> Any:

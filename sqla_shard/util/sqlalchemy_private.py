@@ -82,6 +82,7 @@ __all__ = [
     "sort_by_parameter_order",
     "statement_hints",
     "suffixes",
+    "track_mutable",
     "type_variants",
     "values",
     "where_criteria",
@@ -302,6 +303,14 @@ def register_attribute(*args: Any, **kwargs: Any) -> None:
     """Give an attribute of a class its implementation (1.3)."""
     register: Any = _register_attribute  # has no annotations
     register(*args, **kwargs)
+
+
+def track_mutable(cls: Any, attribute: Any, *, coerce: bool) -> None:
+    """Register the listeners of a ``Mutable`` for an attribute (1.3).
+
+    :param coerce: whether values that are loaded are coerced.
+    """
+    cls._listen_on_attribute(attribute, coerce, attribute.class_)
 
 
 def dispose_mapper(mapper: Any) -> None:
