@@ -23,7 +23,7 @@ PACKAGE = "sqla_shard"
 # The rooms of the package in the order of reading, with the third parties of
 # each.  A room imports those above it.
 LAYERS = {
-    "util": "sqlalchemy",
+    "util": "orjson sqlalchemy",
     "exc": "sqlalchemy",
     "ids": "",
     "types": "sqlalchemy",
@@ -61,6 +61,7 @@ APART = {
 PLACES = {
     "fsspec": "sqla_shard.fleet.files",
     "kazoo": "sqla_shard.topology.zookeeper.",
+    "orjson": "sqla_shard.util.json_values",
 }
 
 # Loaded by those who use them, never by `import sqla_shard`.

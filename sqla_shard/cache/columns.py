@@ -58,6 +58,8 @@ from sqla_shard.types import ShardedId
 from sqla_shard.types.columns import MAX_SEQUENCE
 from sqla_shard.types.object_ids import IdType
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.json_values import decode_roughly
+from sqla_shard.util.json_values import strict_decoder
 
 __all__ = [
     "FORMAT",
@@ -90,6 +92,9 @@ K = TypeVar("K")
 
 #: A backslash, and the escaped character.
 _ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+
+#: The least integer that may have been decoded as a float.
+_INEXACT = 2.0**63
 
 FORMAT = 1
 """The version of the encoding; a change makes stored values unreadable."""
@@ -150,31 +155,14 @@ def _untag(value: dict[str, Any]) -> Any:
     return _UNTAG[tag](text)
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _to_float(text: str) -> float:
-    value = float(text)
-    if not isfinite(value):
-        raise ValueError("a float is too large")
-    return value
-
-
 _encode = json.JSONEncoder(
     ensure_ascii=False,
     allow_nan=False,
     separators=(",", ":"),
     default=_tag,
 ).encode
-_decode = json.JSONDecoder(
-    object_hook=_untag,
-    parse_constant=_no_constant,
-    parse_float=_to_float,
-).decode
-_decode_json = json.JSONDecoder(
-    parse_constant=_no_constant, parse_float=_to_float
-).decode
+_decode = strict_decoder(_untag)
+_decode_json = strict_decoder()
 
 
 def dump(value: Sequence[Any]) -> bytes:
@@ -192,9 +180,32 @@ def parse(data: bytes) -> Any:
     :raises ValueError: if they cannot be decoded.
     """
     try:
-        return _decode(_text_of(data))
+        return _parse(data)
     except (ArithmeticError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"cannot be read: {error!r}") from error
+
+
+def _parse(data: bytes) -> Any:
+    if b"\\u" not in data:
+        with suppress(ValueError):
+            value = decode_roughly(data)
+            if type(value) is list and _untag_inside(value):
+                return value
+    return _decode(_text_of(data))
+
+
+def _untag_inside(values: list[Any]) -> bool:
+    """Replace the objects in lists; return False if a number is not exact."""
+    for at, value in enumerate(values):
+        kind = type(value)
+        if kind is dict:
+            values[at] = _untag(value)
+        elif kind is list:
+            if not _untag_inside(value):
+                return False
+        elif kind is float and not -_INEXACT < value < _INEXACT:
+            return False
+    return True
 
 
 def _text_of(data: bytes) -> str:
@@ -246,6 +257,9 @@ def parse_many(data: Mapping[K, bytes]) -> dict[K, Any]:
 
 #: Checks of a column value by its type; None if the type is sufficient.
 Checks: TypeAlias = dict[type, Callable[[Any], bool] | None]
+
+#: The positions of the values of a row that are checked, and their checks.
+_RowCheck: TypeAlias = tuple[tuple[int, Callable[[Any], bool]], ...]
 
 _LARGEST_EXPONENT = 400
 _DIGITS = 38
@@ -319,19 +333,36 @@ class RowChecks:
 
     def __init__(self, columns: Iterable[Any], dialect: Dialect) -> None:
         self._checks = [_checks_of_column(one, dialect) for one in columns]
+        #: The checks of rows by the types of their values: few of them occur.
+        self._by_types: dict[tuple[type, ...], _RowCheck] = {}
 
     def accepts(self, row: Any) -> bool:
         """Return whether the driver could have returned a row."""
-        if type(row) is not list or len(row) != len(self._checks):
+        if type(row) is not list:
             return False
-        for value, checks in zip(row, self._checks, strict=True):
-            try:
-                check = checks[type(value)]
-            except KeyError:
+        kinds = tuple(map(type, row))
+        checks = self._by_types.get(kinds)
+        if checks is None:
+            found = self._checks_of(kinds)
+            if found is None:
                 return False
-            if check is not None and not check(value):
-                return False
-        return True
+            checks = self._by_types[kinds] = found
+        return all([check(row[at]) for at, check in checks])
+
+    def _checks_of(self, kinds: tuple[type, ...]) -> _RowCheck | None:
+        """Return the checks of a row; None for a type that is refused."""
+        if len(kinds) != len(self._checks):
+            return None
+        found = []
+        for at, (kind, checks) in enumerate(
+            zip(kinds, self._checks, strict=True)
+        ):
+            if kind not in checks:
+                return None
+            check = checks[kind]
+            if check is not None:
+                found.append((at, check))
+        return tuple(found)
 
 
 def _checks_of_column(column: Any, dialect: Dialect) -> Checks:
@@ -366,7 +397,10 @@ def _is_id(value: int) -> bool:
 
 def _id_check(type_id: int | None) -> Callable[[int], bool]:
     def check(value: int) -> bool:
-        return _is_id(value) and value >> TYPE_SHIFT & MAX_TYPE_ID == type_id
+        return (
+            0 <= value <= MAX_ID
+            and value >> TYPE_SHIFT & MAX_TYPE_ID == type_id
+        )
 
     return check
 

@@ -9,6 +9,7 @@ that is compared when one of them is read.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from sqlalchemy import bindparam
+from sqlalchemy import Engine
 
 from sqla_shard.cache.columns import Columns
 from sqla_shard.cache.columns import parse_many
@@ -152,9 +154,15 @@ class _Objects(PartSource[ObjectCache]):
             else:
                 bodies[key] = body
         index, ids, places = self._cache.index, self.ids, self._places
+        known: dict[Engine, Callable[[Any], bool]] = {}
         for key, row in parse_many(bodies).items():
-            checks = self._cache.row_checks(places[ids[key]])
-            if checks.accepts(row) and row[index] == ids[key]:
+            object_id = ids[key]
+            place = places[object_id]
+            accepts = known.get(place.engine)
+            if accepts is None:
+                checks = self._cache.row_checks(place)
+                accepts = known[place.engine] = checks.accepts
+            if accepts(row) and row[index] == object_id:
                 read[key] = row
         if absent:
             read.update(self._still_absent(absent))

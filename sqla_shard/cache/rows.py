@@ -336,10 +336,17 @@ class RowCache:
         """Return the :meth:`tag` of each location, by key."""
         known: dict[Place, bytes] = {}
         tags = {}
+        generations = session.places.generations
+        head = f"{self.columns.digest}:"
         for key, place in places.items():
             tag = known.get(place)
             if tag is None:
-                tag = known[place] = self.tag(session, place)
+                # As generation_of(): a call for each of them would take
+                # longer.
+                generation = generations.get((place.keyspace, place.shard_id))
+                if generation is None:
+                    generation = generation_of(session.places, place)
+                tag = known[place] = f"{head}{generation}:".encode("ascii")
             tags[key] = tag
         return tags
 
@@ -475,6 +482,9 @@ def split_by_reader(
     it is READ COMMITTED.  If the transaction has not begun on a server, a
     separate session reads the missing rows.
     """
+    if places and not session.has_connections:
+        yield Part(places, session, is_separate=True, leases=True)
+        return
     found: dict[tuple[bool, bool], dict[K, Place]] = {}
     ways: dict[Engine, tuple[bool, bool]] = {}
     for key, place in places.items():

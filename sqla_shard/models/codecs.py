@@ -100,11 +100,13 @@ class Codec:
     :ivar stored_kind: kind of the JSON values; differs for an enum.
     :ivar python_type: the class of the values; ``object`` if several.
     :ivar native: whether the JSON value is the Python value.
+    :ivar takes_any: whether every stored value of ``python_type`` is valid.
     """
 
     kind: ValueKind
     python_type: type
     native = False
+    takes_any = False
     _expects = "a value"
 
     def __init__(self, field: str, *, nullable: bool = False) -> None:
@@ -191,6 +193,7 @@ class Codec:
 
 class _NativeCodec(Codec):
     native = True
+    takes_any = True
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
         if type(value) is self.python_type:

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from functools import cached_property
 from inspect import get_annotations
 from typing import Any
 from typing import NoReturn
@@ -273,13 +274,25 @@ class ObjectDefinition:
         data = vars(instance).get("data")
         if data is None:
             return
+        for made, is_decoded in self._checked:
+            stored = data.get(made.name, MISSING)
+            if type(stored) is is_decoded:
+                continue
+            if stored is MISSING:
+                stored = made.stored(data)
+            if stored is not MISSING:
+                made.codec.decode(stored)
+
+    @cached_property
+    def _checked(self) -> list[tuple[BlobField, type | None]]:
+        """The fields to check, and the type whose values are all valid."""
+        found: list[tuple[BlobField, type | None]] = []
         for made in self.fields.values():
             codec = made.codec
-            if codec.kind is ValueKind.JSON and not codec.native:
-                continue
-            stored = made.stored(data)
-            if stored is not MISSING:
-                codec.decode(stored)
+            if codec.kind is not ValueKind.JSON or codec.native:
+                every = codec.python_type if codec.takes_any else None
+                found.append((made, every))
+        return found
 
 
 def define(

@@ -385,6 +385,11 @@ class ShardSession(ShardedSession):
         """Return the session's connection to the server of a shard."""
         return Session.connection(self, bind_arguments={"bind": place.engine})
 
+    @property
+    def has_connections(self) -> bool:
+        """Whether the transaction has begun on a server."""
+        return bool(self._connections)
+
     def is_connected(self, place: Place) -> bool:
         """Return whether the session is connected to a shard's server."""
         return any(c.engine is place.engine for c in self._connections)

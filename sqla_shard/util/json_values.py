@@ -21,6 +21,7 @@ from typing import Any
 __all__ = [
     "decode_flat",
     "decode_json",
+    "decode_roughly",
     "json_value",
     "parsed_json",
     "strict_decoder",
@@ -53,13 +54,12 @@ def strict_decoder(
 
 
 _decode = strict_decoder()
-_fast: Callable[[str], Any] | None = None
+_loads: Callable[[str | bytes], Any] | None = None
 with suppress(ImportError):
-    from orjson import loads as _fast
+    from orjson import loads as _loads
 
 # Types without a value that orjson decodes in another way.
 _exact_kinds = frozenset((str, int, bool, type(None))).issuperset
-# The smallest integer that orjson decodes as a float is 2**63 below zero.
 _LONG = re.compile(r"[0-9]{19}")
 
 
@@ -73,12 +73,22 @@ def decode_json(text: str) -> Any:
         not read.
     :raises RecursionError: if it is nested too deeply.
     """
-    # It would decode integers of more than 64 bits as floats.
-    if _fast is not None and _LONG.search(text) is None:
+    if _LONG.search(text) is None:
         # It rejects a few valid texts, such as a lone surrogate.
         with suppress(ValueError):
-            return _fast(text)
+            return decode_roughly(text)
     return _decode(text)
+
+
+def decode_roughly(data: str | bytes) -> Any:
+    """Return the value of JSON, with floats for integers above 64 bits.
+
+    :param data: text, or UTF-8.
+    :raises ValueError: if :func:`decode_json` has to decode it.
+    """
+    if _loads is None:
+        raise ValueError("orjson is not installed")
+    return _loads(data)
 
 
 def decode_flat(text: str) -> dict[str, Any] | None:
@@ -86,10 +96,10 @@ def decode_flat(text: str) -> dict[str, Any] | None:
 
     :returns: None for another text; :func:`decode_json` may decode it.
     """
-    if _fast is None:
+    if _loads is None:
         return None
     try:
-        value = _fast(text)
+        value = _loads(text)
     except ValueError:
         return None
     if type(value) is dict and _exact_kinds(map(type, value.values())):
