@@ -347,7 +347,12 @@ class RowChecks:
             if found is None:
                 return False
             checks = self._by_types[kinds] = found
-        return all([check(row[at]) for at, check in checks])
+        for at, check in checks:
+            if not check(row[at]):
+                break
+        else:
+            return True
+        return False
 
     def _checks_of(self, kinds: tuple[type, ...]) -> _RowCheck | None:
         """Return the checks of a row; None for a type that is refused."""
