@@ -55,6 +55,14 @@ class FleetServerError(FleetError):
         """Whether the driver got no answer, so that nothing is known."""
         return 2000 <= self.number < 3000
 
+    def as_problem(self, consequence: str) -> Problem:
+        """Return the problem of a plan that needs the server.
+
+        :param consequence: what follows, such as ``"its state is unknown"``.
+        """
+        text = f"{self.reason} (error {self.number}); {consequence}"
+        return Problem(self.server, text)
+
 
 class CopyFailedError(FleetError):
     """Raised when the content of a server cannot be copied to another one.

@@ -24,7 +24,7 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import original
 
-__all__ = ["Admin"]
+__all__ = ["Admin", "marked", "quoted"]
 
 #: User-level lock that the operation in progress holds on each of its
 #: servers.  A process that takes the operation over kills the holder, so
@@ -106,6 +106,10 @@ class Admin:
         """Version of the server, such as ``(10, 11, 19)``."""
         found = self._connection.dialect.server_version_info or ()
         return tuple(part for part in found if isinstance(part, int))[:3]
+
+    def error(self, reason: str) -> FleetServerError:
+        """Return an error of this server that it has not reported itself."""
+        return FleetServerError(server=str(self), number=0, reason=reason)
 
     # -- statements -------------------------------------------------------
 
@@ -228,11 +232,7 @@ class Admin:
             holder = self.value("SELECT IS_USED_LOCK(%s)", _LOCK)
             if holder is not None:
                 self.kill(holder)
-        raise FleetServerError(
-            server=str(self),
-            number=0,
-            reason=f"the lock {_LOCK!r} is not released by its session",
-        )
+        raise self.error(f"the lock {_LOCK!r} is not released by its session")
 
     def kill(self, session_id: int) -> None:
         """End a session, if it still exists."""
@@ -267,6 +267,16 @@ class Admin:
                 number=_GONE,
                 reason="the session was lost by an earlier statement",
             ) from error
+
+
+def quoted(name: str) -> str:
+    """Return a name in backticks."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def marked(name: str) -> str:
+    """Return a name in backticks, for statements that may have parameters."""
+    return quoted(name).replace("%", "%%")
 
 
 def _message(error: BaseException) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.binlog_events import Statement
-from sqla_shard.fleet.definitions import quoted
 
 __all__ = ["NotReplayableError", "Replayable", "rewritten"]
 

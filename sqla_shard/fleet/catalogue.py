@@ -23,10 +23,10 @@ from itertools import zip_longest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.checksums import Column
 from sqla_shard.fleet.checksums import Columns
 from sqla_shard.fleet.checksums import key_of
-from sqla_shard.fleet.checksums import quoted
 from sqla_shard.fleet.differences import Difference
 from sqla_shard.fleet.differences import DifferenceKind
 from sqla_shard.fleet.differences import Unread
@@ -91,11 +91,9 @@ def wait_applied(first: Admin, second: Admin, patience: float) -> None:
     until = time.monotonic() + patience
     while not standby.reaches(position, 1.0):
         if time.monotonic() > until:
-            raise FleetServerError(
-                server=str(second),
-                number=0,
-                reason=f"it has not applied {position} of the primary within "
-                f"{patience:g} s; wait until it has caught up",
+            raise second.error(
+                f"it has not applied {position} of the primary within "
+                f"{patience:g} s; wait until it has caught up"
             )
 
 
@@ -221,7 +219,7 @@ def _definition(admin: Admin, database: str, name: str) -> str | None:
     """Return SHOW CREATE of a table or a view; None if it was dropped."""
     try:
         row = admin.rows(
-            f"SHOW CREATE TABLE {quoted(database)}.{quoted(name)}"
+            f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
         )[0]
     except FleetServerError as error:
         if error.number in (1146, 1049):

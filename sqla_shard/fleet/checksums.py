@@ -28,13 +28,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqla_shard.fleet.admin import marked
+
 __all__ = [
     "SESSION",
     "Bound",
     "Column",
     "Columns",
     "key_of",
-    "quoted",
 ]
 
 #: What a session needs so that the same row has the same checksum on every
@@ -122,7 +123,7 @@ class Column:
 
         :param is_long: whether the value must not be concatenated.
         """
-        name = quoted(self.name)
+        name = marked(self.name)
         if self.kind in _EXACT:
             return [name]
         if self.kind in _FLOATING:
@@ -143,7 +144,7 @@ class Column:
 
     def read(self) -> str:
         """Return an expression from which :meth:`literal` makes a literal."""
-        name = quoted(self.name)
+        name = marked(self.name)
         if self.kind in _TEXTS | _BYTES:
             return f"HEX(CAST({name} AS BINARY))"
         if self.kind in _NUMBERED:
@@ -201,8 +202,8 @@ class Columns:
         by_name = {column.name: column for column in columns}
         self.columns = tuple(columns)
         self.key = tuple(by_name[name] for name in key_columns)
-        self._place = f"{quoted(database)}.{quoted(table)}"
-        self._index = f" FORCE INDEX ({quoted(key)})" if key else ""
+        self._place = f"{marked(database)}.{marked(table)}"
+        self._index = f" FORCE INDEX ({marked(key)})" if key else ""
         self._long = _long(columns)
         self.checksum = _hash(
             [part for column in columns for part in self._parts(column)]
@@ -228,7 +229,7 @@ class Columns:
 
         :param rows: number of rows of a range; fewer have no such row.
         """
-        order = ", ".join(quoted(column.name) for column in self.key)
+        order = ", ".join(marked(column.name) for column in self.key)
         return self._select(
             self._key_list(),
             f"{self._where(low, high)} ORDER BY {order}"
@@ -253,7 +254,7 @@ class Columns:
 
     def values(self, key: Bound, names: Sequence[str]) -> str:
         """Return the statement for the values of some columns of a row."""
-        what = ", ".join(map(quoted, names))
+        what = ", ".join(map(marked, names))
         return self._select(what, f" WHERE {self._is(key)}")
 
     def buckets(self) -> str:
@@ -296,12 +297,12 @@ class Columns:
 
     def _is(self, key: Bound) -> str:
         return " AND ".join(
-            f"{quoted(column.name)} = {literal}"
+            f"{marked(column.name)} = {literal}"
             for column, literal in zip(self.key, key, strict=True)
         )
 
     def _where(self, low: Bound | None, high: Bound | None) -> str:
-        names = [quoted(column.name) for column in self.key]
+        names = [marked(column.name) for column in self.key]
         limits = [
             _beyond(names, bound, sign)
             for bound, sign in ((low, ">"), (high, "<"))
@@ -327,11 +328,6 @@ def key_of(
     return None
 
 
-def quoted(name: str) -> str:
-    """Return a name in backticks, for statements that drivers format."""
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"
-
-
 def _select(what: str, source: str, rest: str) -> str:
     return f"SELECT {what} FROM {source}{rest}"  # noqa: S608 - quoted names
 
@@ -354,7 +350,7 @@ def _hash(parts: Sequence[str]) -> str:
 
 
 def _nulls(columns: Sequence[Column]) -> str:
-    bits = ", ".join(f"ISNULL({quoted(column.name)})" for column in columns)
+    bits = ", ".join(f"ISNULL({marked(column.name)})" for column in columns)
     return f"CONCAT({bits})"
 
 

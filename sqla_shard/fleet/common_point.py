@@ -211,12 +211,10 @@ def _assert_at(
         return
     status = replication.status()
     error = "" if status is None else status.error
-    raise FleetServerError(
-        server=str(replication.admin),
-        number=0,
-        reason=f"it has applied {applied or 'nothing'}, not {position} of the "
+    raise replication.admin.error(
+        f"it has applied {applied or 'nothing'}, not {position} of the "
         f"primary, within {patience:g} s; others must not start its applier, "
-        "and nobody must write to it" + (f": {error}" if error else ""),
+        "and nobody must write to it" + (f": {error}" if error else "")
     )
 
 

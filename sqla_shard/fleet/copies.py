@@ -46,10 +46,10 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.definitions import COPY_DATABASE
 from sqla_shard.fleet.definitions import databases_of
 from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import marked
 from sqla_shard.fleet.definitions import not_tables
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.replication import replication_of

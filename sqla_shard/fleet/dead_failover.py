@@ -34,6 +34,7 @@ from typing import Any
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.events import enable_events
 from sqla_shard.fleet.events import replicated_events_of
 from sqla_shard.fleet.fleet import Fleet
@@ -155,13 +156,7 @@ class DeadFailover(Promotion):
             if undrained is not None:
                 found.append(Problem(new.admin.name, undrained))
         except FleetServerError as error:
-            found.append(
-                Problem(
-                    error.server,
-                    f"{error.reason} (error {error.number}); its state is "
-                    "unknown",
-                )
-            )
+            found.append(error.as_problem("its state is unknown"))
         return found
 
     def steps(self) -> Sequence[Step]:
@@ -381,7 +376,7 @@ class DeadFailover(Promotion):
         pair = pair_named(self.fleet.topology(), self.server)
         databases = set(pair.databases())
         tables = [
-            (f"{_quoted(one)}.{_quoted(table)}", _raised(number, highest))
+            (f"{marked(one)}.{marked(table)}", _raised(number, highest))
             for one, table, number, highest in self.new.next_ids()
             if one in databases
         ]
@@ -472,7 +467,3 @@ def _compared(
 def _raised(number: int, highest: int) -> int:
     """Return the next id of a table whose column holds at most ``highest``."""
     return number + min(_IDS, max(0, (highest - number) // 2))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

@@ -12,6 +12,8 @@ from dataclasses import field
 
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.admin import quoted
 
 __all__ = [
     "COPY_DATABASE",
@@ -20,9 +22,7 @@ __all__ = [
     "databases_of",
     "definition_of",
     "differences",
-    "marked",
     "not_tables",
-    "quoted",
     "tables_of",
 ]
 
@@ -72,16 +72,6 @@ class Table:
     def path(self) -> str:
         """Quoted name with the database."""
         return f"{quoted(self.database)}.{quoted(self.name)}"
-
-
-def quoted(name: str) -> str:
-    """Return a name in backticks."""
-    return f"`{name.replace('`', '``')}`"
-
-
-def marked(name: str) -> str:
-    """Return a name in backticks, for statements that may have parameters."""
-    return quoted(name).replace("%", "%%")
 
 
 def databases_of(admin: Admin) -> list[str]:

@@ -24,10 +24,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import definition_of
-from sqla_shard.fleet.definitions import quoted
 from sqla_shard.fleet.definitions import Table
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.files import Written
@@ -137,10 +136,8 @@ def write_dump(
         for table in tables:
             sql, counter = definition_of(session, table.database, table.name)
             if sql != table.sql:
-                raise FleetServerError(
-                    server=str(session),
-                    number=0,
-                    reason=f"{table.path} was altered during the backup",
+                raise session.error(
+                    f"{table.path} was altered during the backup"
                 )
             file.write(f"{sql};\n".encode())
             total = _Sum()
@@ -188,11 +185,9 @@ def _rows(session: Admin, table: Table) -> Iterator[str]:
     ):
         for row in part:
             if row is None:
-                raise FleetServerError(
-                    server=str(session),
-                    number=0,
-                    reason=f"a row of {table.path} is longer than "
-                    "max_allowed_packet as text; raise it",
+                raise session.error(
+                    f"a row of {table.path} is longer than "
+                    "max_allowed_packet as text; raise it"
                 )
             yield row
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
 
 __all__ = [
     "disable_events",
@@ -80,10 +81,6 @@ def _alter(admin: Admin, events: Sequence[Sequence[str]], end: str) -> None:
             user, _, host = definer.rpartition("@")
             # Without its definer it would become an event of the operator.
             admin.run(
-                f"ALTER DEFINER = {_quoted(user)}@{_quoted(host)} EVENT "
-                f"{_quoted(database)}.{_quoted(name)} {end}"
+                f"ALTER DEFINER = {marked(user)}@{marked(host)} EVENT "
+                f"{marked(database)}.{marked(name)} {end}"
             )
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

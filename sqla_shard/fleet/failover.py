@@ -101,11 +101,9 @@ class Failover(Promotion):
             return self._compare(self.old, self.new)
         except FleetServerError as error:
             return [
-                Problem(
-                    error.server,
-                    f"{error.reason} (error {error.number}); its state is "
-                    "unknown. If the primary is lost, use: sqla-shard fleet "
-                    f"failover {self.server} --dead",
+                error.as_problem(
+                    "its state is unknown. If the primary is lost, use: "
+                    f"sqla-shard fleet failover {self.server} --dead"
                 )
             ]
 
@@ -236,10 +234,8 @@ class Failover(Promotion):
             if caught_up and time.monotonic() < begin + 0.1:
                 break
             if time.monotonic() > deadline:
-                raise FleetServerError(
-                    server=str(new.admin),
-                    number=0,
-                    reason=f"it stays behind its primary for {_LAG:g} s",
+                raise new.admin.error(
+                    f"it stays behind its primary for {_LAG:g} s"
                 )
         self.prepare_publish()
         semi_sync = old.semi_sync(), new.semi_sync()
@@ -261,21 +257,16 @@ class Failover(Promotion):
         old.freeze(_FENCE)
         position = old.position()
         if not new.reaches(position, _CATCH_UP):
-            raise FleetServerError(
-                server=str(new.admin),
-                number=0,
-                reason=f"it has not applied {position} within {_CATCH_UP} s",
+            raise new.admin.error(
+                f"it has not applied {position} within {_CATCH_UP} s"
             )
         new.stop()
         # In the session of the fence: what was written since is seen, and a
         # fence that was lost is an error here.
         last, applied = old.position(), new.applied()
         if not new.covers(applied, last):
-            raise FleetServerError(
-                server=str(new.admin),
-                number=0,
-                reason=f"it has applied {applied}, but the primary is at "
-                f"{last}",
+            raise new.admin.error(
+                f"it has applied {applied}, but the primary is at {last}"
             )
         old.close_writes()
         self._is_fenced = True
@@ -338,11 +329,9 @@ class Failover(Promotion):
             if status is not None and status.runs:
                 return
             if time.monotonic() > deadline:
-                raise FleetServerError(
-                    server=str(self.old.admin),
-                    number=0,
-                    reason="it does not replicate from the new primary: "
-                    f"{status.error if status else 'not attached'}",
+                raise self.old.admin.error(
+                    "it does not replicate from the new primary: "
+                    f"{status.error if status else 'not attached'}"
                 )
             time.sleep(0.01)
 
@@ -380,11 +369,9 @@ class Failover(Promotion):
     def _verify(self) -> Mapping[str, Any] | None:
         new = self.new
         if new.is_read_only() or new.status() is not None:
-            raise FleetServerError(
-                server=str(new.admin),
-                number=0,
-                reason="it is published as the primary, but it is read-only "
-                "or replicates",
+            raise new.admin.error(
+                "it is published as the primary, but it is read-only "
+                "or replicates"
             )
         return self._if_reachable(self._verify_old)
 

@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
@@ -288,11 +287,9 @@ class Fence:
         deadline = time.monotonic() + seconds
         while left := killed & self.admin.sessions(*users):
             if time.monotonic() > deadline:
-                raise FleetServerError(
-                    server=str(self.admin),
-                    number=0,
-                    reason=f"sessions {shortened_list(sorted(left), 5)} are "
-                    f"killed, but still there after {seconds:g} s",
+                raise self.admin.error(
+                    f"sessions {shortened_list(sorted(left), 5)} are "
+                    f"killed, but still there after {seconds:g} s"
                 )
             time.sleep(0.001)
         return len(killed)

@@ -18,10 +18,10 @@ from typing import Any
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.common_point import Opener
 from sqla_shard.fleet.compare import compare_servers
 from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.definitions import marked
 from sqla_shard.fleet.differences import DataReport
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.journal import Journal

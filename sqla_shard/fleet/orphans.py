@@ -36,6 +36,7 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
@@ -509,11 +510,7 @@ class OrphanChange(Operation):
             [n for n in self._names if n in there]
         )
         if problems:
-            raise FleetServerError(
-                server=str(admin),
-                number=0,
-                reason="; ".join(map(str, problems)),
-            )
+            raise admin.error("; ".join(map(str, problems)))
         if self._action == "fence":
             return self._set_fences(chosen)
         admin.run("SET SESSION lock_wait_timeout = 5")
@@ -523,7 +520,7 @@ class OrphanChange(Operation):
             elif self._action == "restore":
                 _move_tables(admin, name, _original(name))
             else:
-                admin.run(f"DROP DATABASE IF EXISTS {_quoted(name)}")
+                admin.run(f"DROP DATABASE IF EXISTS {marked(name)}")
         return {"databases": len(self._names)}
 
     def _set_fences(self, chosen: Sequence[Orphan]) -> Mapping[str, Any]:
@@ -559,26 +556,23 @@ def _move_tables(admin: Admin, old: str, new: str) -> None:
         return
     ((charset, collation),) = defaults
     admin.run(
-        f"CREATE DATABASE IF NOT EXISTS {_quoted(new)}"
+        f"CREATE DATABASE IF NOT EXISTS {marked(new)}"
         f" CHARACTER SET {charset} COLLATE {collation}"
     )
     tables = _tables(admin, old)
     if tables:
         # One statement: all or none, with their foreign keys.
         pairs = ", ".join(
-            f"{_quoted(old)}.{_quoted(table)} TO "
-            f"{_quoted(new)}.{_quoted(table)}"
+            f"{marked(old)}.{marked(table)} TO {marked(new)}.{marked(table)}"
             for table in tables
         )
         admin.run(f"RENAME TABLE {pairs}")
     left = _tables(admin, old)
     if left:
-        raise FleetServerError(
-            server=str(admin),
-            number=0,
-            reason=f"{old} has new tables ({', '.join(left)}): it is in use",
+        raise admin.error(
+            f"{old} has new tables ({', '.join(left)}): it is in use"
         )
-    admin.run(f"DROP DATABASE {_quoted(old)}")
+    admin.run(f"DROP DATABASE {marked(old)}")
 
 
 def _tables(admin: Admin, database: str) -> list[str]:
@@ -588,8 +582,3 @@ def _tables(admin: Admin, database: str) -> list[str]:
         database,
     )
     return [name for (name,) in rows]
-
-
-def _quoted(name: str) -> str:
-    # The driver formats statements.
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

@@ -63,11 +63,7 @@ class Reopen(RoleChange):
                 found += look()
         except FleetServerError as error:
             found.append(
-                Problem(
-                    error.server,
-                    f"{error.reason} (error {error.number}); whether it has "
-                    "later writes is unknown",
-                )
+                error.as_problem("whether it has later writes is unknown")
             )
         return found
 
@@ -159,11 +155,7 @@ class Reopen(RoleChange):
         if not self.old.is_read_only():
             # It was opened before, and applications write to it.
             return {"problem": f"{self.old.admin} is open, but: {reason}"}
-        raise FleetServerError(
-            server=str(self.old.admin),
-            number=0,
-            reason=f"it must not be opened: {reason}",
-        )
+        raise self.old.admin.error(f"it must not be opened: {reason}")
 
     def _named(self) -> list[Problem]:
         """Return a problem if the topology names another primary."""

@@ -166,13 +166,7 @@ class Replica(Operation):
         try:
             return self._compare()
         except FleetServerError as error:
-            return [
-                Problem(
-                    error.server,
-                    f"{error.reason} (error {error.number}); its state is "
-                    "unknown",
-                )
-            ]
+            return [error.as_problem("its state is unknown")]
 
     def _wrong_request(self) -> list[Problem]:
         standby = self.plan.arguments["standby"]
@@ -540,9 +534,7 @@ class Replica(Operation):
         return None
 
     def _failed(self, reason: str) -> FleetServerError:
-        return FleetServerError(
-            server=str(self._new.admin), number=0, reason=reason
-        )
+        return self._new.admin.error(reason)
 
     # -- servers ----------------------------------------------------------
 

@@ -818,11 +818,9 @@ class MariaDBReplication(Replication):
         # position as the received one.
         status = self.status()
         if status is None or status.receiver == "No":
-            raise FleetServerError(
-                server=str(self.admin),
-                number=0,
-                reason="its receiver is stopped, so starting the applier "
-                "would delete what it has received and not applied",
+            raise self.admin.error(
+                "its receiver is stopped, so starting the applier "
+                "would delete what it has received and not applied"
             )
         super().start_applier()
 

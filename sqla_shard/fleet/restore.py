@@ -40,7 +40,7 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import bullets
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.definitions import quoted
+from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import content_of
 from sqla_shard.fleet.dumps import HEAD

@@ -72,8 +72,7 @@ class Retire(Operation):
         try:
             return [*problems, *self._users()]
         except FleetServerError as error:
-            text = f"{error.reason} (error {error.number}); is it lost?"
-            return [*problems, Problem(error.server, text)]
+            return [*problems, error.as_problem("is it lost?")]
 
     def _users(self) -> list[Problem]:
         server, accounts = self._server, self.fleet.accounts
@@ -139,10 +138,8 @@ class Retire(Operation):
         server = self._server
         server.detach()
         if not server.is_read_only() or server.status() is not None:
-            raise FleetServerError(
-                server=str(server.admin),
-                number=0,
-                reason="it is writable or replicates again; who changes it?",
+            raise server.admin.error(
+                "it is writable or replicates again; who changes it?"
             )
         return {"position": server.committed()}
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from sqla_shard.exc import CopyFailedError
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import Column
 from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import marked
-from sqla_shard.fleet.definitions import quoted
 from sqla_shard.fleet.definitions import Table
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.snapshots import Snapshots

@@ -55,8 +55,7 @@ class CloseStandby(RoleChange):
             if self.old.is_read_only():
                 return [Problem(self.old.admin.name, self._alone())]
         except FleetServerError as error:
-            text = f"{error.reason} (error {error.number})"
-            return [Problem(error.server, f"{text}; {self._alone()}")]
+            return [error.as_problem(self._alone())]
         return []
 
     def _alone(self) -> str:
@@ -80,7 +79,5 @@ class CloseStandby(RoleChange):
     def _close(self) -> None:
         # The primary may have been lost since the check, or before a resume.
         if self.old.is_read_only():
-            raise FleetServerError(
-                server=str(self.old.admin), number=0, reason=self._alone()
-            )
+            raise self.old.admin.error(self._alone())
         self.new.close_writes()

@@ -183,11 +183,11 @@ class Split(Operation):
             try:
                 reached[role] = self._at(role)
             except FleetServerError as error:
-                problems.append(_unknown(error))
+                problems.append(error.as_problem("its state is unknown"))
         try:
             problems += self._compare_servers(reached)
         except FleetServerError as error:
-            problems.append(_unknown(error))
+            problems.append(error.as_problem("its state is unknown"))
         return problems
 
     def _compare_servers(
@@ -400,22 +400,18 @@ class Split(Operation):
             self._source, target, self._move.databases(self.fleet.topology())
         )
         if problems:
-            raise FleetServerError(
-                server=str(target.admin),
-                number=0,
-                reason="; ".join(problem.message for problem in problems),
+            raise target.admin.error(
+                "; ".join(problem.message for problem in problems)
             )
         if self._contents is None:
             return None
         report = self._contents.before()
         if not report.ok:
-            raise FleetServerError(
-                server=str(target.admin),
-                number=0,
-                reason=f"{fault_of(report)}; look at them with: "
+            raise target.admin.error(
+                f"{fault_of(report)}; look at them with: "
                 f"{self._verify_command}; if rows differ, build the target "
                 "again; what cannot be compared moves with --skip-compare "
-                "only, and more time is given by --compare-limit",
+                "only, and more time is given by --compare-limit"
             )
         return {"rows": report.rows, "seconds": round(report.seconds, 1)}
 
@@ -459,18 +455,10 @@ class Split(Operation):
     def _drain(self) -> Mapping[str, Any]:
         source, target = self._source, self._target
         if target.status() is None:
-            raise FleetServerError(
-                server=str(target.admin),
-                number=0,
-                reason="it does not replicate any more",
-            )
+            raise target.admin.error("it does not replicate any more")
         prepared = prepared_problems(source)
         if prepared:
-            raise FleetServerError(
-                server=str(source.admin),
-                number=0,
-                reason=prepared[0].message,
-            )
+            raise source.admin.error(prepared[0].message)
         # After a crash in this step it is stopped.
         target.start()
         position = source.position()
@@ -481,12 +469,10 @@ class Split(Operation):
         if not (
             source.covers(position, last) and target.covers(applied, last)
         ):
-            raise FleetServerError(
-                server=str(source.admin),
-                number=0,
-                reason=f"it was at {position} when writes were stopped, and "
+            raise source.admin.error(
+                f"it was at {position} when writes were stopped, and "
                 f"is at {last} now, which {target.admin.name} has applied up "
-                f"to {applied}: somebody bypasses read_only",
+                f"to {applied}: somebody bypasses read_only"
             )
         if self._contents is not None:
             self._contents.take(last)
@@ -536,11 +522,9 @@ class Split(Operation):
             deadline = time.monotonic() + _SETTLE
             while not ((status := standby.status()) and status.runs):
                 if time.monotonic() > deadline:
-                    raise FleetServerError(
-                        server=str(standby.admin),
-                        number=0,
-                        reason="it does not replicate, so that the target "
-                        "stays without semi-sync",
+                    raise standby.admin.error(
+                        "it does not replicate, so that the target "
+                        "stays without semi-sync"
                     )
                 time.sleep(0.01)
             # Not before: with no standby each COMMIT waits for the timeout.
@@ -781,11 +765,9 @@ class Split(Operation):
             if reached and time.monotonic() < begin + lag:
                 return
             if time.monotonic() > deadline:
-                raise FleetServerError(
-                    server=str(self._target.admin),
-                    number=0,
-                    reason=f"it is still behind {self._move.server} after "
-                    f"{seconds:g} s",
+                raise self._target.admin.error(
+                    f"it is still behind {self._move.server} after "
+                    f"{seconds:g} s"
                 )
 
     def _reach(self, position: str, seconds: float) -> None:
@@ -796,16 +778,6 @@ class Split(Operation):
                 position, min(1.0, max(0.01, deadline - time.monotonic()))
             ):
                 if time.monotonic() > deadline:
-                    raise FleetServerError(
-                        server=str(server.admin),
-                        number=0,
-                        reason=f"it has not applied {position} within "
-                        f"{seconds:g} s",
+                    raise server.admin.error(
+                        f"it has not applied {position} within {seconds:g} s"
                     )
-
-
-def _unknown(error: FleetServerError) -> Problem:
-    return Problem(
-        error.server,
-        f"{error.reason} (error {error.number}); its state is unknown",
-    )

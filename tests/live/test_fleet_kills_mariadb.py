@@ -280,14 +280,14 @@ def two_pairs(mariadb_installed, tmp_path_factory):
 
 def kill_at(monkeypatch, number):
     """Let a child process end before it quotes a name for that time."""
-    parent, calls, quoted = os.getpid(), itertools.count(1), orphans._quoted
+    parent, calls, quoted = os.getpid(), itertools.count(1), orphans.marked
 
     def counted(name):
         if os.getpid() != parent and next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return quoted(name)
 
-    monkeypatch.setattr(orphans, "_quoted", counted)
+    monkeypatch.setattr(orphans, "marked", counted)
 
 
 def orphans_now(pairs):

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sqla_shard.fleet.admin import Admin
+
 __all__ = ["ScriptedAdmin"]
 
 
@@ -26,6 +28,7 @@ class ScriptedAdmin:
     host = "b"
     port = 3306
     is_mariadb = False
+    error = Admin.error
 
     def __init__(
         self,

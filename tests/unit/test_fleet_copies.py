@@ -6,10 +6,10 @@ import pytest
 
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import Account
+from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import _AUTO_INCREMENT
 from sqla_shard.fleet.definitions import Column
 from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import quoted
 from sqla_shard.fleet.definitions import Table
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import MySQLReplication
