@@ -67,6 +67,12 @@ class Accounts:
             operator=operator, replication=_account(_REPLICATION, environ)
         )
 
+    @property
+    def users(self) -> frozenset[str]:
+        """The names of the users."""
+        accounts = filter(None, (self.operator, self.replication))
+        return frozenset(account.user for account in accounts)
+
     def for_replication(self) -> Account:
         """Return the replication account.
 

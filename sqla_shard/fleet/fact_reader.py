@@ -128,14 +128,7 @@ def read_facts(
         others=tuple(facts[id(job)] for job in elsewhere.values()),
         application=frozenset(users),
         unknown_users=tuple(sorted(unknown)),
-        operators=frozenset(
-            account.user
-            for account in (
-                fleet.accounts.operator,
-                fleet.accounts.replication,
-            )
-            if account is not None
-        ),
+        operators=fleet.accounts.users,
         operation=status(fleet),
     )
 

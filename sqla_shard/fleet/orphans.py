@@ -465,10 +465,7 @@ class OrphanChange(Operation):
         self, pair: Pair, chosen: Sequence[Orphan]
     ) -> Iterator[tuple[str, Fence]]:
         """Yield the fence of some orphans on the primary and the standby."""
-        accounts = self.fleet.accounts
-        exempt = {accounts.operator.user, *self._allowed}
-        if accounts.replication is not None:
-            exempt.add(accounts.replication.user)
+        exempt = {*self.fleet.accounts.users, *self._allowed}
         for role, url in (
             ("primary", pair.primary),
             ("standby", pair.standby),

@@ -204,8 +204,7 @@ def account_problems(
 
 def bypass_problems(accounts: Accounts, server: Replication) -> list[Problem]:
     """Return the sessions of others that ``read_only`` does not stop."""
-    ours = {accounts.operator.user, *_replication(accounts)}
-    users = server.bypassing() - ours
+    users = server.bypassing() - accounts.users
     rows = server.admin.rows(
         "SELECT id, user FROM information_schema.processlist"
         " WHERE command NOT LIKE 'Binlog Dump%%' AND command <> 'Daemon'"
@@ -254,9 +253,3 @@ def followers(primary: Replication) -> int:
             " WHERE command LIKE 'Binlog Dump%%'"
         )
     )
-
-
-def _replication(accounts: Accounts) -> set[str]:
-    if accounts.replication is None:
-        return set()
-    return {accounts.replication.user}

@@ -75,7 +75,7 @@ class Retire(Operation):
             return [*problems, error.as_problem("is it lost?")]
 
     def _users(self) -> list[Problem]:
-        server, accounts = self._server, self.fleet.accounts
+        server = self._server
         problems = []
         standbys = followers(server)
         if standbys:
@@ -86,10 +86,7 @@ class Retire(Operation):
                     "their primary before",
                 )
             )
-        ours = {accounts.operator.user}
-        if accounts.replication is not None:
-            ours.add(accounts.replication.user)
-        sessions = applications(server.admin, ours)
+        sessions = applications(server.admin, self.fleet.accounts.users)
         if sessions:
             problems.append(
                 Problem(

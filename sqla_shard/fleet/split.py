@@ -735,16 +735,12 @@ class Split(Operation):
         key = server.admin.address, is_moving
         if key not in self._fences:
             topology = self.fleet.topology()
-            accounts = self.fleet.accounts
-            exempt = {accounts.operator.user, *self._allowed}
-            if accounts.replication is not None:
-                exempt.add(accounts.replication.user)
             self._fences[key] = Fence(
                 server.admin,
                 self._move.databases(topology)
                 if is_moving
                 else self._move.staying_databases(topology),
-                exempt=exempt,
+                exempt={*self.fleet.accounts.users, *self._allowed},
             )
         return self._fences[key]
 
