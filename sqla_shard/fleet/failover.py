@@ -94,7 +94,6 @@ class Failover(Promotion):
 
     def check(self) -> list[Problem]:
         """Compare both servers with what a failover needs."""
-        self.warnings.clear()
         if self.plan.arguments["new"] is None:
             return [self.lacks_standby()]
         try:

@@ -137,6 +137,8 @@ class Operation(ABC):
         self.plan = plan
         #: The journal, while the operation is applied.
         self.hold: JournalHold | None = None
+        #: What the last check has found and does not refuse.
+        self.warnings: list[str] = []
         self._next: Topology | None = None
         #: Reports how far a step is, in any thread.
         self.report: Callable[[str], object] = str
@@ -158,7 +160,10 @@ class Operation(ABC):
 
     @abstractmethod
     def check(self) -> list[Problem]:
-        """Return all problems; change nothing."""
+        """Return all problems; change nothing.
+
+        What is no problem is added to :attr:`warnings`.
+        """
 
     @abstractmethod
     def steps(self) -> Sequence[Step]:
@@ -189,13 +194,16 @@ class Operation(ABC):
     # -- what they use ----------------------------------------------------
 
     def checked(self) -> Plan:
-        """Return the plan with its steps, and the problems of the checks."""
+        """Return the plan with its steps, and what the checks have found."""
+        self.warnings.clear()
         with self:
-            return replace(
-                self.plan,
-                steps=tuple((step.name, step.text) for step in self.steps()),
-                problems=tuple(self.check()),
-            )
+            problems = tuple(self.check())
+        return replace(
+            self.plan,
+            steps=tuple((step.name, step.text) for step in self.steps()),
+            warnings=(*self.plan.warnings, *self.warnings),
+            problems=problems,
+        )
 
     @property
     def notes(self) -> Mapping[str, Any]:

@@ -52,7 +52,6 @@ class Reopen(RoleChange):
 
     def check(self) -> list[Problem]:
         """Compare the primary with its standby."""
-        self.warnings.clear()
         return self._found(self._is_open, self._primary, self._standby)
 
     def _found(self, *looks: Callable[[], Sequence[Problem]]) -> list[Problem]:

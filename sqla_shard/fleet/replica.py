@@ -90,7 +90,6 @@ class Replica(Operation):
         self._action = str(arguments["action"])
         self._target = str(arguments["target"])
         self._publishes = bool(arguments["publish"])
-        self._warnings: list[str] = []
         self._costs: list[str] = []
 
     @classmethod
@@ -149,17 +148,12 @@ class Replica(Operation):
             source = operation._choose()
         plan = replace(plan, arguments={**plan.arguments, "source": source})
         operation = cls(fleet, plan)
-        return replace(
-            operation.checked(),
-            costs=tuple(operation._costs),
-            warnings=tuple(operation._warnings),
-        )
+        return replace(operation.checked(), costs=tuple(operation._costs))
 
     # -- checks -----------------------------------------------------------
 
     def check(self) -> list[Problem]:
         """Compare the servers with what a new standby needs."""
-        self._warnings, self._costs = [], []
         problems = self._wrong_request()
         if problems:
             return problems
@@ -218,7 +212,7 @@ class Replica(Operation):
         if self.plan.arguments["source"] != self.plan.arguments["primary"]:
             found += standby_problems(primary, source, lag=_LAG)
         else:
-            self._warnings.append(
+            self.warnings.append(
                 f"it is copied from the primary {source.admin}, whose writes "
                 "stop for some milliseconds at the start"
             )
@@ -281,11 +275,11 @@ class Replica(Operation):
     def _rebuild_problems(self) -> list[Problem]:
         target = self._new
         names = databases_of(target.admin)
-        self._warnings.append(
+        self.warnings.append(
             f"{len(names)} databases of {target.admin} are dropped: "
             f"{', '.join(names)}"
         )
-        self._warnings.append(
+        self.warnings.append(
             f"{self.server} has no usable standby until the end; an undo "
             "does not bring the old content back"
         )

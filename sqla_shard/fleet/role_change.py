@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqla_shard.exc import FleetSetupError
@@ -26,13 +25,11 @@ class RoleChange(Operation):
     Its plan has the addresses of both: URLs of a topology may have passwords.
 
     :ivar server: name of the pair in the topology.
-    :ivar warnings: what the last check has found and does not refuse.
     """
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
         self.server = str(plan.arguments["server"])
-        self.warnings: list[str] = []
         self._urls: dict[str, str] = {}
 
     @classmethod
@@ -62,9 +59,7 @@ class RoleChange(Operation):
             arguments={"server": server, "old": old, "new": new, **arguments},
             costs=tuple(costs),
         )
-        operation = cls(fleet, plan)
-        plan = operation.checked()
-        return replace(plan, warnings=tuple(operation.warnings))
+        return cls(fleet, plan).checked()
 
     def lacks_standby(self) -> Problem:
         """Return the problem of a pair without a standby."""

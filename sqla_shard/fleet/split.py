@@ -32,6 +32,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import replace
 from functools import partial
@@ -163,14 +164,8 @@ class Split(Operation):
             },
         )
         operation = cls(fleet, plan)
-        with operation:
-            return replace(
-                plan,
-                steps=tuple((s.name, s.text) for s in operation.steps()),
-                problems=tuple(operation.check()),
-                costs=tuple(operation.costs(topology)),
-                warnings=tuple(operation.warnings()),
-            )
+        costs = tuple(operation.costs(topology))
+        return replace(operation.checked(), costs=costs)
 
     # -- checks -----------------------------------------------------------
 
@@ -188,6 +183,15 @@ class Split(Operation):
             problems += self._compare_servers(reached)
         except FleetServerError as error:
             problems.append(error.as_problem("its state is unknown"))
+        if self._move.target_standby is None:
+            self.warnings.append(
+                f"{self._move.target} has no standby; until one is built "
+                "its writes are on one server only"
+            )
+        if "source" in reached:
+            # One that is lost since is a problem already.
+            with suppress(FleetServerError):
+                self.warnings += long_work(reached["source"])
         return problems
 
     def _compare_servers(
@@ -251,20 +255,6 @@ class Split(Operation):
                 "retire its servers with: sqla-shard fleet retire"
             ),
         ]
-
-    def warnings(self) -> list[str]:
-        """Return what would delay the fence now."""
-        found = []
-        if self._move.target_standby is None:
-            found.append(
-                f"{self._move.target} has no standby; until one is built "
-                "its writes are on one server only"
-            )
-        try:
-            return [*found, *long_work(self._source)]
-        except FleetServerError:
-            # It is a problem already.
-            return found
 
     # -- steps ------------------------------------------------------------
 
