@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
+from typing import Generic
 from typing import Literal
 from typing import NamedTuple
+from typing import TypeVar
 
 from sqla_shard.fleet.fences import GrantRow
 from sqla_shard.fleet.fleet_status import FleetStatus
@@ -39,6 +41,8 @@ __all__ = [
     "Volume",
 ]
 
+T = TypeVar("T")
+
 Role = Literal["primary", "standby", "other"]
 """Place of a server in the topology; ``"other"``: it is not part of it."""
 
@@ -54,6 +58,20 @@ class NotReadError(Exception):
         super().__init__(part)
         self.server = server
         self.reason = server.unread.get(part, f"{part} were not read")
+
+
+class _Part(Generic[T]):
+    """A part of facts, which may be unread.
+
+    :raises NotReadError: when the attribute is read, if it could not be.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, facts: ServerFacts | PairFacts, owner: type) -> T:
+        found: T = facts.part(self._name)
+        return found
 
 
 class Event(NamedTuple):
@@ -145,85 +163,53 @@ class ServerFacts:
         """Return a global variable as an integer; 0 if it does not exist."""
         return int(float(self.variables.get(variable) or 0))
 
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Global variables by name, in lower case."""
-        return self.part("variables")  # type: ignore[no-any-return]
+    variables = _Part[Mapping[str, str]]()
+    """Global variables by name, in lower case."""
 
-    @property
-    def version(self) -> Version:
-        """Version of the server."""
-        return self.part("version")  # type: ignore[no-any-return]
+    version = _Part[Version]()
+    """Version of the server."""
 
-    @property
-    def clock(self) -> float:
-        """Seconds by which its clock is ahead of that of this process."""
-        return self.part("clock")  # type: ignore[no-any-return]
+    clock = _Part[float]()
+    """Seconds by which its clock is ahead of that of this process."""
 
-    @property
-    def clock_error(self) -> float:
-        """Seconds by which :attr:`clock` may be wrong."""
-        return self.part("clock_error")  # type: ignore[no-any-return]
+    clock_error = _Part[float]()
+    """Seconds by which :attr:`clock` may be wrong."""
 
-    @property
-    def sessions(self) -> tuple[Session, ...]:
-        """All sessions but those of the doctor."""
-        return self.part("sessions")  # type: ignore[no-any-return]
+    sessions = _Part[tuple[Session, ...]]()
+    """All sessions but those of the doctor."""
 
-    @property
-    def transactions(self) -> tuple[Transaction, ...]:
-        """The open transactions."""
-        return self.part("transactions")  # type: ignore[no-any-return]
+    transactions = _Part[tuple[Transaction, ...]]()
+    """The open transactions."""
 
-    @property
-    def logins(self) -> tuple[Login, ...]:
-        """Its accounts and roles."""
-        return self.part("logins")  # type: ignore[no-any-return]
+    logins = _Part[tuple[Login, ...]]()
+    """Its accounts and roles."""
 
-    @property
-    def grants(self) -> tuple[GrantRow, ...]:
-        """Its grants on databases."""
-        return self.part("grants")  # type: ignore[no-any-return]
+    grants = _Part[tuple[GrantRow, ...]]()
+    """Its grants on databases."""
 
-    @property
-    def configured(self) -> Mapping[str, bool]:
-        """Whether variables are set in its configuration."""
-        return self.part("configured")  # type: ignore[no-any-return]
+    configured = _Part[Mapping[str, bool]]()
+    """Whether variables are set in its configuration."""
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events of its databases."""
-        return self.part("events")  # type: ignore[no-any-return]
+    events = _Part[tuple[Event, ...]]()
+    """The events of its databases."""
 
-    @property
-    def databases(self) -> frozenset[str]:
-        """Its databases but those of the system."""
-        return self.part("databases")  # type: ignore[no-any-return]
+    databases = _Part[frozenset[str]]()
+    """Its databases but those of the system."""
 
-    @property
-    def volumes(self) -> tuple[Volume, ...] | None:
-        """Its file systems; None if the server does not show them."""
-        return self.part("volumes")  # type: ignore[no-any-return]
+    volumes = _Part[tuple[Volume, ...] | None]()
+    """Its file systems; None if the server does not show them."""
 
-    @property
-    def tables(self) -> tuple[TableSize, ...]:
-        """Its tables; read on primaries only."""
-        return self.part("tables")  # type: ignore[no-any-return]
+    tables = _Part[tuple[TableSize, ...]]()
+    """Its tables; read on primaries only."""
 
-    @property
-    def digests(self) -> Mapping[str, Mapping[str, str]]:
-        """Digests of the tables of the topology, by database."""
-        return self.part("digests")  # type: ignore[no-any-return]
+    digests = _Part[Mapping[str, Mapping[str, str]]]()
+    """Digests of the tables of the topology, by database."""
 
-    @property
-    def status(self) -> ReplicationStatus | None:
-        """State of replication; None if it has no primary."""
-        return self.part("status")  # type: ignore[no-any-return]
+    status = _Part[ReplicationStatus | None]()
+    """State of replication; None if it has no primary."""
 
-    @property
-    def semi_sync(self) -> SemiSync | None:
-        """State of semi-synchronous replication; None if it is missing."""
-        return self.part("semi_sync")  # type: ignore[no-any-return]
+    semi_sync = _Part[SemiSync | None]()
+    """State of semi-synchronous replication; None if it is missing."""
 
     @property
     def server_id(self) -> int:
@@ -259,22 +245,20 @@ class PairFacts:
             return (self.primary,)
         return (self.primary, self.standby)
 
-    @property
-    def late(self) -> float:
-        """Seconds for which the standby was waited for in vain, or 0."""
-        return self._part("late")  # type: ignore[no-any-return]
+    late = _Part[float]()
+    """Seconds for which the standby was waited for in vain, or 0."""
 
-    @property
-    def errant(self) -> Mapping[str, int]:
-        """Transactions that only the standby has, by origin."""
-        return self._part("errant")  # type: ignore[no-any-return]
+    errant = _Part[Mapping[str, int]]()
+    """Transactions that only the standby has, by origin."""
 
-    @property
-    def differing(self) -> tuple[tuple[str, str], ...]:
-        """Database and table of each definition that differs."""
-        return self._part("differing")  # type: ignore[no-any-return]
+    differing = _Part[tuple[tuple[str, str], ...]]()
+    """Database and table of each definition that differs."""
 
-    def _part(self, name: str) -> Any:
+    def part(self, name: str) -> Any:
+        """Return a part.
+
+        :raises NotReadError: if it could not be read.
+        """
         server = self.standby or self.primary
         if name not in self.parts:
             joined = ServerFacts(
