@@ -435,18 +435,6 @@ def _transactions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     }
 
 
-def _logins(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"logins": tuple(server.logins())}
-
-
-def _grants(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"grants": tuple(grant_rows(server.admin))}
-
-
-def _configured(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"configured": server.configured(*_SETTINGS)}
-
-
 def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     _ask_for(server, "EVENT")
     return {
@@ -486,45 +474,34 @@ def _volumes(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     }
 
 
-def _positions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"position": server.position(), "history": server.history()}
-
-
-def _semi_sync(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"semi_sync": server.semi_sync()}
-
-
-def _status(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"status": server.status()}
-
-
-def _tables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {"tables": tuple(server.table_sizes())}
-
-
-def _digests(
-    server: Replication, databases: Sequence[str]
-) -> Mapping[str, Any]:
-    return {"digests": server.admin.digests(databases)}
-
-
 _STATE: dict[tuple[str, ...], _Read] = {
     ("variables", "version"): _variables,
     ("clock", "clock_error"): _clock,
     ("sessions",): _sessions,
     ("transactions",): _transactions,
-    ("logins",): _logins,
-    ("grants",): _grants,
-    ("configured",): _configured,
+    ("logins",): lambda server, _: {"logins": tuple(server.logins())},
+    ("grants",): lambda server, _: {"grants": tuple(grant_rows(server.admin))},
+    ("configured",): lambda server, _: {
+        "configured": server.configured(*_SETTINGS)
+    },
     ("events",): _events,
     ("databases",): _databases,
     ("volumes",): _volumes,
 }
 # These two wait for the receiver of a standby whose disk is full.
 _REPLICATION: dict[tuple[str, ...], _Read] = {
-    ("position", "history"): _positions,
-    ("semi_sync",): _semi_sync,
-    ("status",): _status,
+    ("position", "history"): lambda server, _: {
+        "position": server.position(),
+        "history": server.history(),
+    },
+    ("semi_sync",): lambda server, _: {"semi_sync": server.semi_sync()},
+    ("status",): lambda server, _: {"status": server.status()},
 }
-_CONTENT: dict[tuple[str, ...], _Read] = {("tables",): _tables}
-_DEFINITIONS: dict[tuple[str, ...], _Read] = {("digests",): _digests}
+_CONTENT: dict[tuple[str, ...], _Read] = {
+    ("tables",): lambda server, _: {"tables": tuple(server.table_sizes())}
+}
+_DEFINITIONS: dict[tuple[str, ...], _Read] = {
+    ("digests",): lambda server, databases: {
+        "digests": server.admin.digests(databases)
+    }
+}
