@@ -163,25 +163,68 @@ class Replication(ABC):
     #: Statement of :meth:`start_applier`, for messages.
     START_APPLIER: ClassVar[str]
 
-    #: Its word for a standby, in statements.
+    #: Its words for a standby and a primary, in statements and columns.
     REPLICA: ClassVar[str]
+    SOURCE: ClassVar[str]
 
     #: Its variables of semi-synchronous replication begin with these: those
     #: of a primary, and those of a standby.
     SEMI_SYNC: ClassVar[tuple[str, str]]
+
     #: Global privileges that the operator needs.
     operator_privileges: ClassVar[tuple[str, ...]]
+
+    #: Variables with the position of the last write, the position up to which
+    #: a standby has applied, and the history.
+    POSITION: ClassVar[str]
+    APPLIED: ClassVar[str]
+    HISTORY: ClassVar[str]
+
+    #: Function that waits for a position, and returns 0 if it was reached.
+    WAIT: ClassVar[str]
+
+    #: Variable that stops writes, of as many accounts as the server can.
+    READ_ONLY: ClassVar[str]
+
+    #: Variables with which a server can change its role.
+    FIT: ClassVar[Mapping[str, str]]
+
+    #: Columns of the state of a standby: the position up to which it has
+    #: received, and whether it uses GTIDs.
+    RECEIVED: ClassVar[str]
+    USES_GTID: ClassVar[str]
+
+    #: Statement that sets host, port, user and password of the primary.
+    CHANGE: ClassVar[str]
+
+    #: What is added to it for a former primary.
+    DEMOTED: ClassVar[str] = ""
+
+    #: Query for the number of the thread that receives.
+    RECEIVER: ClassVar[str]
+
+    #: Query for the seconds of the longest COMMIT that waits for a standby.
+    LONGEST_WAIT: ClassVar[str]
+
+    #: Query for user, host and role of each account that has a role.
+    ROLE_MEMBERS: ClassVar[str]
+
+    #: Query for user and host of each account, and whether anyone can use it.
+    ACCOUNTS: ClassVar[str]
+
+    #: Query for the origins of variables; then the origin of a default, and
+    #: that of a variable of which nothing is known.
+    ORIGINS: ClassVar[tuple[str, str, str]]
 
     def __init__(self, admin: Admin) -> None:
         self.admin = admin
 
     # -- who may write ----------------------------------------------------
 
-    @abstractmethod
     def is_read_only(self) -> bool:
         """Return whether the application cannot write."""
+        return bool(self._variable("read_only"))
 
-    @abstractmethod
     def close_writes(self) -> None:
         """Make the server read-only; afterwards no transaction commits.
 
@@ -191,10 +234,13 @@ class Replication(ABC):
         :raises FleetServerError: with number 1205, unchanged, if a statement
             runs for longer.
         """
+        self.admin.run("SET SESSION lock_wait_timeout = 1")
+        self.admin.run(f"SET GLOBAL {self.READ_ONLY} = 1")
 
-    @abstractmethod
     def open_writes(self) -> None:
         """Let the application write."""
+        # On MySQL this unsets super_read_only, too.
+        self.admin.run("SET GLOBAL read_only = 0")
 
     def freeze(self, seconds: int) -> None:
         """Stop all writes, those of every account, while this session lives.
@@ -216,12 +262,17 @@ class Replication(ABC):
         self.admin.run("UNLOCK TABLES")
         self.admin.run("SET SESSION wait_timeout = DEFAULT")
 
-    @abstractmethod
     def unfit(self) -> list[str]:
         """Return the settings with which it cannot change its role.
 
         :returns: a sentence for each, with its remedy.
         """
+        found = self.admin.variables(*self.FIT)
+        return [
+            f"{name} is {found.get(name, 'missing')}; it must be {value}"
+            for name, value in self.FIT.items()
+            if found.get(name) != value
+        ]
 
     def own_privileges(self) -> set[str]:
         """Return the global privileges of the operator."""
@@ -255,17 +306,20 @@ class Replication(ABC):
 
     # -- positions --------------------------------------------------------
 
-    @abstractmethod
     def position(self) -> str:
         """Return the position of the last write in the binary log."""
+        return str(self._variable(self.POSITION))
 
-    @abstractmethod
     def applied(self) -> str:
         """Return the position up to which a standby has applied."""
+        return str(self._variable(self.APPLIED))
 
-    @abstractmethod
     def reaches(self, position: str, seconds: float) -> bool:
         """Wait until a standby has applied a position; False if it is late."""
+        answer = self.admin.value(
+            f"SELECT {self.WAIT}(%s, %s)", position, seconds
+        )
+        return bool(answer == 0)
 
     @abstractmethod
     def covers(self, applied: str, position: str) -> bool:
@@ -278,9 +332,9 @@ class Replication(ABC):
         Writes of other servers than the primary has are ignored.
         """
 
-    @abstractmethod
     def history(self) -> str:
         """Return all that the binary log of the server has ever contained."""
+        return str(self._variable(self.HISTORY))
 
     @abstractmethod
     def errant(self, history: str) -> dict[str, int]:
@@ -290,13 +344,13 @@ class Replication(ABC):
         :returns: number of transactions by their origin.
         """
 
-    @abstractmethod
     def committed(self) -> str:
         """Return the position of all that the server has, while it is locked.
 
         Unlike :meth:`position`, it includes what a standby has applied before
         its binary log begins.  It is exact only while nothing commits.
         """
+        return self.position()
 
     @abstractmethod
     def adopt(self, position: str, history: str = "") -> None:
@@ -323,12 +377,25 @@ class Replication(ABC):
     def filters(self) -> tuple[str, ...]:
         """Return options with which a standby would leave out data."""
 
-    @abstractmethod
     def next_ids(self) -> list[tuple[str, str, int, int]]:
         """Return the AUTO_INCREMENT of all tables.
 
         :returns: database, table, next id, and highest id of the column.
         """
+        rows = self.admin.rows(
+            "SELECT t.table_schema, t.table_name, t.auto_increment,"
+            " c.data_type, c.column_type"
+            " FROM information_schema.tables t"
+            " JOIN information_schema.columns c"
+            " ON c.table_schema = t.table_schema"
+            " AND c.table_name = t.table_name"
+            " WHERE t.auto_increment IS NOT NULL"
+            " AND c.extra = 'auto_increment'"
+        )
+        return [
+            (database, table, int(number), _highest(kind, column))
+            for database, table, number, kind, column in rows
+        ]
 
     @abstractmethod
     def has_first_write(self) -> bool:
@@ -344,17 +411,35 @@ class Replication(ABC):
 
     # -- accounts ---------------------------------------------------------
 
-    @abstractmethod
     def role_members(self) -> list[tuple[str, str, str]]:
         """Return user, host and role of each account that has a role."""
+        return [
+            (user, host, role)
+            for user, host, role in self.admin.rows(self.ROLE_MEMBERS)
+        ]
 
     # -- replicating ------------------------------------------------------
 
-    @abstractmethod
     def status(self) -> ReplicationStatus | None:
         """Return the state of a standby; None if it has no primary."""
+        rows = self.admin.mappings(f"SHOW {self.REPLICA} STATUS")
+        if not rows:
+            return None
+        row = rows[0]
+        source, replica = self.SOURCE.title(), self.REPLICA.title()
+        return ReplicationStatus(
+            source=f"{row[f'{source}_Host']}:{row[f'{source}_Port']}",
+            source_id=int(row[f"{source}_Server_Id"]),
+            receiver=_state(row[f"{replica}_IO_Running"]),
+            applier=row[f"{replica}_SQL_Running"],
+            received=row[self.RECEIVED],
+            lag=row[f"Seconds_Behind_{source}"],
+            error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+            applier_error=row["Last_SQL_Error"],
+            filters=_filters(row),
+            uses_gtid=row[self.USES_GTID] not in ("No", 0),
+        )
 
-    @abstractmethod
     def attach(
         self, host: str, port: int, account: Account, *, demoted: bool = False
     ) -> None:
@@ -366,6 +451,15 @@ class Replication(ABC):
         :param demoted: whether this server was a primary, and the new primary
             has all of its writes.
         """
+        self.admin.run(f"STOP {self.REPLICA}")
+        self.admin.run(
+            self.CHANGE + (self.DEMOTED if demoted else ""),
+            host,
+            port,
+            account.user,
+            account.password,
+        )
+        self.start()
 
     def start(self) -> None:
         """Start receiving and applying."""
@@ -408,7 +502,6 @@ class Replication(ABC):
         self.stop()
         self.admin.run(f"RESET {self.REPLICA} ALL")
 
-    @abstractmethod
     def receiver(self) -> tuple[int, int] | None:
         """Identify the thread that receives; None if there is none.
 
@@ -418,10 +511,15 @@ class Replication(ABC):
         :returns: number of the thread, and when the server was started, in
             seconds since the epoch; it may differ by 1 from call to call.
         """
+        rows = self.admin.rows(self.RECEIVER)
+        return (int(rows[0][0]), self._started()) if rows else None
 
     def server_id(self) -> int:
         """Return its ``server_id``."""
         return int(self.admin.value("SELECT @@GLOBAL.server_id"))
+
+    def _variable(self, name: str) -> Any:
+        return self.admin.value(f"SELECT @@GLOBAL.{name}")
 
     def _started(self) -> int:
         now = int(self.admin.value("SELECT UNIX_TIMESTAMP()"))
@@ -429,12 +527,12 @@ class Replication(ABC):
 
     # -- semi-synchronous replication -------------------------------------
 
-    @abstractmethod
     def longest_wait(self) -> float:
         """Return for how many seconds a COMMIT has waited for a standby.
 
         :returns: the longest, or more; 0 if none waits.
         """
+        return float(self.admin.value(self.LONGEST_WAIT) or 0)
 
     def semi_sync(self) -> SemiSync | None:
         """Return its state; None if the server does not have it."""
@@ -478,17 +576,35 @@ class Replication(ABC):
 
     # -- what is on the server --------------------------------------------
 
-    @abstractmethod
     def configured(self, *names: str) -> dict[str, bool]:
         """Return whether each variable is set in the server's configuration.
 
         Otherwise a restart gives it the default of the server.  A variable
         that was changed with SET GLOBAL is left out: nothing is known of it.
         """
+        query, default, changed = self.ORIGINS
+        found = dict(self.admin.rows(query))
+        return {
+            name: found[name] != default
+            for name in names
+            if found.get(name, changed) != changed
+        }
 
-    @abstractmethod
     def logins(self) -> list[Login]:
         """Return the accounts and roles of the server."""
+        return _logins(
+            self.admin,
+            self.admin.rows(self.ACCOUNTS),
+            self.role_members(),
+            self._of_roles(),
+        )
+
+    def _of_roles(self) -> dict[str, set[str]] | None:
+        """Return the global privileges of each role.
+
+        None if ``information_schema.user_privileges`` has them.
+        """
+        return None
 
     def table_sizes(self) -> list[TableSize]:
         """Return the tables of all databases but those of the system."""
@@ -586,8 +702,57 @@ class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
 
     REPLICA = "SLAVE"
+    SOURCE = "MASTER"
     START_APPLIER = "START SLAVE SQL_THREAD"
     SEMI_SYNC = ("rpl_semi_sync_master", "rpl_semi_sync_slave")
+    POSITION = "gtid_binlog_pos"
+    APPLIED = "gtid_slave_pos"
+    #: The last GTID of each server.
+    HISTORY = "gtid_binlog_state"
+    WAIT = "MASTER_GTID_WAIT"
+    #: Accounts with READ_ONLY ADMIN bypass it.
+    READ_ONLY = "read_only"
+    FIT: ClassVar = {
+        "log_bin": "ON",
+        "log_slave_updates": "ON",
+        "binlog_format": "ROW",
+        "gtid_strict_mode": "ON",
+    }
+    RECEIVED = "Gtid_IO_Pos"
+    USES_GTID = "Using_Gtid"
+    CHANGE = (
+        "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s,"
+        " MASTER_USER = %s, MASTER_PASSWORD = %s,"
+        " MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos"
+    )
+    # A former primary has no gtid_slave_pos of its own writes, or one of an
+    # earlier role; with the option the server sets it (10.10).
+    DEMOTED = ", MASTER_DEMOTE_TO_SLAVE = 1"
+    RECEIVER = (
+        "SELECT id FROM information_schema.processlist"
+        " WHERE command = 'Slave_IO'"
+    )
+    LONGEST_WAIT = (
+        "SELECT MAX(time_ms) / 1000 FROM information_schema.processlist"
+        " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
+    )
+    ROLE_MEMBERS = "SELECT User, Host, Role FROM mysql.roles_mapping"
+    ACCOUNTS = (
+        "SELECT u.user, u.host,"
+        " u.is_role = 'N' AND u.authentication_string = ''"
+        " AND u.plugin IN ('', 'mysql_native_password', 'ed25519')"
+        " AND COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0"
+        " FROM mysql.user AS u JOIN mysql.global_priv AS g"
+        " ON g.user = u.user AND g.host = u.host"
+    )
+    ORIGINS = (
+        (
+            "SELECT LOWER(variable_name), global_value_origin"
+            " FROM information_schema.system_variables"
+        ),
+        "COMPILE-TIME",
+        "SQL",
+    )
     operator_privileges = (
         # Rows and tables of the application: copies, comparisons, restores.
         *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
@@ -601,30 +766,9 @@ class MariaDBReplication(Replication):
         *("SLAVE MONITOR", "BINLOG ADMIN", "BINLOG MONITOR", "BINLOG REPLAY"),
     )
 
-    def is_read_only(self) -> bool:
-        """Read ``read_only``."""
-        return bool(self.admin.value("SELECT @@GLOBAL.read_only"))
-
-    def close_writes(self) -> None:
-        """Set ``read_only``, which accounts with READ_ONLY ADMIN bypass."""
-        self.admin.run("SET SESSION lock_wait_timeout = 1")
-        self.admin.run("SET GLOBAL read_only = 1")
-
-    def open_writes(self) -> None:
-        """Unset ``read_only``."""
-        self.admin.run("SET GLOBAL read_only = 0")
-
     def unfit(self) -> list[str]:
-        """Ask for a binary log in ROW format, GTIDs, and MariaDB 10.10."""
-        found = _unlike(
-            self.admin,
-            {
-                "log_bin": "ON",
-                "log_slave_updates": "ON",
-                "binlog_format": "ROW",
-                "gtid_strict_mode": "ON",
-            },
-        )
+        """Ask for MariaDB 10.10, too."""
+        found = super().unfit()
         if self.admin.version < (10, 10):
             found.append(
                 "a former primary is attached with MASTER_DEMOTE_TO_SLAVE, "
@@ -636,21 +780,6 @@ class MariaDBReplication(Replication):
         """READ_ONLY ADMIN, which SUPER includes before MariaDB 10.11."""
         is_old = self.admin.version < (10, 11)
         return {"READ_ONLY ADMIN", *(["SUPER"] if is_old else [])}
-
-    def position(self) -> str:
-        """Return ``gtid_binlog_pos``."""
-        return str(self.admin.value("SELECT @@GLOBAL.gtid_binlog_pos"))
-
-    def applied(self) -> str:
-        """Return ``gtid_slave_pos``."""
-        return str(self.admin.value("SELECT @@GLOBAL.gtid_slave_pos"))
-
-    def reaches(self, position: str, seconds: float) -> bool:
-        """Call ``MASTER_GTID_WAIT``."""
-        answer = self.admin.value(
-            "SELECT MASTER_GTID_WAIT(%s, %s)", position, seconds
-        )
-        return bool(answer == 0)
 
     def covers(self, applied: str, position: str) -> bool:
         """Compare the sequence numbers of each domain."""
@@ -666,10 +795,6 @@ class MariaDBReplication(Replication):
         return all(
             has.get(domain) == number for domain, _, number in gtids(position)
         )
-
-    def history(self) -> str:
-        """Return ``gtid_binlog_state``: the last GTID of each server."""
-        return str(self.admin.value("SELECT @@GLOBAL.gtid_binlog_state"))
 
     def errant(self, history: str) -> dict[str, int]:
         """Compare the last number of each domain and server."""
@@ -723,10 +848,6 @@ class MariaDBReplication(Replication):
             f"{name}={value}" for name, value in found.items() if value
         )
 
-    def next_ids(self) -> list[tuple[str, str, int, int]]:
-        """Read ``information_schema``."""
-        return _next_ids(self.admin)
-
     def has_first_write(self) -> bool:
         """Read the list of GTIDs at the beginning of the oldest log."""
         if self.applied():
@@ -749,67 +870,6 @@ class MariaDBReplication(Replication):
     def set_domain(self, domain: int) -> None:
         """Set ``gtid_domain_id``."""
         self.admin.run(f"SET GLOBAL gtid_domain_id = {int(domain)}")
-
-    def role_members(self) -> list[tuple[str, str, str]]:
-        """Read ``mysql.roles_mapping``."""
-        rows = self.admin.rows(
-            "SELECT User, Host, Role FROM mysql.roles_mapping"
-        )
-        return [(row[0], row[1], row[2]) for row in rows]
-
-    def status(self) -> ReplicationStatus | None:
-        """Parse ``SHOW SLAVE STATUS``."""
-        rows = self.admin.mappings("SHOW SLAVE STATUS")
-        if not rows:
-            return None
-        row = rows[0]
-        return ReplicationStatus(
-            source=f"{row['Master_Host']}:{row['Master_Port']}",
-            source_id=int(row["Master_Server_Id"]),
-            receiver=_state(row["Slave_IO_Running"]),
-            applier=row["Slave_SQL_Running"],
-            received=row["Gtid_IO_Pos"],
-            lag=row["Seconds_Behind_Master"],
-            error=row["Last_IO_Error"] or row["Last_SQL_Error"],
-            applier_error=row["Last_SQL_Error"],
-            filters=_filters(row),
-            uses_gtid=row["Using_Gtid"] != "No",
-        )
-
-    def attach(
-        self, host: str, port: int, account: Account, *, demoted: bool = False
-    ) -> None:
-        """``CHANGE MASTER TO ... MASTER_USE_GTID = slave_pos``."""
-        # A former primary has no gtid_slave_pos of its own writes, or one of
-        # an earlier role; with the option the server sets it (10.10).
-        end = ", MASTER_DEMOTE_TO_SLAVE = 1" if demoted else ""
-        self.admin.run("STOP SLAVE")
-        self.admin.run(
-            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s,"
-            " MASTER_USER = %s, MASTER_PASSWORD = %s,"
-            " MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos" + end,
-            host,
-            port,
-            account.user,
-            account.password,
-        )
-        self.start()
-
-    def receiver(self) -> tuple[int, int] | None:
-        """Read the list of processes."""
-        rows = self.admin.rows(
-            "SELECT id FROM information_schema.processlist"
-            " WHERE command = 'Slave_IO'"
-        )
-        return (int(rows[0][0]), self._started()) if rows else None
-
-    def longest_wait(self) -> float:
-        """Read the list of processes, which has milliseconds."""
-        found = self.admin.value(
-            "SELECT MAX(time_ms) FROM information_schema.processlist"
-            " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
-        )
-        return float(found or 0) / 1000
 
     def start_applier(self) -> None:
         """``START SLAVE SQL_THREAD``."""
@@ -835,28 +895,6 @@ class MariaDBReplication(Replication):
         return (
             f"MASTER_LOG_FILE = '{found['Binlog_snapshot_file']}',"
             f" MASTER_LOG_POS = {found['Binlog_snapshot_position']}"
-        )
-
-    def configured(self, *names: str) -> dict[str, bool]:
-        """Read ``GLOBAL_VALUE_ORIGIN``."""
-        found = self.admin.rows(
-            "SELECT LOWER(variable_name), global_value_origin"
-            " FROM information_schema.system_variables"
-        )
-        return _configured(names, found, default="COMPILE-TIME", set_="SQL")
-
-    def logins(self) -> list[Login]:
-        """Read the table ``global_priv``, and roles."""
-        accounts = self.admin.rows(
-            "SELECT u.user, u.host,"
-            " u.is_role = 'N' AND u.authentication_string = ''"
-            " AND u.plugin IN ('', 'mysql_native_password', 'ed25519')"
-            " AND COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0"
-            " FROM mysql.user AS u JOIN mysql.global_priv AS g"
-            " ON g.user = u.user AND g.host = u.host"
-        )
-        return _logins(
-            self.admin, accounts, self.role_members(), self._of_roles()
         )
 
     def _of_roles(self) -> dict[str, set[str]]:
@@ -897,58 +935,63 @@ class MySQLReplication(Replication):
     """MySQL 8.0.26 and later, with GTIDs."""
 
     REPLICA = "REPLICA"
+    SOURCE = "SOURCE"
     START_APPLIER = "START REPLICA SQL_THREAD"
     SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
+    #: It includes what was replicated.
+    POSITION = APPLIED = HISTORY = "gtid_executed"
+    WAIT = "WAIT_FOR_EXECUTED_GTID_SET"
+    #: It sets ``read_only`` too.
+    READ_ONLY = "super_read_only"
+    FIT: ClassVar = {
+        "log_bin": "ON",
+        "log_replica_updates": "ON",
+        "binlog_format": "ROW",
+        "gtid_mode": "ON",
+        "enforce_gtid_consistency": "ON",
+    }
+    RECEIVED = "Retrieved_Gtid_Set"
+    USES_GTID = "Auto_Position"
+    CHANGE = (
+        "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s,"
+        " SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
+        " SOURCE_CONNECT_RETRY = 1, SOURCE_AUTO_POSITION = 1,"
+        " GET_SOURCE_PUBLIC_KEY = 1"
+    )
+    RECEIVER = (
+        "SELECT thread_id FROM"
+        " performance_schema.replication_connection_status"
+        " WHERE channel_name = '' AND thread_id IS NOT NULL"
+    )
+    # The list of processes has whole seconds.
+    LONGEST_WAIT = (
+        "SELECT MAX(time) + 1 FROM information_schema.processlist"
+        " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
+    )
+    ROLE_MEMBERS = "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
+    ACCOUNTS = (
+        "SELECT user, host, authentication_string = ''"
+        " AND account_locked = 'N' AND plugin IN"
+        " ('mysql_native_password', 'caching_sha2_password',"
+        " 'sha256_password') FROM mysql.user"
+    )
+    ORIGINS = (
+        (
+            "SELECT LOWER(variable_name), variable_source"
+            " FROM performance_schema.variables_info"
+        ),
+        "COMPILED",
+        "DYNAMIC",
+    )
     operator_privileges = (
         *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
         *("BINLOG_ADMIN", "REPLICATION CLIENT", "CONNECTION_ADMIN"),
         *("REPLICATION_SLAVE_ADMIN", "SYSTEM_VARIABLES_ADMIN"),
     )
 
-    def is_read_only(self) -> bool:
-        """Read ``read_only``."""
-        return bool(self.admin.value("SELECT @@GLOBAL.read_only"))
-
-    def close_writes(self) -> None:
-        """Set ``super_read_only``, which sets ``read_only`` too."""
-        self.admin.run("SET SESSION lock_wait_timeout = 1")
-        self.admin.run("SET GLOBAL super_read_only = 1")
-
-    def open_writes(self) -> None:
-        """Unset ``read_only``, which unsets ``super_read_only`` too."""
-        self.admin.run("SET GLOBAL read_only = 0")
-
-    def unfit(self) -> list[str]:
-        """Ask for a binary log in ROW format, and GTIDs."""
-        return _unlike(
-            self.admin,
-            {
-                "log_bin": "ON",
-                "log_replica_updates": "ON",
-                "binlog_format": "ROW",
-                "gtid_mode": "ON",
-                "enforce_gtid_consistency": "ON",
-            },
-        )
-
     def past_read_only(self) -> set[str]:
         """SUPER and CONNECTION_ADMIN; ``super_read_only`` stops these too."""
         return {"SUPER", "CONNECTION_ADMIN"}
-
-    def position(self) -> str:
-        """Return ``gtid_executed``."""
-        return str(self.admin.value("SELECT @@GLOBAL.gtid_executed"))
-
-    def applied(self) -> str:
-        """Return ``gtid_executed``, which includes what was replicated."""
-        return self.position()
-
-    def reaches(self, position: str, seconds: float) -> bool:
-        """Call ``WAIT_FOR_EXECUTED_GTID_SET``."""
-        answer = self.admin.value(
-            "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", position, seconds
-        )
-        return bool(answer == 0)
 
     def covers(self, applied: str, position: str) -> bool:
         """Call ``GTID_SUBSET``."""
@@ -964,10 +1007,6 @@ class MySQLReplication(Replication):
             "SELECT GTID_SUBTRACT(%s, %s)", applied, position
         )
         return not _origins(left) & _origins(position)
-
-    def history(self) -> str:
-        """Return ``gtid_executed``."""
-        return self.position()
 
     def errant(self, history: str) -> dict[str, int]:
         """Call ``GTID_SUBTRACT``."""
@@ -985,10 +1024,6 @@ class MySQLReplication(Replication):
                     if interval[:1].isdigit()
                 )
         return found
-
-    def committed(self) -> str:
-        """Return ``gtid_executed``."""
-        return self.position()
 
     def adopt(self, position: str, history: str = "") -> None:
         """Delete the binary log, and set ``gtid_purged``."""
@@ -1024,7 +1059,7 @@ class MySQLReplication(Replication):
     def next_ids(self) -> list[tuple[str, str, int, int]]:
         """Read ``information_schema``, whose numbers are cached otherwise."""
         self.admin.run("SET SESSION information_schema_stats_expiry = 0")
-        return _next_ids(self.admin)
+        return super().next_ids()
 
     def has_first_write(self) -> bool:
         """Read ``gtid_purged``."""
@@ -1036,13 +1071,6 @@ class MySQLReplication(Replication):
 
     def set_domain(self, domain: int) -> None:
         """Do nothing: there are no domains."""
-
-    def role_members(self) -> list[tuple[str, str, str]]:
-        """Read ``mysql.role_edges``."""
-        rows = self.admin.rows(
-            "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
-        )
-        return [(row[0], row[1], row[2]) for row in rows]
 
     def _semi_sync_names(
         self, found: Mapping[str, str] | None = None
@@ -1057,80 +1085,9 @@ class MySQLReplication(Replication):
             replica = "rpl_semi_sync_slave"
         return source, replica
 
-    def status(self) -> ReplicationStatus | None:
-        """Parse ``SHOW REPLICA STATUS``."""
-        rows = self.admin.mappings("SHOW REPLICA STATUS")
-        if not rows:
-            return None
-        row = rows[0]
-        return ReplicationStatus(
-            source=f"{row['Source_Host']}:{row['Source_Port']}",
-            source_id=int(row["Source_Server_Id"]),
-            receiver=_state(row["Replica_IO_Running"]),
-            applier=row["Replica_SQL_Running"],
-            received=row["Retrieved_Gtid_Set"],
-            lag=row["Seconds_Behind_Source"],
-            error=row["Last_IO_Error"] or row["Last_SQL_Error"],
-            applier_error=row["Last_SQL_Error"],
-            filters=_filters(row),
-            uses_gtid=bool(row["Auto_Position"]),
-        )
-
-    def attach(
-        self, host: str, port: int, account: Account, *, demoted: bool = False
-    ) -> None:
-        """``CHANGE REPLICATION SOURCE TO ... SOURCE_AUTO_POSITION = 1``."""
-        self.admin.run("STOP REPLICA")
-        self.admin.run(
-            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s,"
-            " SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
-            " SOURCE_CONNECT_RETRY = 1, SOURCE_AUTO_POSITION = 1,"
-            " GET_SOURCE_PUBLIC_KEY = 1",
-            host,
-            port,
-            account.user,
-            account.password,
-        )
-        self.start()
-
-    def receiver(self) -> tuple[int, int] | None:
-        """Read ``replication_connection_status``."""
-        rows = self.admin.rows(
-            "SELECT thread_id FROM"
-            " performance_schema.replication_connection_status"
-            " WHERE channel_name = '' AND thread_id IS NOT NULL"
-        )
-        return (int(rows[0][0]), self._started()) if rows else None
-
-    def longest_wait(self) -> float:
-        """Read the list of processes, which has whole seconds."""
-        found = self.admin.value(
-            "SELECT MAX(time) + 1 FROM information_schema.processlist"
-            " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
-        )
-        return float(found or 0)
-
     def snapshot_end(self, position: str) -> str:
         """Return the position."""
         return f"SQL_AFTER_GTIDS = '{position}'"
-
-    def configured(self, *names: str) -> dict[str, bool]:
-        """Read ``variables_info``."""
-        found = self.admin.rows(
-            "SELECT LOWER(variable_name), variable_source"
-            " FROM performance_schema.variables_info"
-        )
-        return _configured(names, found, default="COMPILED", set_="DYNAMIC")
-
-    def logins(self) -> list[Login]:
-        """Read the tables ``user`` and ``role_edges``."""
-        accounts = self.admin.rows(
-            "SELECT user, host, authentication_string = ''"
-            " AND account_locked = 'N' AND plugin IN"
-            " ('mysql_native_password', 'caching_sha2_password',"
-            " 'sha256_password') FROM mysql.user"
-        )
-        return _logins(self.admin, accounts, self.role_members())
 
     def table_sizes(self) -> list[TableSize]:
         """Read them without the cache of 24 hours."""
@@ -1174,48 +1131,9 @@ def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _unlike(admin: Admin, wanted: Mapping[str, str]) -> list[str]:
-    found = admin.variables(*wanted)
-    return [
-        f"{name} is {found.get(name, 'missing')}; it must be {value}"
-        for name, value in wanted.items()
-        if found.get(name) != value
-    ]
-
-
-def _next_ids(admin: Admin) -> list[tuple[str, str, int, int]]:
-    rows = admin.rows(
-        "SELECT t.table_schema, t.table_name, t.auto_increment,"
-        " c.data_type, c.column_type"
-        " FROM information_schema.tables t"
-        " JOIN information_schema.columns c"
-        " ON c.table_schema = t.table_schema AND c.table_name = t.table_name"
-        " WHERE t.auto_increment IS NOT NULL AND c.extra = 'auto_increment'"
-    )
-    return [
-        (database, table, int(number), _highest(kind, column))
-        for database, table, number, kind, column in rows
-    ]
-
-
 def _highest(kind: str, column: str) -> int:
     bits = 8 * _BYTES.get(kind.lower(), 4)
     return int(2 ** (bits if "unsigned" in column else bits - 1)) - 1
-
-
-def _configured(
-    names: Iterable[str],
-    origins: Iterable[tuple[Any, ...]],
-    *,
-    default: str,
-    set_: str,
-) -> dict[str, bool]:
-    found = dict(origins)
-    return {
-        name: found[name] != default
-        for name in names
-        if found.get(name, set_) != set_
-    }
 
 
 def _logins(
