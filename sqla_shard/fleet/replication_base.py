@@ -1,0 +1,591 @@
+"""Statements about replication that MariaDB and MySQL have in common."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
+from sqla_shard.fleet.accounts import Account
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.logins import Login
+from sqla_shard.fleet.logins import logins_of
+from sqla_shard.fleet.replication_values import ReplicationStatus
+from sqla_shard.fleet.replication_values import SemiSync
+from sqla_shard.fleet.replication_values import TableSize
+
+__all__ = [
+    "Replication",
+]
+
+#: A database in the text of a digest, before the name of a table.
+_NAMED = re.compile(r"`((?:[^`]|``)+)` \. `")
+_BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
+
+
+class Replication(ABC):
+    """Statements about replication, and who may write, on one server.
+
+    Every method raises :exc:`~sqla_shard.exc.FleetServerError` if the server
+    refuses a statement or does not respond in time.
+
+    :param admin: session on the server.
+    """
+
+    #: Statement of :meth:`start_applier`, for messages.
+    START_APPLIER: ClassVar[str]
+
+    #: Its words for a standby and a primary, in statements and columns.
+    REPLICA: ClassVar[str]
+    SOURCE: ClassVar[str]
+
+    #: Its variables of semi-synchronous replication begin with these: those
+    #: of a primary, and those of a standby.
+    SEMI_SYNC: ClassVar[tuple[str, str]]
+
+    #: Global privileges that the operator needs.
+    operator_privileges: ClassVar[tuple[str, ...]]
+
+    #: Variables with the position of the last write, the position up to which
+    #: a standby has applied, and the history.
+    POSITION: ClassVar[str]
+    APPLIED: ClassVar[str]
+    HISTORY: ClassVar[str]
+
+    #: Function that waits for a position, and returns 0 if it was reached.
+    WAIT: ClassVar[str]
+
+    #: Variable that stops writes, of as many accounts as the server can.
+    READ_ONLY: ClassVar[str]
+
+    #: Variables with which a server can change its role.
+    FIT: ClassVar[Mapping[str, str]]
+
+    #: Columns of the state of a standby: the position up to which it has
+    #: received, and whether it uses GTIDs.
+    RECEIVED: ClassVar[str]
+    USES_GTID: ClassVar[str]
+
+    #: Statement that sets host, port, user and password of the primary.
+    CHANGE: ClassVar[str]
+
+    #: What is added to it for a former primary.
+    DEMOTED: ClassVar[str] = ""
+
+    #: Query for the number of the thread that receives.
+    RECEIVER: ClassVar[str]
+
+    #: Query for the seconds of the longest COMMIT that waits for a standby.
+    LONGEST_WAIT: ClassVar[str]
+
+    #: Query for user, host and role of each account that has a role.
+    ROLE_MEMBERS: ClassVar[str]
+
+    #: Query for user and host of each account, and whether anyone can use it.
+    ACCOUNTS: ClassVar[str]
+
+    #: Query for the origins of variables; then the origin of a default, and
+    #: that of a variable of which nothing is known.
+    ORIGINS: ClassVar[tuple[str, str, str]]
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin = admin
+
+    # -- who may write ----------------------------------------------------
+
+    def is_read_only(self) -> bool:
+        """Return whether the application cannot write."""
+        return bool(self._variable("read_only"))
+
+    def close_writes(self) -> None:
+        """Make the server read-only; afterwards no transaction commits.
+
+        It waits for statements that are running, at most 1 s: all new writes
+        would queue behind it.
+
+        :raises FleetServerError: with number 1205, unchanged, if a statement
+            runs for longer.
+        """
+        self.admin.run("SET SESSION lock_wait_timeout = 1")
+        self.admin.run(f"SET GLOBAL {self.READ_ONLY} = 1")
+
+    def open_writes(self) -> None:
+        """Let the application write."""
+        # On MySQL this unsets super_read_only, too.
+        self.admin.run("SET GLOBAL read_only = 0")
+
+    def freeze(self, seconds: int) -> None:
+        """Stop all writes, those of every account, while this session lives.
+
+        :meth:`close_writes` of this session then takes effect at once.  If
+        the session is idle for long, the server ends it, and writes go on.
+
+        :param seconds: how long the session may be idle.
+        :raises FleetServerError: with number 1205 if a statement runs for
+            longer than 1 s.
+        """
+        self.admin.run(
+            f"SET SESSION lock_wait_timeout = 1, wait_timeout = {int(seconds)}"
+        )
+        self.admin.run("FLUSH TABLES WITH READ LOCK")
+
+    def thaw(self) -> None:
+        """End :meth:`freeze`."""
+        self.admin.run("UNLOCK TABLES")
+        self.admin.run("SET SESSION wait_timeout = DEFAULT")
+
+    def unfit(self) -> list[str]:
+        """Return the settings with which it cannot change its role.
+
+        :returns: a sentence for each, with its remedy.
+        """
+        found = self.admin.variables(*self.FIT)
+        return [
+            f"{name} is {found.get(name, 'missing')}; it must be {value}"
+            for name, value in self.FIT.items()
+            if found.get(name) != value
+        ]
+
+    def own_privileges(self) -> set[str]:
+        """Return the global privileges of the operator."""
+        user, _, host = str(
+            self.admin.value("SELECT CURRENT_USER()")
+        ).rpartition("@")
+        return {
+            privilege
+            for (privilege,) in self.admin.rows(
+                "SELECT privilege_type"
+                " FROM information_schema.user_privileges WHERE grantee = %s",
+                f"'{user}'@'{host}'",
+            )
+        }
+
+    @abstractmethod
+    def past_read_only(self) -> set[str]:
+        """Return the privileges with which ``read_only`` is bypassed."""
+
+    def bypassing(self) -> set[str]:
+        """Return the users whose writes ``read_only`` does not stop.
+
+        They may have the privilege by a role, even one that is not active.
+        """
+        privileges = self.past_read_only()
+        return {
+            login.user
+            for login in self.logins()
+            if login.privileges & privileges
+        }
+
+    # -- positions --------------------------------------------------------
+
+    def position(self) -> str:
+        """Return the position of the last write in the binary log."""
+        return str(self._variable(self.POSITION))
+
+    def applied(self) -> str:
+        """Return the position up to which a standby has applied."""
+        return str(self._variable(self.APPLIED))
+
+    def reaches(self, position: str, seconds: float) -> bool:
+        """Wait until a standby has applied a position; False if it is late."""
+        answer = self.admin.value(
+            f"SELECT {self.WAIT}(%s, %s)", position, seconds
+        )
+        return bool(answer == 0)
+
+    @abstractmethod
+    def covers(self, applied: str, position: str) -> bool:
+        """Return whether an applied position includes a position."""
+
+    @abstractmethod
+    def is_at(self, applied: str, position: str) -> bool:
+        """Return whether an applied position is a position of the primary.
+
+        Writes of other servers than the primary has are ignored.
+        """
+
+    def history(self) -> str:
+        """Return all that the binary log of the server has ever contained."""
+        return str(self._variable(self.HISTORY))
+
+    @abstractmethod
+    def errant(self, history: str) -> dict[str, int]:
+        """Return the writes of another server that this one does not have.
+
+        :param history: :meth:`history` of the other server.
+        :returns: number of transactions by their origin.
+        """
+
+    def committed(self) -> str:
+        """Return the position of all that the server has, while it is locked.
+
+        Unlike :meth:`position`, it includes what a standby has applied before
+        its binary log begins.  It is exact only while nothing commits.
+        """
+        return self.position()
+
+    @abstractmethod
+    def adopt(self, position: str, history: str = "") -> None:
+        """Begin a new history after the content of another server was copied.
+
+        The server forgets its primary, and its binary log is deleted.
+
+        :param position: position of the content.
+        :param history: :meth:`history` of the other server at that position;
+            empty if it is not known, or the position says it.
+        """
+
+    @abstractmethod
+    def clone_from(self, host: str, port: int, account: Account) -> None:
+        """Replace the content with that of another server, and restart.
+
+        The session is lost.
+
+        :param account: account for the other server.
+        :raises FleetSetupError: if servers of this kind cannot do it.
+        """
+
+    @abstractmethod
+    def filters(self) -> tuple[str, ...]:
+        """Return options with which a standby would leave out data."""
+
+    def next_ids(self) -> list[tuple[str, str, int, int]]:
+        """Return the AUTO_INCREMENT of all tables.
+
+        :returns: database, table, next id, and highest id of the column.
+        """
+        rows = self.admin.rows(
+            "SELECT t.table_schema, t.table_name, t.auto_increment,"
+            " c.data_type, c.column_type"
+            " FROM information_schema.tables t"
+            " JOIN information_schema.columns c"
+            " ON c.table_schema = t.table_schema"
+            " AND c.table_name = t.table_name"
+            " WHERE t.auto_increment IS NOT NULL"
+            " AND c.extra = 'auto_increment'"
+        )
+        return [
+            (database, table, int(number), _highest(kind, column))
+            for database, table, number, kind, column in rows
+        ]
+
+    @abstractmethod
+    def has_first_write(self) -> bool:
+        """Return whether the binary log begins with the first write."""
+
+    @abstractmethod
+    def domain(self) -> int:
+        """Return the GTID domain of its own writes; 0 if it has none."""
+
+    @abstractmethod
+    def set_domain(self, domain: int) -> None:
+        """Set the GTID domain of new sessions, until the server restarts."""
+
+    # -- accounts ---------------------------------------------------------
+
+    def role_members(self) -> list[tuple[str, str, str]]:
+        """Return user, host and role of each account that has a role."""
+        return [
+            (user, host, role)
+            for user, host, role in self.admin.rows(self.ROLE_MEMBERS)
+        ]
+
+    # -- replicating ------------------------------------------------------
+
+    def status(self) -> ReplicationStatus | None:
+        """Return the state of a standby; None if it has no primary."""
+        rows = self.admin.mappings(f"SHOW {self.REPLICA} STATUS")
+        if not rows:
+            return None
+        row = rows[0]
+        source, replica = self.SOURCE.title(), self.REPLICA.title()
+        return ReplicationStatus(
+            source=f"{row[f'{source}_Host']}:{row[f'{source}_Port']}",
+            source_id=int(row[f"{source}_Server_Id"]),
+            receiver=_state(row[f"{replica}_IO_Running"]),
+            applier=row[f"{replica}_SQL_Running"],
+            received=row[self.RECEIVED],
+            lag=row[f"Seconds_Behind_{source}"],
+            error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+            applier_error=row["Last_SQL_Error"],
+            filters=_filters(row),
+            uses_gtid=row[self.USES_GTID] not in ("No", 0),
+        )
+
+    def attach(
+        self, host: str, port: int, account: Account, *, demoted: bool = False
+    ) -> None:
+        """Replicate from a server, and start.
+
+        :param host: address of the primary.
+        :param port: its port.
+        :param account: replication account.
+        :param demoted: whether this server was a primary, and the new primary
+            has all of its writes.
+        """
+        self.admin.run(f"STOP {self.REPLICA}")
+        self.admin.run(
+            self.CHANGE + (self.DEMOTED if demoted else ""),
+            host,
+            port,
+            account.user,
+            account.password,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start receiving and applying."""
+        self.admin.run(f"START {self.REPLICA}")
+
+    def start_applier(self) -> None:
+        """Start applying; the receiver is not touched."""
+        self.admin.run(self.START_APPLIER)
+
+    def stop_applier(self) -> None:
+        """Stop applying; the receiver is not touched."""
+        self.admin.run(f"STOP {self.REPLICA} SQL_THREAD")
+
+    @abstractmethod
+    def snapshot_end(self, position: str) -> str:
+        """Return the condition of UNTIL for the open snapshot of a session.
+
+        A standby that applies until then has what the snapshot contains.
+
+        :param position: position of the snapshot.
+        """
+
+    def apply_until(self, condition: str) -> None:
+        """Start applying, up to a :meth:`snapshot_end`.
+
+        The receiver is not touched: it must run.
+        """
+        self.admin.run(f"{self.START_APPLIER} UNTIL {condition}")
+
+    def stop_receiver(self) -> None:
+        """Stop receiving; the applier is not touched."""
+        self.admin.run(f"STOP {self.REPLICA} IO_THREAD")
+
+    def stop(self) -> None:
+        """Stop receiving and applying; the position is remembered."""
+        self.admin.run(f"STOP {self.REPLICA}")
+
+    def detach(self) -> None:
+        """Stop, and forget the primary and everything received."""
+        self.stop()
+        self.admin.run(f"RESET {self.REPLICA} ALL")
+
+    def receiver(self) -> tuple[int, int] | None:
+        """Identify the thread that receives; None if there is none.
+
+        Another START, or a restart of the server, gives another one, which
+        may have deleted what was received and not applied.
+
+        :returns: number of the thread, and when the server was started, in
+            seconds since the epoch; it may differ by 1 from call to call.
+        """
+        rows = self.admin.rows(self.RECEIVER)
+        return (int(rows[0][0]), self._started()) if rows else None
+
+    def server_id(self) -> int:
+        """Return its ``server_id``."""
+        return int(self.admin.value("SELECT @@GLOBAL.server_id"))
+
+    def _variable(self, name: str) -> Any:
+        return self.admin.value(f"SELECT @@GLOBAL.{name}")
+
+    def _started(self) -> int:
+        now = int(self.admin.value("SELECT UNIX_TIMESTAMP()"))
+        return now - int(self.admin.counters("uptime")["uptime"])
+
+    # -- semi-synchronous replication -------------------------------------
+
+    def longest_wait(self) -> float:
+        """Return for how many seconds a COMMIT has waited for a standby.
+
+        :returns: the longest, or more; 0 if none waits.
+        """
+        return float(self.admin.value(self.LONGEST_WAIT) or 0)
+
+    def semi_sync(self) -> SemiSync | None:
+        """Return its state; None if the server does not have it."""
+        found = self.admin.variables("rpl_semi_sync_%")
+        source, replica = self._semi_sync_names(found)
+        enabled = found.get(f"{source}_enabled")
+        if enabled is None and f"{replica}_enabled" not in found:
+            return None
+        status = self.admin.counters("rpl_semi_sync_%")
+        return SemiSync(
+            source_on=status.get(f"{source}_status") == "ON"
+            and enabled == "ON",
+            source_enabled=enabled == "ON",
+            replica_on=found.get(f"{replica}_enabled") == "ON",
+            acknowledges=found.get(f"{replica}_enabled") == "ON"
+            and status.get(f"{replica}_status") == "ON",
+            after_sync=found.get(f"{source}_wait_point") == "AFTER_SYNC",
+            waits_alone="ON"
+            in (
+                found.get(f"{source}_wait_no_slave"),
+                found.get(f"{source}_wait_no_replica"),
+            ),
+            timeout=int(found.get(f"{source}_timeout", 0)) / 1000,
+            standbys=int(status.get(f"{source}_clients", 0)),
+        )
+
+    def set_semi_sync(self, *, source: bool, replica: bool) -> None:
+        """Let the server wait for standbys, or acknowledge as one."""
+        names = self._semi_sync_names()
+        for role, on in zip(names, (source, replica), strict=True):
+            self.admin.run(f"SET GLOBAL {role}_enabled = {int(on)}")
+
+    def _semi_sync_names(
+        self, found: Mapping[str, str] | None = None
+    ) -> tuple[str, str]:
+        """Return the beginnings of the names of its variables.
+
+        :param found: these variables, if they were read.
+        """
+        return self.SEMI_SYNC
+
+    # -- what is on the server --------------------------------------------
+
+    def configured(self, *names: str) -> dict[str, bool]:
+        """Return whether each variable is set in the server's configuration.
+
+        Otherwise a restart gives it the default of the server.  A variable
+        that was changed with SET GLOBAL is left out: nothing is known of it.
+        """
+        query, default, changed = self.ORIGINS
+        found = dict(self.admin.rows(query))
+        return {
+            name: found[name] != default
+            for name in names
+            if found.get(name, changed) != changed
+        }
+
+    def logins(self) -> list[Login]:
+        """Return the accounts and roles of the server."""
+        return logins_of(
+            self.admin,
+            self.admin.rows(self.ACCOUNTS),
+            self.role_members(),
+            self._of_roles(),
+        )
+
+    def _of_roles(self) -> dict[str, set[str]] | None:
+        """Return the global privileges of each role.
+
+        None if ``information_schema.user_privileges`` has them.
+        """
+        return None
+
+    def table_sizes(self) -> list[TableSize]:
+        """Return the tables of all databases but those of the system."""
+        types = {
+            (database, table): column_type
+            for database, table, column_type in self.admin.rows(
+                "SELECT table_schema, table_name, column_type"
+                " FROM information_schema.columns"
+                " WHERE extra LIKE %s",
+                "%auto_increment%",
+            )
+        }
+        return [
+            TableSize(
+                database=database,
+                table=table,
+                bytes=int(size),
+                rows=int(rows),
+                next_id=None if next_id is None else int(next_id),
+                id_type=types.get((database, table), ""),
+            )
+            for database, table, size, rows, next_id in self.admin.rows(
+                "SELECT table_schema, table_name,"
+                " COALESCE(data_length, 0) + COALESCE(index_length, 0),"
+                " COALESCE(table_rows, 0), auto_increment"
+                " FROM information_schema.tables"
+                " WHERE table_type = 'BASE TABLE' AND table_schema NOT IN"
+                " ('mysql', 'sys', 'information_schema',"
+                " 'performance_schema')"
+            )
+        ]
+
+    def activity(self) -> dict[str, tuple[int, int]] | None:
+        """Return the numbers of rows read and written, by database.
+
+        They count from a restart, or from when counting was switched on.
+
+        :returns: None if the server does not count.
+        """
+        on = self.admin.variables("userstat", "performance_schema")
+        if on.get("userstat") == "ON":
+            counts = (
+                "SELECT table_schema, SUM(rows_read), SUM(rows_changed)"
+                " FROM information_schema.table_statistics"
+                " GROUP BY table_schema"
+            )
+        elif on.get("performance_schema") == "ON" and self.admin.value(
+            "SELECT COUNT(*) FROM performance_schema.setup_instruments"
+            " WHERE name = 'wait/io/table/sql/handler' AND enabled = 'YES'"
+        ):
+            counts = (
+                "SELECT object_schema, SUM(count_read), SUM(count_write)"
+                " FROM performance_schema.table_io_waits_summary_by_table"
+                " WHERE object_schema IS NOT NULL GROUP BY object_schema"
+            )
+        else:
+            return None
+        return {
+            database: (int(read), int(written))
+            for database, read, written in self.admin.rows(counts)
+        }
+
+    def statements(self) -> dict[str, int] | None:
+        """Return the numbers of statements by the databases that they name.
+
+        A statement with several databases counts for each of them, and one
+        without for the default database.  They count from a restart, as
+        digests of the Performance Schema; their texts end after
+        ``performance_schema_max_digest_length`` bytes, and ``""`` has the
+        number of statements for whose digests there was no room.
+
+        :returns: None if the server does not count.
+        """
+        on = self.admin.variables("performance_schema")
+        if on.get("performance_schema") != "ON" or not self.admin.value(
+            "SELECT COUNT(*) FROM performance_schema.setup_consumers"
+            " WHERE name = 'statements_digest' AND enabled = 'YES'"
+        ):
+            return None
+        found: dict[str, int] = {}
+        # Applications name the database of each table: schema_name is NULL.
+        for default, text, count in self.admin.rows(
+            "SELECT schema_name, digest_text, count_star"
+            " FROM performance_schema.events_statements_summary_by_digest"
+        ):
+            names = {""} if text is None else set(_NAMED.findall(text))
+            if default is not None:
+                names.add(default)
+            for name in names:
+                found[name] = found.get(name, 0) + int(count)
+        return found
+
+
+def _state(text: str) -> str:
+    # MariaDB has "Preparing" between "No" and "Connecting".
+    return text if text in ("Yes", "No") else "Connecting"
+
+
+def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{name}={value}"
+        for name, value in row.items()
+        if name.lower().startswith("replicate_") and value
+    )
+
+
+def _highest(kind: str, column: str) -> int:
+    bits = 8 * _BYTES.get(kind.lower(), 4)
+    return int(2 ** (bits if "unsigned" in column else bits - 1)) - 1
