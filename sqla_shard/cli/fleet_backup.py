@@ -13,8 +13,8 @@ from typing import get_args
 import click
 
 from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_and_run
 from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import CommandT
@@ -272,14 +272,8 @@ def prune_command(
 def restore_command(
     settings: Settings,
     /,
-    folder: str,
-    keyspace: str,
-    shard: int,
-    backup: str | None,
     to_gtid: str | None,
     to_time: datetime | None,
-    server: str | None,
-    database: str | None,
     **options: Any,
 ) -> None:
     """Restore SHARD of KEYSPACE from FOLDER into a new database.
@@ -294,18 +288,7 @@ def restore_command(
         moment = Moment(gtid=to_gtid)
     elif to_time is not None:
         moment = Moment(time=to_time.replace(tzinfo=timezone.utc).timestamp())
-    fleet = fleet_of(settings)
-    plan = Restore.planned(
-        fleet,
-        folder,
-        keyspace=keyspace,
-        shard=shard,
-        backup=backup,
-        moment=moment,
-        server=server,
-        database=database,
-    )
-    run_plan(fleet, plan, **options)
+    plan_and_run(settings, Restore.planned, moment=moment, **options)
 
 
 def _end_read(problems: Sequence[Problem]) -> None:

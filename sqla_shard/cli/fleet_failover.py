@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_and_run
 from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import examples
@@ -50,7 +49,6 @@ __all__ = ["failover_command", "reopen_command"]
 def failover_command(
     settings: Settings,
     /,
-    server: str,
     dead: bool,
     fenced: bool,
     drain_timeout: float | None,
@@ -68,17 +66,16 @@ def failover_command(
         raise click.UsageError("--fenced needs --dead")
     if drain_timeout is not None and not dead:
         raise click.UsageError("--drain-timeout needs --dead")
-    fleet = fleet_of(settings)
     if dead:
-        plan = DeadFailover.planned(
-            fleet,
-            server,
+        plan_and_run(
+            settings,
+            DeadFailover.planned,
             fenced=fenced,
             drain_timeout=drain_timeout or DRAIN,
+            **options,
         )
     else:
-        plan = Failover.planned(fleet, server)
-    run_plan(fleet, plan, **options)
+        plan_and_run(settings, Failover.planned, **options)
 
 
 @click.command(
@@ -88,10 +85,9 @@ def failover_command(
 @click.argument("server")
 @plan_options
 @pass_settings
-def reopen_command(settings: Settings, /, server: str, **options: Any) -> None:
+def reopen_command(settings: Settings, /, **options: Any) -> None:
     """Open the primary of SERVER, which was restarted.
 
     It is refused if its standby has writes that the primary lacks.
     """
-    fleet = fleet_of(settings)
-    run_plan(fleet, Reopen.planned(fleet, server), **options)
+    plan_and_run(settings, Reopen.planned, **options)

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from sqla_shard.cli.fleet_plans import allow_user_option
 from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_and_run
 from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
@@ -34,14 +35,7 @@ _accept_option = click.option(
 _arguments = with_options(
     click.argument("server"),
     click.argument("databases", nargs=-1),
-    click.option(
-        "--allow-user",
-        "allowed_users",
-        metavar="USER",
-        multiple=True,
-        help="A user whose privileges bypass the fence, and who does not "
-        "write. May be repeated.",
-    ),
+    allow_user_option,
     plan_options,
 )
 
@@ -83,7 +77,7 @@ def fence_command(settings: Settings, /, **options: Any) -> None:
     Applications can neither read nor write them afterwards.  Sessions on both
     servers of the pair end where a fence was missing.
     """
-    _run(settings, action="fence", **options)
+    plan_and_run(settings, OrphanChange.planned, action="fence", **options)
 
 
 @orphans_group.command(
@@ -94,7 +88,7 @@ def fence_command(settings: Settings, /, **options: Any) -> None:
 @pass_settings
 def rename_command(settings: Settings, /, **options: Any) -> None:
     """Rename DATABASES of SERVER, by default all orphans, to moved_..."""
-    _run(settings, action="rename", **options)
+    plan_and_run(settings, OrphanChange.planned, action="rename", **options)
 
 
 @orphans_group.command(
@@ -105,7 +99,7 @@ def rename_command(settings: Settings, /, **options: Any) -> None:
 @pass_settings
 def restore_command(settings: Settings, /, **options: Any) -> None:
     """Undo the renaming of DATABASES of SERVER, by default of all."""
-    _run(settings, action="restore", **options)
+    plan_and_run(settings, OrphanChange.planned, action="restore", **options)
 
 
 @orphans_group.command(
@@ -125,17 +119,10 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
 @pass_settings
 def drop_command(settings: Settings, /, days: float, **options: Any) -> None:
     """Drop renamed DATABASES of SERVER, by default all old enough."""
-    _run(settings, action="drop", older_than=days * _DAY, **options)
-
-
-def _run(
-    settings: Settings,
-    *,
-    plan_only: bool,
-    yes: bool,
-    as_json: bool,
-    **arguments: Any,
-) -> None:
-    fleet = fleet_of(settings)
-    plan = OrphanChange.planned(fleet, **arguments)
-    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)
+    plan_and_run(
+        settings,
+        OrphanChange.planned,
+        action="drop",
+        older_than=days * _DAY,
+        **options,
+    )

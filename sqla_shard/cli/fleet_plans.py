@@ -6,9 +6,8 @@ Such a command makes a plan and passes it on::
     @click.argument("server")
     @plan_options
     @pass_settings
-    def failover_command(settings, server, **options):
-        fleet = fleet_of(settings)
-        run_plan(fleet, Failover.planned(fleet, server), **options)
+    def failover_command(settings, **options):
+        plan_and_run(settings, Failover.planned, **options)
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -38,10 +39,12 @@ from sqla_shard.fleet.operation import Progress
 from sqla_shard.fleet.operation import StepEvent
 
 __all__ = [
+    "allow_user_option",
     "blank_fleet_of",
     "confirm",
     "fleet_of",
     "interruptible",
+    "plan_and_run",
     "plan_options",
     "print_result",
     "progress_of",
@@ -52,6 +55,16 @@ __all__ = [
 
 yes_option = with_options(
     click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+)
+allow_user_option = with_options(
+    click.option(
+        "--allow-user",
+        "allowed_users",
+        metavar="USER",
+        multiple=True,
+        help="A user whose privileges bypass the fence, and who does not "
+        "write. May be repeated.",
+    )
 )
 #: Options of every command that plans an operation; see :func:`run_plan`.
 plan_options = with_options(
@@ -87,6 +100,24 @@ def blank_fleet_of(settings: Settings) -> Fleet:
         accounts=Accounts(operator=Account(user="", password="")),
         placeholders=settings.placeholders,
     )
+
+
+def plan_and_run(
+    settings: Settings,
+    planned: Callable[..., Plan],
+    *,
+    plan_only: bool,
+    yes: bool,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """Plan an operation, and go on as :func:`run_plan` does.
+
+    :param planned: returns the plan for a fleet and the other arguments.
+    """
+    fleet = fleet_of(settings)
+    plan = planned(fleet, **arguments)
+    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)
 
 
 def run_plan(

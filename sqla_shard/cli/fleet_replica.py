@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import plan_and_run
 from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import examples
@@ -63,28 +62,9 @@ def replica_group() -> None:
 @_copy_options
 @plan_options
 @pass_settings
-def build_command(
-    settings: Settings,
-    /,
-    server: str,
-    target: str,
-    publish: bool,
-    way: str | None,
-    command: str | None,
-    **options: Any,
-) -> None:
+def build_command(settings: Settings, /, **options: Any) -> None:
     """Make the empty server TARGET, a host:port, a standby of SERVER."""
-    fleet = fleet_of(settings)
-    plan = Replica.planned(
-        fleet,
-        "build",
-        server,
-        target,
-        publish=publish,
-        way=_way(way, command),
-        command=command,
-    )
-    run_plan(fleet, plan, **options)
+    _run(settings, action="build", **options)
 
 
 @replica_group.command(
@@ -100,26 +80,9 @@ def build_command(
 @_copy_options
 @plan_options
 @pass_settings
-def rebuild_command(
-    settings: Settings,
-    /,
-    server: str,
-    discard_errant: bool,
-    way: str | None,
-    command: str | None,
-    **options: Any,
-) -> None:
+def rebuild_command(settings: Settings, /, **options: Any) -> None:
     """Drop the content of the standby of SERVER and copy it again."""
-    fleet = fleet_of(settings)
-    plan = Replica.planned(
-        fleet,
-        "rebuild",
-        server,
-        discard_errant=discard_errant,
-        way=_way(way, command),
-        command=command,
-    )
-    run_plan(fleet, plan, **options)
+    _run(settings, action="rebuild", **options)
 
 
 @replica_group.command(
@@ -133,29 +96,12 @@ def rebuild_command(
 @_copy_options
 @plan_options
 @pass_settings
-def replace_command(
-    settings: Settings,
-    /,
-    server: str,
-    target: str,
-    way: str | None,
-    command: str | None,
-    **options: Any,
-) -> None:
+def replace_command(settings: Settings, /, **options: Any) -> None:
     """Make the empty server TARGET the standby of SERVER in place of another.
 
     TARGET is host:port; the port is 3306 by default.
     """
-    fleet = fleet_of(settings)
-    plan = Replica.planned(
-        fleet,
-        "replace",
-        server,
-        target,
-        way=_way(way, command),
-        command=command,
-    )
-    run_plan(fleet, plan, **options)
+    _run(settings, action="replace", **options)
 
 
 @click.command(
@@ -165,15 +111,22 @@ def replace_command(
 @click.argument("target")
 @plan_options
 @pass_settings
-def retire_command(settings: Settings, /, target: str, **options: Any) -> None:
+def retire_command(settings: Settings, /, **options: Any) -> None:
     """Take TARGET, which the topology does not name, out of service.
 
     TARGET is host:port; the port is 3306 by default.  It is
     made read-only and forgets its primary; it is not stopped.
     """
-    fleet = fleet_of(settings)
-    run_plan(fleet, Retire.planned(fleet, target), **options)
+    plan_and_run(settings, Retire.planned, **options)
 
 
-def _way(way: str | None, command: str | None) -> str:
-    return way or ("rows" if command is None else "command")
+def _run(
+    settings: Settings, *, way: str | None, command: str | None, **options: Any
+) -> None:
+    plan_and_run(
+        settings,
+        Replica.planned,
+        way=way or ("rows" if command is None else "command"),
+        command=command,
+        **options,
+    )

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import fleet_of
+from sqla_shard.cli.fleet_plans import allow_user_option
+from sqla_shard.cli.fleet_plans import plan_and_run
 from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
@@ -38,14 +38,7 @@ _target_options = with_options(
         type=FiniteRange(least=0),
         help="Its share of new roots.  [default: that of SERVER]",
     ),
-    click.option(
-        "--allow-user",
-        "allowed_users",
-        metavar="USER",
-        multiple=True,
-        help="A user whose privileges bypass the fence, and who does not "
-        "write. May be repeated.",
-    ),
+    allow_user_option,
     click.option(
         "--patience",
         metavar="SECONDS",
@@ -125,17 +118,9 @@ def move_command(settings: Settings, /, **options: Any) -> None:
 def _run(
     settings: Settings,
     *,
-    plan_only: bool,
-    yes: bool,
-    as_json: bool,
     compare_limit: float,
     skip_compare: bool,
-    **arguments: Any,
+    **options: Any,
 ) -> None:
-    fleet = fleet_of(settings)
-    plan = Split.planned(
-        fleet,
-        compare_limit=None if skip_compare else compare_limit,
-        **arguments,
-    )
-    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)
+    limit = None if skip_compare else compare_limit
+    plan_and_run(settings, Split.planned, compare_limit=limit, **options)
