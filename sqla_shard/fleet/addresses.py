@@ -46,9 +46,7 @@ def roles_in(topology: Topology) -> dict[str, list[str]]:
     """Return the roles of each server of a topology, by its address."""
     found: dict[str, list[str]] = {}
     for pair in all_pairs(topology):
-        urls = {"primary": pair.primary, "standby": pair.standby}
-        for role, url in urls.items():
-            if url is not None:
-                text = f"the {role} of {pair.name}"
-                found.setdefault(address_in(url), []).append(text)
+        for role, url in pair.urls.items():
+            text = f"the {role} of {pair.name}"
+            found.setdefault(address_in(url), []).append(text)
     return found

@@ -24,7 +24,12 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import original
 
-__all__ = ["Admin", "marked", "quoted"]
+__all__ = ["SYSTEM", "Admin", "marked", "quoted"]
+
+SYSTEM = frozenset(
+    ["information_schema", "mysql", "performance_schema", "sys"]
+)
+"""Databases of a server itself."""
 
 #: User-level lock that the operation in progress holds on each of its
 #: servers.  A process that takes the operation over kills the holder, so
@@ -181,6 +186,10 @@ class Admin:
         """
         with self._translated():
             return self._backend.catalogue.digests(self._connection, databases)
+
+    def databases(self) -> list[str]:
+        """Return the names of all databases, sorted."""
+        return sorted(name for (name,) in self.rows("SHOW DATABASES"))
 
     def variables(self, *patterns: str) -> dict[str, str]:
         """Return global variables by name, in lower case.

@@ -271,7 +271,7 @@ class _Job:
 
     def _contents(self, admin: Admin) -> list[Problem]:
         names = list(self._part.databases)
-        existing = {name for (name,) in admin.rows("SHOW DATABASES")}
+        existing = set(admin.databases())
         problems = [
             Problem(
                 f"{admin}: {name}",
@@ -456,7 +456,7 @@ def _behind(
     primary: Replication, standby: Replication, status: ReplicationStatus
 ) -> str:
     """Return why a standby is not at the state of its primary, or nothing."""
-    number = int(primary.admin.value("SELECT @@GLOBAL.server_id"))
+    number = primary.server_id()
     if status.source_id != number:
         return (
             f"it replicates from {status.source} (server_id "

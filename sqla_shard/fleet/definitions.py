@@ -14,6 +14,7 @@ from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.admin import quoted
+from sqla_shard.fleet.admin import SYSTEM
 
 __all__ = [
     "COPY_DATABASE",
@@ -29,9 +30,6 @@ __all__ = [
 COPY_DATABASE = "sqla_shard_copy"
 """Database that marks the target of a copy; it is never copied itself."""
 
-_SYSTEM = frozenset(
-    ["information_schema", "mysql", "performance_schema", "sys"]
-)
 # Only the one after the columns, not a part of a comment.
 _AUTO_INCREMENT = re.compile(r"\) ENGINE=\w+( AUTO_INCREMENT=(\d+))")
 _MOST = 5
@@ -78,8 +76,8 @@ def databases_of(admin: Admin) -> list[str]:
     """Return the databases of a server, but not its own ones."""
     return [
         name
-        for (name,) in admin.rows("SHOW DATABASES")
-        if name.lower() not in _SYSTEM and name != COPY_DATABASE
+        for name in admin.databases()
+        if name.lower() not in SYSTEM and name != COPY_DATABASE
     ]
 
 

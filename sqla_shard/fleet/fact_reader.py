@@ -24,6 +24,7 @@ from sqlalchemy import make_url
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import TopologyError
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.facts import Event
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import PairFacts
@@ -56,7 +57,6 @@ _DENIED = 1227
 #: Part of the time that may pass before pairs are compared.
 _FIRST = 0.7
 _SETTINGS = ("read_only", "event_scheduler")
-_SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 
 #: Reads some parts of a server, which are the keys of the result.
 _Read = Callable[[Replication, Sequence[str]], Mapping[str, Any]]
@@ -363,8 +363,8 @@ def _application_users(
 ) -> tuple[set[str], set[str]]:
     users, unknown = set(), set()
     for pair in all_pairs(topology):
-        for url in (pair.primary, pair.standby):
-            user = make_url(url).username if url is not None else None
+        for url in pair.urls.values():
+            user = make_url(url).username
             if user:
                 try:
                     users.add(fill(user, environ))
@@ -450,10 +450,7 @@ def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
 
 def _databases(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     _ask_for(server, "SELECT")
-    found = server.admin.rows(
-        "SELECT schema_name FROM information_schema.schemata"
-    )
-    return {"databases": frozenset(one for (one,) in found) - {*_SYSTEM}}
+    return {"databases": frozenset(server.admin.databases()) - SYSTEM}
 
 
 def _volumes(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from typing import TypeVar
 
 from sqla_shard.fleet.fences import GrantRow
+from sqla_shard.fleet.fleet import shard_of
 from sqla_shard.fleet.fleet_status import FleetStatus
 from sqla_shard.fleet.replication import Login
 from sqla_shard.fleet.replication import ReplicationStatus
@@ -26,7 +27,6 @@ from sqla_shard.fleet.replication import SemiSync
 from sqla_shard.fleet.replication import TableSize
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
-from sqla_shard.topology.databases import Template
 
 __all__ = [
     "Event",
@@ -300,13 +300,4 @@ class FleetFacts:
 
     def shard_of(self, database: str) -> tuple[Keyspace, int] | None:
         """Return keyspace and shard of the name of a database, or None."""
-        for keyspace in self.topology.keyspaces.values():
-            template = Template.parse(
-                keyspace.database, sharded=keyspace.kind != "global"
-            )
-            # The topology has checked the template.
-            if isinstance(template, Template):
-                shard_id = template.shard_of(database)
-                if shard_id is not None:
-                    return keyspace, shard_id
-        return None
+        return shard_of(self.topology, database)

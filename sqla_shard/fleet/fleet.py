@@ -30,11 +30,12 @@ from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
+from sqla_shard.topology.databases import Template
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.urls import address_of
 
-__all__ = ["Fleet", "Pair", "all_pairs", "pair_named"]
+__all__ = ["Fleet", "Pair", "all_pairs", "pair_named", "shard_of"]
 
 
 class Pair:
@@ -55,6 +56,12 @@ class Pair:
         self.name = name
         self.primary = first.primary
         self.standby = first.standby
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The URLs of the primary, and of the standby if there is one."""
+        found = {"primary": self.primary, "standby": self.standby}
+        return {role: url for role, url in found.items() if url is not None}
 
     def databases(self) -> list[str]:
         """Return the names of all databases that it has."""
@@ -213,6 +220,23 @@ def all_pairs(topology: Topology) -> list[Pair]:
         for key, (keyspace, server) in firsts.items()
     }
     return [Pair(name, _at(entries, key)) for key, name in names.items()]
+
+
+def shard_of(topology: Topology, database: str) -> tuple[Keyspace, int] | None:
+    """Return keyspace and shard of the name of a database, or None.
+
+    The shard may not be open.
+    """
+    for keyspace in topology.keyspaces.values():
+        template = Template.parse(
+            keyspace.database, sharded=keyspace.kind != "global"
+        )
+        # The topology has checked the template.
+        if isinstance(template, Template):
+            shard_id = template.shard_of(database)
+            if shard_id is not None:
+                return keyspace, shard_id
+    return None
 
 
 def _entries(topology: Topology) -> Iterator[tuple[Keyspace, Server]]:

@@ -354,8 +354,7 @@ def _address_problems(
     used = {
         address_of(url): f"the {role} of {pair.name!r}"
         for pair in all_pairs(topology)
-        for role, url in (("primary", pair.primary), ("standby", pair.standby))
-        if url is not None
+        for role, url in pair.urls.items()
     }
     for role, url in urls.items():
         address = None if url is None else address_of(url)

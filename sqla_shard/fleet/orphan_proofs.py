@@ -79,7 +79,7 @@ def _moved(
         )
     ):
         return set()
-    here = {address_of(url) for url in (pair.primary, pair.standby) if url}
+    here = set(map(address_of, pair.urls.values()))
     found: set[str] = set()
     if address_of(move.target_primary) in here:
         found.update(move.staying_databases(topology))

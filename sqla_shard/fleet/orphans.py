@@ -42,6 +42,7 @@ from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.fleet import shard_of
 from sqla_shard.fleet.moves import bare_url
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.orphan_proofs import proven_by_journal
@@ -50,7 +51,6 @@ from sqla_shard.fleet.orphan_proofs import without_rows
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.topology import Topology
-from sqla_shard.topology.databases import Template
 from sqla_shard.topology.urls import address_of
 
 __all__ = ["GRACE", "Action", "Orphan", "OrphanChange", "orphans_of"]
@@ -121,7 +121,7 @@ def orphans_of(fleet: Fleet, server: str | None = None) -> list[Orphan]:
 
 def _orphans(topology: Topology, pair: Pair, admin: Admin) -> Iterator[Orphan]:
     here = address_of(pair.primary)
-    for (name,) in sorted(admin.rows("SHOW DATABASES")):
+    for name in admin.databases():
         match = _RENAMED.fullmatch(name)
         original = match["original"] if match else name
         home = _home(topology, original)
@@ -145,20 +145,14 @@ def _home(
 
     None for a database that is no shard's.
     """
-    for keyspace in topology.keyspaces.values():
-        template = Template.parse(
-            keyspace.database, sharded=keyspace.kind != "global"
-        )
-        if isinstance(template, str):
-            continue
-        shard_id = template.shard_of(database)
-        if shard_id is None:
-            continue
-        if shard_id >= keyspace.shards:
-            return None, None
-        server = keyspace.server_for(shard_id)
-        return server.name, server.primary
-    return None
+    found = shard_of(topology, database)
+    if found is None:
+        return None
+    keyspace, shard_id = found
+    if shard_id >= keyspace.shards:
+        return None, None
+    server = keyspace.server_for(shard_id)
+    return server.name, server.primary
 
 
 def _seconds(text: str) -> float:
@@ -323,7 +317,7 @@ class OrphanChange(Operation):
             for name in self._names:
                 _move_tables(self._primary, _original(name), name)
         elif self._action == "drop":
-            there = {name for (name,) in self._primary.rows("SHOW DATABASES")}
+            there = set(self._primary.databases())
             gone = [name for name in self._names if name not in there]
             if gone:
                 return f"{shortened_list(gone, 5)} were dropped"
@@ -466,19 +460,15 @@ class OrphanChange(Operation):
     ) -> Iterator[tuple[str, Fence]]:
         """Yield the fence of some orphans on the primary and the standby."""
         exempt = {*self.fleet.accounts.users, *self._allowed}
-        for role, url in (
-            ("primary", pair.primary),
-            ("standby", pair.standby),
-        ):
-            if url is not None:
-                yield (
-                    role,
-                    Fence(
-                        self.admin(bare_url(url), f"{pair.name} {role}"),
-                        [orphan.original for orphan in chosen],
-                        exempt=exempt,
-                    ),
-                )
+        for role, url in pair.urls.items():
+            yield (
+                role,
+                Fence(
+                    self.admin(bare_url(url), f"{pair.name} {role}"),
+                    [orphan.original for orphan in chosen],
+                    exempt=exempt,
+                ),
+            )
 
     # -- the change -------------------------------------------------------
 
@@ -501,7 +491,7 @@ class OrphanChange(Operation):
 
     def _change(self) -> Mapping[str, Any]:
         admin = self._primary
-        there = {name for (name,) in admin.rows("SHOW DATABASES")}
+        there = set(admin.databases())
         # Resumed, it may be days after the check.
         chosen, problems = self._compared(
             [n for n in self._names if n in there]

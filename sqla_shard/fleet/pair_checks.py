@@ -36,10 +36,10 @@ def setting_problems(*servers: Replication) -> list[Problem]:
         for server in servers
         for text in server.unfit()
     ]
-    ids: dict[str, str] = {}
+    ids: dict[int, str] = {}
     for server in servers:
         found += privilege_problems(server)
-        own = server.admin.variables("server_id").get("server_id", "")
+        own = server.server_id()
         other = ids.setdefault(own, server.admin.name)
         if other != server.admin.name:
             found.append(
@@ -85,8 +85,8 @@ def standby_problems(
             )
         ]
     found = []
-    own = primary.admin.variables("server_id").get("server_id")
-    if str(status.source_id) != own:
+    own = primary.server_id()
+    if status.source_id != own:
         found.append(
             Problem(
                 place,

@@ -258,16 +258,13 @@ class Replica(Operation):
         if self._action != "build" or standby in (None, arguments["source"]):
             return []
         other = self._at(standby, "standby")
-        ids = [
-            server.admin.variables("server_id")["server_id"]
-            for server in (target, other)
-        ]
-        if ids[0] != ids[1]:
+        own = target.server_id()
+        if own != other.server_id():
             return []
         return [
             Problem(
                 target.admin.name,
-                f"its server_id {ids[0]} is that of {other.admin.name}; give "
+                f"its server_id {own} is that of {other.admin.name}; give "
                 "each server its own",
             )
         ]

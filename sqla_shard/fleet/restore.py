@@ -227,19 +227,7 @@ class Restore(Operation):
                     "changes after a backup are replayed on MariaDB only",
                 )
             ]
-        moment = self._moment
-        start = {
-            domain: number for domain, _, number in gtids(backup.position)
-        }
-        early = (
-            moment is not None
-            and moment.time is not None
-            and moment.time < backup.created
-        ) or any(
-            number < start.get(domain, 0)
-            for domain, _, number in gtids((moment and moment.gtid) or "")
-        )
-        if not early:
+        if self._moment is None or _is_before(backup, self._moment):
             return []
         return [
             Problem(
@@ -365,7 +353,7 @@ class Restore(Operation):
         )
 
     def _exists(self, admin: Admin) -> bool:
-        return (self._target,) in admin.rows("SHOW DATABASES")
+        return self._target in admin.databases()
 
     def _pair(self) -> Pair:
         return pair_named(self.fleet.topology(), self._server)
@@ -412,8 +400,8 @@ def _latest(
 
 
 def _is_before(backup: Backup, moment: Moment) -> bool:
-    if moment.time is not None:
-        return backup.created <= moment.time
+    if moment.time is not None and moment.time < backup.created:
+        return False
     start = {domain: number for domain, _, number in gtids(backup.position)}
     return all(
         number >= start.get(domain, 0)

@@ -94,7 +94,7 @@ class RoleChange(Operation):
         """
         if address not in self._urls:
             pair = pair_named(self.fleet.topology(), self.server)
-            urls = filter(None, (pair.primary, pair.standby))
+            urls = pair.urls.values()
             self._urls.update({str(address_of(url)): url for url in urls})
         try:
             return self._urls[address]

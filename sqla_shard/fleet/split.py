@@ -474,7 +474,7 @@ class Split(Operation):
         if there is None:
             # The plan was begun by an older version.
             there = self._source.domain()
-        own = int(target.admin.variables("server_id")["server_id"])
+        own = target.server_id()
         if target.domain() == there:
             target.set_domain(own)
         target.open_writes()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.pair_checks import account_problems
 from sqla_shard.fleet.pair_checks import bypass_problems
@@ -28,7 +29,6 @@ __all__ = [
 
 #: Seconds that a server may be behind when the split is planned.
 _LAG = 30.0
-_SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 _CHUNK = 500
 #: Names of what does not move with a database, in the databases ``{0}``.
 _NOT_MOVED = {
@@ -162,9 +162,7 @@ def empty_problems(
     """
     place = target.admin.name
     names = [
-        name
-        for (name,) in target.admin.rows("SHOW DATABASES")
-        if name.lower() not in _SYSTEM
+        name for name in target.admin.databases() if name.lower() not in SYSTEM
     ]
     if names:
         return [
