@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection
@@ -78,12 +77,7 @@ class Admin:
     def __enter__(self) -> Admin:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 from typing import ClassVar
 from typing import Literal
@@ -148,12 +147,7 @@ class Operation(ABC):
     def __enter__(self) -> Operation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.disconnect()
 
     # -- what subclasses define -------------------------------------------
