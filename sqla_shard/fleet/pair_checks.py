@@ -5,10 +5,13 @@ Each function returns problems, all at once, and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fences import grant_rows
+from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.replication import Replication
 
 __all__ = [
@@ -67,9 +70,10 @@ def privilege_problems(server: Replication) -> list[Problem]:
     ]
 
 
+@as_list
 def standby_problems(
     primary: Replication, standby: Replication, *, lag: float
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Return why a standby that replicates cannot be promoted.
 
     :param lag: seconds that it may be behind the primary.
@@ -77,51 +81,40 @@ def standby_problems(
     place = standby.admin.name
     status = standby.status()
     if status is None:
-        return [
-            Problem(
-                place,
-                "it does not replicate; attach or rebuild it with: sqla-shard"
-                " fleet replica",
-            )
-        ]
-    found = []
+        yield Problem(
+            place,
+            "it does not replicate; attach or rebuild it with: sqla-shard"
+            " fleet replica",
+        )
+        return
     own = primary.server_id()
     if status.source_id != own:
-        found.append(
-            Problem(
-                place,
-                f"it replicates from {status.source} (server_id "
-                f"{status.source_id}), not from {primary.admin} (server_id "
-                f"{own}); attach it to that one",
-            )
+        yield Problem(
+            place,
+            f"it replicates from {status.source} (server_id "
+            f"{status.source_id}), not from {primary.admin} (server_id "
+            f"{own}); attach it to that one",
         )
     if not status.runs:
-        found.append(
-            Problem(
-                place,
-                f"replication does not run (receiver {status.receiver}, "
-                f"applier {status.applier}): "
-                f"{status.error or 'no error'}; start or rebuild it",
-            )
+        yield Problem(
+            place,
+            f"replication does not run (receiver {status.receiver}, "
+            f"applier {status.applier}): "
+            f"{status.error or 'no error'}; start or rebuild it",
         )
     elif status.lag is None or status.lag > lag:
-        found.append(
-            Problem(
-                place,
-                f"it is {'?' if status.lag is None else status.lag} s behind "
-                f"its primary; wait until it is less than {lag:g} s",
-            )
+        yield Problem(
+            place,
+            f"it is {'?' if status.lag is None else status.lag} s behind "
+            f"its primary; wait until it is less than {lag:g} s",
         )
-    found += form_problems(standby)
+    yield from form_problems(standby)
     for origin, number in primary.errant(standby.history()).items():
-        found.append(
-            Problem(
-                place,
-                f"it has {number} transactions of {origin} that its primary "
-                "has not; compare the data of both and rebuild it",
-            )
+        yield Problem(
+            place,
+            f"it has {number} transactions of {origin} that its primary "
+            "has not; compare the data of both and rebuild it",
         )
-    return found
 
 
 def fence_problems(
@@ -148,32 +141,25 @@ def fence_problems(
     ]
 
 
-def form_problems(standby: Replication) -> list[Problem]:
+@as_list
+def form_problems(standby: Replication) -> Iterator[Problem]:
     """Return what is wrong with how a standby replicates."""
     place = standby.admin.name
     status = standby.status()
-    found = []
     if status is not None and status.filters:
-        found.append(
-            Problem(
-                place,
-                f"it has replication filters ({', '.join(status.filters)}), "
-                "so it lacks data; rebuild it without them",
-            )
+        yield Problem(
+            place,
+            f"it has replication filters ({', '.join(status.filters)}), "
+            "so it lacks data; rebuild it without them",
         )
     if status is not None and not status.uses_gtid:
-        found.append(
-            Problem(place, "it does not replicate by GTID; attach it again")
-        )
+        yield Problem(place, "it does not replicate by GTID; attach it again")
     if not standby.is_read_only():
-        found.append(
-            Problem(
-                place,
-                "it is writable: applications may have written to it; make "
-                "it read-only and compare its data with the primary",
-            )
+        yield Problem(
+            place,
+            "it is writable: applications may have written to it; make "
+            "it read-only and compare its data with the primary",
         )
-    return found
 
 
 def account_problems(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
+from functools import wraps
 from typing import Any
+from typing import ParamSpec
+from typing import TypeVar
 
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
 
-__all__ = ["Plan", "Step"]
+__all__ = ["Plan", "Step", "as_list"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _VERSION = 1
 
@@ -114,3 +121,13 @@ class Plan:
         lines += [f"warning: {text}" for text in self.warnings]
         lines += [f"refused: {problem}" for problem in self.problems]
         return "\n".join(lines)
+
+
+def as_list(generator: Callable[P, Iterator[T]]) -> Callable[P, list[T]]:
+    """Let a function that yields problems return a list of them."""
+
+    @wraps(generator)
+    def listed(*args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return list(generator(*args, **kwargs))
+
+    return listed

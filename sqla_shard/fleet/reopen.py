@@ -12,6 +12,7 @@ close it again, unless the topology names another primary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from sqla_shard.exc import Problem
 from sqla_shard.exc import UnknownServerError
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.role_change import RoleChange
@@ -72,42 +74,36 @@ class Reopen(RoleChange):
         text = "it is open; there is nothing to do"
         return [Problem(self.old.admin.name, text)]
 
-    def _primary(self) -> list[Problem]:
+    @as_list
+    def _primary(self) -> Iterator[Problem]:
         place = self.old.admin.name
-        found = []
         if self.old.status() is not None:
-            found.append(
-                Problem(
-                    place,
-                    "it replicates from another server, so another one may "
-                    "be the primary; look at the topology",
-                )
+            yield Problem(
+                place,
+                "it replicates from another server, so another one may "
+                "be the primary; look at the topology",
             )
-        return found
 
-    def _standby(self) -> list[Problem]:
+    @as_list
+    def _standby(self) -> Iterator[Problem]:
         if self.plan.arguments["new"] is None:
             self.warnings.append(
                 "the topology names no standby; whether another server has "
                 "later writes cannot be seen"
             )
-            return []
+            return
         place = self.new.admin.name
-        found = []
         if not self.new.is_read_only():
-            found.append(
-                Problem(place, "it can be written; close it before you go on")
+            yield Problem(
+                place, "it can be written; close it before you go on"
             )
         for origin, number in self.old.errant(self.new.history()).items():
-            found.append(
-                Problem(
-                    place,
-                    f"it has {number} transactions of {origin} that the "
-                    "primary has not; promote it: stop the primary, then "
-                    f"sqla-shard fleet failover {self.server} --dead",
-                )
+            yield Problem(
+                place,
+                f"it has {number} transactions of {origin} that the "
+                "primary has not; promote it: stop the primary, then "
+                f"sqla-shard fleet failover {self.server} --dead",
             )
-        return found
 
     def steps(self) -> Sequence[Step]:
         """Return the steps."""

@@ -28,6 +28,7 @@ Limits:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,6 +60,7 @@ from sqla_shard.fleet.pair_checks import account_problems
 from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import setting_problems
 from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
@@ -221,35 +223,28 @@ class Replica(Operation):
         self._costs.append(_size(source.admin))
         return found
 
-    def _target_problems(self, target: Replication) -> list[Problem]:
+    @as_list
+    def _target_problems(self, target: Replication) -> Iterator[Problem]:
         place = target.admin.name
-        found = []
         if not target.is_read_only():
-            found.append(
-                Problem(
-                    place,
-                    "it is writable; set read_only=1 there, in its "
-                    "configuration too",
-                )
+            yield Problem(
+                place,
+                "it is writable; set read_only=1 there, in its "
+                "configuration too",
             )
         if target.filters():
-            found.append(
-                Problem(
-                    place,
-                    f"it has replication filters ({target.filters()}), so it "
-                    "would lack data; remove them",
-                )
+            yield Problem(
+                place,
+                f"it has replication filters ({target.filters()}), so it "
+                "would lack data; remove them",
             )
         status = target.status()
         if status is not None and self._action != "rebuild":
-            found.append(
-                Problem(
-                    place,
-                    f"it replicates from {status.source}; detach it first, "
-                    "with: sqla-shard fleet retire",
-                )
+            yield Problem(
+                place,
+                f"it replicates from {status.source}; detach it first, "
+                "with: sqla-shard fleet retire",
             )
-        return found
 
     def _id_problems(self, target: Replication) -> list[Problem]:
         """Compare the server_id with that of a standby that stays."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.operation import Operation
+from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replay import best_replay
@@ -189,35 +191,28 @@ class Restore(Operation):
             )
         return problems
 
-    def _target_problems(self) -> list[Problem]:
+    @as_list
+    def _target_problems(self) -> Iterator[Problem]:
         admin = self._admin()
         place = f"{admin}: {self._target}"
         if len(self._target) > _MOST_NAME:
-            return [
-                Problem(place, f"a name has at most {_MOST_NAME} characters")
-            ]
-        problems = []
+            text = f"a name has at most {_MOST_NAME} characters"
+            yield Problem(place, text)
+            return
         if self._target in self._pair().databases():
-            problems.append(
-                Problem(
-                    place, "it is the database of a shard; use another name"
-                )
+            yield Problem(
+                place, "it is the database of a shard; use another name"
             )
         elif self._exists(admin):
-            problems.append(
-                Problem(
-                    place,
-                    "it exists; drop it, or give another name with --as",
-                )
+            yield Problem(
+                place,
+                "it exists; drop it, or give another name with --as",
             )
         if replication_of(admin).is_read_only():
-            problems.append(
-                Problem(
-                    str(admin),
-                    "it is read-only; restore to a server that is written",
-                )
+            yield Problem(
+                str(admin),
+                "it is read-only; restore to a server that is written",
             )
-        return problems
 
     def _moment_problems(self, backup: Backup) -> list[Problem]:
         if not backup.is_mariadb or not self._admin().is_mariadb:

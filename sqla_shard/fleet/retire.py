@@ -6,6 +6,7 @@ it is not stopped.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.pair_checks import followers
+from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
@@ -74,28 +76,23 @@ class Retire(Operation):
         except FleetServerError as error:
             return [*problems, error.as_problem("is it lost?")]
 
-    def _users(self) -> list[Problem]:
+    @as_list
+    def _users(self) -> Iterator[Problem]:
         server = self._server
-        problems = []
         standbys = followers(server)
         if standbys:
-            problems.append(
-                Problem(
-                    str(server.admin),
-                    f"{standbys} servers replicate from it; attach them to "
-                    "their primary before",
-                )
+            yield Problem(
+                str(server.admin),
+                f"{standbys} servers replicate from it; attach them to "
+                "their primary before",
             )
         sessions = applications(server.admin, self.fleet.accounts.users)
         if sessions:
-            problems.append(
-                Problem(
-                    str(server.admin),
-                    f"{len(sessions)} sessions of others are open "
-                    f"({', '.join(map(str, sorted(sessions)[:5]))}); end them",
-                )
+            yield Problem(
+                str(server.admin),
+                f"{len(sessions)} sessions of others are open "
+                f"({', '.join(map(str, sorted(sessions)[:5]))}); end them",
             )
-        return problems
 
     def steps(self) -> Sequence[Step]:
         """Return the steps."""

@@ -17,6 +17,7 @@ from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.pair_checks import account_problems
 from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.replication import Replication
 
 __all__ = [
@@ -54,44 +55,36 @@ _NOT_MOVED = {
 }
 
 
+@as_list
 def source_problems(
     source: Replication, fence: Fence, accounts: Accounts
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Return why databases cannot leave a primary."""
     place = source.admin.name
-    found = []
     if source.is_read_only():
-        found.append(
-            Problem(
-                place,
-                "it is read-only already; if it was restarted, open it with: "
-                "sqla-shard fleet reopen",
-            )
+        yield Problem(
+            place,
+            "it is read-only already; if it was restarted, open it with: "
+            "sqla-shard fleet reopen",
         )
     if source.status() is not None:
-        found.append(
-            Problem(
-                place,
-                "it replicates from another server, although it is the "
-                "primary; look at it before anything else",
-            )
+        yield Problem(
+            place,
+            "it replicates from another server, although it is the "
+            "primary; look at it before anything else",
         )
-    found += fence.problems(place)
+    yield from fence.problems(place)
     if not fence.accounts():
-        found.append(
-            Problem(
-                place,
-                "no account has a grant on a pattern that matches the "
-                "databases that move, so nothing would be fenced; grant the "
-                "application its databases by a pattern",
-            )
+        yield Problem(
+            place,
+            "no account has a grant on a pattern that matches the "
+            "databases that move, so nothing would be fenced; grant the "
+            "application its databases by a pattern",
         )
-    found += prepared_problems(source)
-    found += [
-        Problem(place, text) for text in _objects(source, fence.databases)
-    ]
-    found += bypass_problems(accounts, source)
-    return found
+    yield from prepared_problems(source)
+    for text in _objects(source, fence.databases):
+        yield Problem(place, text)
+    yield from bypass_problems(accounts, source)
 
 
 def prepared_problems(source: Replication) -> list[Problem]:
@@ -114,23 +107,26 @@ def prepared_problems(source: Replication) -> list[Problem]:
     ]
 
 
+@as_list
 def copy_problems(
     source: Replication,
     target: Replication,
     databases: Sequence[str],
     accounts: Accounts,
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Return why a server cannot become the new home of databases.
 
     :param databases: names of the databases that move.
     """
     if target.status() is None:
-        return empty_problems(source, target, accounts)
-    found = standby_problems(source, target, lag=_LAG)
-    if found:
+        yield from empty_problems(source, target, accounts)
+        return
+    replicating = standby_problems(source, target, lag=_LAG)
+    if replicating:
         # Its tables may be different for that reason alone.
-        return found
-    found += schema_problems(source, target, databases)
+        yield from replicating
+        return
+    yield from schema_problems(source, target, databases)
     place = target.admin.name
     has = set(Fence(target.admin, databases).accounts())
     lacks = [
@@ -139,23 +135,21 @@ def copy_problems(
         if (user, host) not in has
     ]
     if lacks:
-        found.append(
-            Problem(
-                place,
-                f"it lacks the grants of {shortened_list(lacks, 5)} on the "
-                "databases that move; create the accounts there",
-            )
+        yield Problem(
+            place,
+            f"it lacks the grants of {shortened_list(lacks, 5)} on the "
+            "databases that move; create the accounts there",
         )
-    return found
 
 
+@as_list
 def empty_problems(
     source: Replication,
     target: Replication,
     accounts: Accounts,
     *,
     remedy: str = "build a copy with: sqla-shard fleet replica build",
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Return why a server cannot replicate another from the first write.
 
     :param remedy: what else can be done.
@@ -165,37 +159,30 @@ def empty_problems(
         name for name in target.admin.databases() if name.lower() not in SYSTEM
     ]
     if names:
-        return [
-            Problem(
-                place,
-                f"it has databases ({shortened_list(sorted(names), 5)}) and "
-                f"is not a standby of {source.admin.name}; empty it, and "
-                f"{remedy}",
-            )
-        ]
-    found = []
+        yield Problem(
+            place,
+            f"it has databases ({shortened_list(names, 5)}) and is not a "
+            f"standby of {source.admin.name}; empty it, and {remedy}",
+        )
+        return
     if target.history() or target.applied():
-        found.append(
-            Problem(place, f"it has a history of its own writes; {remedy}")
-        )
+        yield Problem(place, f"it has a history of its own writes; {remedy}")
     if not source.has_first_write():
-        found.append(
-            Problem(
-                place,
-                f"it is empty, and the binary log of {source.admin.name} "
-                f"does not begin with its first write; {remedy}",
-            )
+        yield Problem(
+            place,
+            f"it is empty, and the binary log of {source.admin.name} "
+            f"does not begin with its first write; {remedy}",
         )
-    return found + account_problems(accounts, source)
+    yield from account_problems(accounts, source)
 
 
+@as_list
 def schema_problems(
     source: Replication, target: Replication, databases: Sequence[str]
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Return which databases have other tables on the target."""
     there = source.admin.digests(databases)
     here = target.admin.digests(databases)
-    found = []
     for what, names in (
         ("lacks", [name for name in there if name not in here]),
         (
@@ -204,23 +191,18 @@ def schema_problems(
         ),
     ):
         if names:
-            found.append(
-                Problem(
-                    target.admin.name,
-                    f"it {what} {shortened_list(names, 5)}; if tables are "
-                    "being changed, wait for the end, otherwise rebuild it",
-                )
+            yield Problem(
+                target.admin.name,
+                f"it {what} {shortened_list(names, 5)}; if tables are "
+                "being changed, wait for the end, otherwise rebuild it",
             )
     missing = [name for name in databases if name not in there]
     if missing:
-        found.append(
-            Problem(
-                source.admin.name,
-                f"it has no databases {shortened_list(missing, 5)}, although "
-                "the topology says so; see: sqla-shard fleet doctor",
-            )
+        yield Problem(
+            source.admin.name,
+            f"it has no databases {shortened_list(missing, 5)}, although "
+            "the topology says so; see: sqla-shard fleet doctor",
         )
-    return found
 
 
 def _objects(server: Replication, databases: Collection[str]) -> Iterator[str]:
