@@ -43,6 +43,7 @@ from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import fence_problems
 from sqla_shard.fleet.pair_checks import followers
 from sqla_shard.fleet.pair_checks import long_work
+from sqla_shard.fleet.pair_checks import primary_problems
 from sqla_shard.fleet.pair_checks import setting_problems
 from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.plans import Plan
@@ -109,22 +110,8 @@ class Failover(Promotion):
     def _compare(self, old: Replication, new: Replication) -> list[Problem]:
         accounts = self.fleet.accounts
         found = setting_problems(old, new)
-        if old.is_read_only():
-            found.append(
-                Problem(
-                    old.admin.name,
-                    "it is read-only already; if it was restarted, open it "
-                    f"with: sqla-shard fleet reopen {self.server}",
-                )
-            )
-        if old.status() is not None:
-            found.append(
-                Problem(
-                    old.admin.name,
-                    "it replicates from another server, although it is the "
-                    "primary; look at it before anything else",
-                )
-            )
+        reopen = f"sqla-shard fleet reopen {self.server}"
+        found += primary_problems(old, reopen)
         found += standby_problems(old, new, lag=_LAG)
         found += fence_problems(old, new)
         found += account_problems(accounts, old, new)
@@ -315,24 +302,16 @@ class Failover(Promotion):
             self.fleet.accounts.for_replication(),
             demoted=True,
         )
-        self._wait_for_old()
+        if not old.runs_within(_PATIENCE):
+            status = old.status()
+            raise old.admin.error(
+                "it does not replicate from the new primary: "
+                f"{status.error if status else 'not attached'}"
+            )
         if semi_sync:
             # Not before: with no standby each COMMIT waits for the timeout.
             new.set_semi_sync(source=True, replica=False)
         return None
-
-    def _wait_for_old(self) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            status = self.old.status()
-            if status is not None and status.runs:
-                return
-            if time.monotonic() > deadline:
-                raise self.old.admin.error(
-                    "it does not replicate from the new primary: "
-                    f"{status.error if status else 'not attached'}"
-                )
-            time.sleep(0.01)
 
     def _kill(self) -> Mapping[str, Any] | None:
         return self._if_reachable(self._kill_applications)

@@ -21,6 +21,7 @@ __all__ = [
     "followers",
     "form_problems",
     "long_work",
+    "primary_problems",
     "privilege_problems",
     "setting_problems",
     "standby_problems",
@@ -68,6 +69,27 @@ def privilege_problems(server: Replication) -> list[Problem]:
             f"lacks {', '.join(lacks)}; grant these ON *.*",
         )
     ]
+
+
+@as_list
+def primary_problems(primary: Replication, reopen: str) -> Iterator[Problem]:
+    """Return why a server is not a primary that serves.
+
+    :param reopen: the command that opens it.
+    """
+    place = primary.admin.name
+    if primary.is_read_only():
+        yield Problem(
+            place,
+            "it is read-only already; if it was restarted, open it with: "
+            f"{reopen}",
+        )
+    if primary.status() is not None:
+        yield Problem(
+            place,
+            "it replicates from another server, although it is the primary; "
+            "look at it before anything else",
+        )
 
 
 @as_list

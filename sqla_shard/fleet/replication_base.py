@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -335,6 +336,15 @@ class Replication(ABC):
             account.password,
         )
         self.start()
+
+    def runs_within(self, seconds: float) -> bool:
+        """Wait until a standby receives and applies; False if it is late."""
+        deadline = time.monotonic() + seconds
+        while not ((status := self.status()) and status.runs):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def start(self) -> None:
         """Start receiving and applying."""

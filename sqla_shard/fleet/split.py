@@ -509,14 +509,11 @@ class Split(Operation):
             # The receiver asks for it when it connects.
             standby.stop()
             standby.start()
-            deadline = time.monotonic() + _SETTLE
-            while not ((status := standby.status()) and status.runs):
-                if time.monotonic() > deadline:
-                    raise standby.admin.error(
-                        "it does not replicate, so that the target "
-                        "stays without semi-sync"
-                    )
-                time.sleep(0.01)
+            if not standby.runs_within(_SETTLE):
+                raise standby.admin.error(
+                    "it does not replicate, so that the target "
+                    "stays without semi-sync"
+                )
             # Not before: with no standby each COMMIT waits for the timeout.
             target.set_semi_sync(source=True, replica=False)
 
@@ -622,12 +619,8 @@ class Split(Operation):
             if server.status() is not None:
                 found.append(f"{server.admin} replicates")
             return found
-        deadline = time.monotonic() + _SETTLE
-        while not ((status := server.status()) and status.runs):
-            if status is None or time.monotonic() > deadline:
-                found.append(f"{server.admin} does not replicate")
-                break
-            time.sleep(0.05)
+        if server.status() is None or not server.runs_within(_SETTLE):
+            found.append(f"{server.admin} does not replicate")
         return found
 
     def _if_reachable(

@@ -16,6 +16,7 @@ from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.pair_checks import account_problems
 from sqla_shard.fleet.pair_checks import bypass_problems
+from sqla_shard.fleet.pair_checks import primary_problems
 from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.replication import Replication
@@ -61,18 +62,7 @@ def source_problems(
 ) -> Iterator[Problem]:
     """Return why databases cannot leave a primary."""
     place = source.admin.name
-    if source.is_read_only():
-        yield Problem(
-            place,
-            "it is read-only already; if it was restarted, open it with: "
-            "sqla-shard fleet reopen",
-        )
-    if source.status() is not None:
-        yield Problem(
-            place,
-            "it replicates from another server, although it is the "
-            "primary; look at it before anything else",
-        )
+    yield from primary_problems(source, "sqla-shard fleet reopen")
     yield from fence.problems(place)
     if not fence.accounts():
         yield Problem(
