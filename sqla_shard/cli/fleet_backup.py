@@ -48,7 +48,6 @@ def _source_option(
         "source",
         type=click.Choice(get_args(Source)),
         default=default,
-        show_default=True,
         help="Server of each pair to read.",
     )
 
@@ -75,7 +74,6 @@ def backup_group() -> None:
     metavar="N",
     type=click.IntRange(min=1),
     default=2,
-    show_default=True,
     help="Number of sessions that read at a time.",
 )
 @json_option
@@ -213,6 +211,7 @@ def verify_command(folder: str, name: str | None, as_json: bool) -> None:
     metavar="D",
     type=click.FloatRange(min=0),
     default=0.0,
+    show_default=False,
     help="Days for which each backup stays.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would go.")

@@ -81,7 +81,6 @@ def status_command(settings: Settings, as_json: bool) -> None:
     metavar="N",
     type=click.IntRange(min=1),
     default=20,
-    show_default=True,
     help="Number of operations.",
 )
 @json_option

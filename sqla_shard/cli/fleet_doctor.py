@@ -43,7 +43,6 @@ __all__ = ["capacity_command", "doctor_command"]
     "least",
     type=click.Choice(["critical", "warning"]),
     default="warning",
-    show_default=True,
     help="Severity from which the exit status is 1.",
 )
 @click.option(
@@ -59,7 +58,6 @@ __all__ = ["capacity_command", "doctor_command"]
     metavar="S",
     type=FiniteRange(least=1, most=3600),
     default=15.0,
-    show_default=True,
     help="Seconds after which a server that has not responded is unknown.",
 )
 @click.option(
@@ -132,7 +130,6 @@ def doctor_command(
     metavar="S",
     type=FiniteRange(least=0, most=3600),
     default=5.0,
-    show_default=True,
     help="Seconds for which activity is measured; 0 for none.",
 )
 @click.option(
@@ -140,7 +137,6 @@ def doctor_command(
     metavar="N",
     type=click.IntRange(min=0),
     default=10,
-    show_default=True,
     help="Number of shards in each list.",
 )
 @click.option(
@@ -148,7 +144,6 @@ def doctor_command(
     metavar="S",
     type=FiniteRange(least=1, most=3600),
     default=60.0,
-    show_default=True,
     help="Seconds after which a server is not read.",
 )
 @json_option

@@ -111,7 +111,6 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
     metavar="DAYS",
     type=FiniteRange(least=0),
     default=7.0,
-    show_default=True,
     help="Drop only what was renamed before.",
 )
 @_accept_option

@@ -55,7 +55,6 @@ def replica_group() -> None:
 @click.option(
     "--publish/--no-publish",
     default=True,
-    show_default=True,
     help="Whether it becomes the standby in the topology; without, it only "
     "replicates, for a split.",
 )

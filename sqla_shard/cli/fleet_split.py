@@ -44,7 +44,6 @@ _target_options = with_options(
         metavar="SECONDS",
         type=FiniteRange(least=0.1),
         default=3.0,
-        show_default=True,
         help="Time for the last writes while writes are stopped; after it, "
         "everything is undone.",
     ),
@@ -53,7 +52,6 @@ _target_options = with_options(
         metavar="SECONDS",
         type=FiniteRange(least=1),
         default=3600.0,
-        show_default=True,
         help="Time for the comparison of all rows that move, before the "
         "cutover and after it.",
     ),

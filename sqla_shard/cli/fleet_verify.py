@@ -72,7 +72,6 @@ _EVERY = 5.0
     metavar="N",
     type=click.IntRange(1, 64),
     default=2,
-    show_default=True,
     help="Sessions on each server.",
 )
 @click.option(
@@ -87,7 +86,6 @@ _EVERY = 5.0
     metavar="S",
     type=FiniteRange(least=1),
     default=600.0,
-    show_default=True,
     help="Seconds after which the rest is compared at another point.",
 )
 @click.option(
@@ -95,7 +93,6 @@ _EVERY = 5.0
     metavar="N",
     type=click.IntRange(min=0),
     default=1000,
-    show_default=True,
     help="Differences in the JSON document, and rows to compare again.",
 )
 @click.option(

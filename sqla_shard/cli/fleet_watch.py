@@ -35,7 +35,6 @@ __all__ = ["watch_command"]
     "--watchers",
     metavar="N",
     default=3,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Number of watchers that you run; a majority must agree.",
 )
@@ -43,7 +42,6 @@ __all__ = ["watch_command"]
     "--dead-after",
     metavar="S",
     default=3.0,
-    show_default=True,
     type=FiniteRange(least=0.1),
     help="Seconds for which they must not have seen a primary.",
 )
@@ -51,7 +49,6 @@ __all__ = ["watch_command"]
     "--interval",
     metavar="S",
     default=0.5,
-    show_default=True,
     type=FiniteRange(least=0.1),
     help="Seconds between two looks.",
 )
@@ -59,7 +56,6 @@ __all__ = ["watch_command"]
     "--hold-off",
     metavar="S",
     default=3600.0,
-    show_default=True,
     type=FiniteRange(least=0.0),
     help="Seconds after a failover of a server before the next.",
 )
@@ -73,6 +69,7 @@ __all__ = ["watch_command"]
     "--hook",
     metavar="COMMAND",
     default="",
+    show_default=False,
     help="Run it for each new line; SQLA_SHARD_WATCH has the line.",
 )
 @json_option

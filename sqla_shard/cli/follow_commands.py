@@ -181,7 +181,6 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--mode",
     metavar="MODE",
     default="0640",
-    show_default=True,
     callback=_mode,
     help="Permissions of the file, in octal.",
 )
@@ -189,7 +188,6 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--reread",
     metavar="S",
     default=60.0,
-    show_default=True,
     type=FiniteRange(least=0.1),
     help="Seconds between two reads of ZooKeeper without a notification.",
 )

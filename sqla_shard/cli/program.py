@@ -218,6 +218,7 @@ class _Program(click.Group):
 @click.group(
     "sqla-shard",
     cls=_Program,
+    context_settings={"show_default": True},
     epilog=examples(
         "sqla-shard id 241294492511762325",
         "sqla-shard -t topology.toml where 241294492511762325",

@@ -78,7 +78,6 @@ _HOUR = timedelta(hours=1)
     "--keep",
     metavar="HOURS",
     default=KEEP / _HOUR,
-    show_default=True,
     type=FiniteRange(least=0, most=24 * 3650),
     help="Hours for which applied operations are remembered.",
 )
@@ -297,7 +296,6 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
     metavar="S",
     type=FiniteRange(least=0),
     default=MINUTE.total_seconds(),
-    show_default=True,
     help="Ignore transactions that began to commit less than S seconds ago.",
 )
 @json_option

@@ -202,6 +202,7 @@ class _Group(click.Group):
     show_envvar=True,
     type=click.Path(path_type=Path),
     default=Path("alembic.ini"),
+    show_default=False,
     help="Configuration file of alembic; alembic.ini by default.",
 )
 @click.option(
@@ -209,6 +210,7 @@ class _Group(click.Group):
     "--name",
     metavar="SECTION",
     default="alembic",
+    show_default=False,
     help="Section of that file, for a keyspace with its own revisions.",
 )
 @click.pass_context

@@ -180,7 +180,6 @@ interval_option = with_options(
         "--interval",
         metavar="S",
         default=5.0,
-        show_default=True,
         type=FiniteRange(least=0.1),
         help="Seconds to wait after a pass with nothing to do.",
     )

@@ -65,7 +65,6 @@ _run_options = with_options(
         metavar="S",
         type=FiniteRange(least=0),
         default=60.0,
-        show_default=True,
         help="Seconds before an inconsistency is checked again.",
     ),
     click.option(
