@@ -61,7 +61,6 @@ class BoundSession(ShardSession):
 
     Only ``commit()`` commits.
 
-    :param cluster: the cluster.
     :param location: the shard.
     """
 

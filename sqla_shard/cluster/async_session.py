@@ -75,12 +75,7 @@ class AsyncShardSession(AsyncSession):
     get_many = _awaited(ShardSession.get_many)
     scatter_page = _awaited(ShardSession.scatter_page)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await to_the_end(self.close(), cut=True)
 
 

@@ -175,7 +175,6 @@ def create_backups(
 ) -> list[Backup]:
     """Back up some virtual shards: one backup for each server.
 
-    :param fleet: the fleet.
     :param storage: where the backups are written.
     :param scope: which virtual shards.
     :param source: the server of each pair that is read.

@@ -195,7 +195,6 @@ def copy_binlogs(
 ) -> tuple[BinlogArchive, list[str]]:
     """Copy the binary logs of a server that were not copied before.
 
-    :param fleet: the fleet.
     :param storage: where they are written.
     :param server: name of the server in the topology, or ``keyspace/name``.
     :param source: which server of the pair.

@@ -109,7 +109,6 @@ def examine(
 ) -> DoctorReport:
     """Read all servers of a fleet, and return what is wrong.
 
-    :param fleet: the fleet.
     :param others: URLs or ``host:port`` of servers outside of the topology
         that are looked at, too, such as former ones.
     :param environ: values of placeholders in the topology, such as

@@ -176,7 +176,6 @@ class File:
 class Written:
     """Counts and hashes what is written into a file.
 
-    :param file: the file.
     :ivar size: bytes that were written.
     """
 

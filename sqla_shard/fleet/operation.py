@@ -124,7 +124,6 @@ class Operation(ABC):
 
     Subclasses take their arguments from the plan, and connect on first use.
 
-    :param fleet: the fleet.
     :param plan: a plan of this kind.
     """
 

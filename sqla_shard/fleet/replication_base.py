@@ -322,7 +322,6 @@ class Replication(ABC):
         """Replicate from a server, and start.
 
         :param host: address of the primary.
-        :param port: its port.
         :param account: replication account.
         :param demoted: whether this server was a primary, and the new primary
             has all of its writes.

@@ -132,7 +132,6 @@ def outbox_size(
 ) -> tuple[list[Waiting], list[UnreadServer]]:
     """Return the numbers of pending invalidations, by shard and region.
 
-    :param cluster: the cluster.
     :returns: the numbers, for shards with pending invalidations; and the
         shards that were not read, or do not have the table: on these a
         transaction is rolled back if its cache node does not respond.
@@ -315,7 +314,6 @@ def drain(
     Several processes may run it at the same time: a key that two of them read
     is invalidated twice, and its row deleted once.
 
-    :param cluster: the cluster.
     :param stores: the stores, by the names of their regions.
     :param batch: maximum number of rows that one statement reads or deletes.
     :raises ValueError: if the batch is not an integer, 1 or more.

@@ -359,7 +359,6 @@ def repair(
 
     Several workers may run at the same time.
 
-    :param cluster: the cluster.
     :param keep: the retention time of the tokens of applied operations: a
         process that is suspended for longer, between taking an operation and
         applying it, would apply it a second time.

@@ -412,7 +412,6 @@ class ShardLint:
     def allow(self, *kinds: FindingKind) -> Iterator[None]:
         """Allow kinds of findings inside the block, in all threads.
 
-        :param kinds: the kinds.
         :raises ValueError: if a kind is not valid.
         """
         known = _known(kinds)

@@ -335,7 +335,6 @@ def find_object(
 ) -> Location:
     """Return the location of an object, which may not exist.
 
-    :param topology: the topology.
     :param object_id: the id.
     :param keyspace: name of its keyspace; by default the only one of kind
         ``"objects"``.
@@ -366,7 +365,6 @@ def find_shard(
 ) -> Location:
     """Return the location of a virtual shard.
 
-    :param topology: the topology.
     :param shard_id: the shard; 0 for a global keyspace.
     :param keyspace: name of the keyspace; by default the only one of kind
         ``"objects"``.

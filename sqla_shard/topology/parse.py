@@ -121,7 +121,6 @@ class Table:
     def get(self, key: str, *, remedy: str = "") -> object:
         """Return the value of a key, or :data:`MISSING`.
 
-        :param key: the key.
         :param remedy: makes the key required: the end of a message, which says
             what to write.
         """
@@ -133,7 +132,6 @@ class Table:
     def text(self, key: str, *, remedy: str = "") -> str | None:
         """Return the string of a key, or None.
 
-        :param key: the key.
         :param remedy: as for :meth:`get`.
         """
         value = self.get(key, remedy=remedy)
@@ -148,7 +146,6 @@ class Table:
     def integer(self, key: str, *, remedy: str = "") -> int | None:
         """Return the integer of a key, or None.
 
-        :param key: the key.
         :param remedy: as for :meth:`get`.
         """
         value = self.get(key, remedy=remedy)
@@ -191,7 +188,6 @@ def in_document_order(
 
     A missing key counts as the beginning of its table.
 
-    :param document: the document.
     :param problems: problems in any order; the order within a place is
         preserved.
     """
@@ -506,7 +502,6 @@ def parse_ranges(
 
     :param table: the table of the server.
     :param key: the key of the ranges.
-    :param draft: the draft.
     :param is_required: whether missing ranges are a problem.
     """
     value = table.get(key, remedy=_RANGE_REMEDY if is_required else "")

@@ -123,7 +123,6 @@ class VerifyProgress:
 class Run:
     """One run of the given checks.
 
-    :param cluster: the cluster.
     :param checks: the checks, in the order of the run.
     :param repair: the kinds to repair; empty for a dry run.
     :param pace: the limits of the run.

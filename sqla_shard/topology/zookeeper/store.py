@@ -439,7 +439,6 @@ class ZooKeeperStore:
 
         :meth:`prepare` must be called before.
 
-        :param node: the node.
         :param version: expected version of the node; None creates the node.
         :param copy: a node to create.
         :param guard: a further condition.
