@@ -21,6 +21,8 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownServerError
+from sqla_shard.fleet.addresses import bare_url
+from sqla_shard.fleet.addresses import with_login
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
@@ -33,13 +35,11 @@ from sqla_shard.topology.keyspaces import joined
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import redact
 
-__all__ = ["Move", "Request", "bare_url"]
+__all__ = ["Move", "Request"]
 
 _SHARDS = re.compile(
     r"(?:(?P<keyspace>[^:]+):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?"
 )
-#: The part of a URL before the host; a password has no '@', '/' or '?'.
-_BEFORE_HOST = re.compile(r"(?P<scheme>[^:/?@]+://)(?P<login>[^/?@]*@)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,10 +296,10 @@ class Move:
             yield replace(
                 server,
                 name=self.target,
-                primary=_with_login(self.target_primary, login),
+                primary=with_login(self.target_primary, login),
                 standby=None
                 if self.target_standby is None
-                else _with_login(self.target_standby, server.standby or login),
+                else with_login(self.target_standby, server.standby or login),
                 shards=tuple(moving),
                 weight=server.weight if self.weight is None else self.weight,
                 # Rows that were cached before the move have a lower one.
@@ -307,20 +307,6 @@ class Move:
                 if server.generation is None
                 else server.generation + 1,
             )
-
-
-def bare_url(text: str) -> str:
-    """Return a URL without user and password."""
-    return _BEFORE_HOST.sub(lambda match: match["scheme"], text, count=1)
-
-
-def _with_login(url: str, other: str) -> str:
-    """Return a URL with the user and the password of another."""
-    match = _BEFORE_HOST.match(other)
-    login = "" if match is None else match["login"] or ""
-    return _BEFORE_HOST.sub(
-        lambda found: f"{found['scheme']}{login}", url, count=1
-    )
 
 
 def _bare_target(role: str, text: str, problems: list[Problem]) -> str | None:

@@ -35,6 +35,7 @@ from typing import Literal
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.addresses import bare_url
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.fences import Fence
@@ -43,7 +44,6 @@ from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.fleet import shard_of
-from sqla_shard.fleet.moves import bare_url
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.orphan_proofs import proven_by_journal
 from sqla_shard.fleet.orphan_proofs import unequal
