@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -64,16 +65,7 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the difference in JSON values."""
-        return {
-            "database": self.database,
-            "table": self.table,
-            "kind": self.kind,
-            "key": list(self.key),
-            "columns": list(self.columns),
-            "detail": self.detail,
-            "values": {name: list(two) for name, two in self.values.items()},
-            "lasts": self.lasts,
-        }
+        return asdict(self)
 
     def described(self, second: str) -> str:
         """Return a line for people.
@@ -111,13 +103,9 @@ class Unread:
     reason: str
     table: str = ""
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """Return it in JSON values."""
-        return {
-            "database": self.database,
-            "table": self.table,
-            "reason": self.reason,
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         place = ".".join(filter(None, (self.database, self.table)))
@@ -170,23 +158,7 @@ class DataReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in JSON values."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "replicates": self.replicates,
-            "points": list(self.points),
-            "databases": self.databases,
-            "tables": self.tables,
-            "rows": self.rows,
-            "seconds": self.seconds,
-            "locked": self.locked,
-            "stopped": self.stopped,
-            "ok": self.ok,
-            "found": self.found,
-            "differences": [one.as_dict() for one in self.differences],
-            "settled": self.settled,
-            "unread": [one.as_dict() for one in self.unread],
-        }
+        return {**asdict(self), "ok": self.ok}
 
     def summary(self) -> str:
         """Return the last lines of ``str()``, without the differences."""

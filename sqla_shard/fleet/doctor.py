@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
+from dataclasses import asdict
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -78,12 +79,7 @@ class DoctorReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in JSON values."""
-        return {
-            "epoch": self.epoch,
-            "servers": self.servers,
-            "ok": self.ok,
-            "findings": [finding.as_dict() for finding in self.findings],
-        }
+        return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]

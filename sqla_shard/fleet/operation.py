@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
@@ -98,14 +99,7 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result in JSON values."""
-        return {
-            "title": self.title,
-            "state": self.state,
-            "epoch": self.epoch,
-            "pause": self.pause,
-            "notes": dict(self.notes),
-            "steps": dict(self.steps),
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         pause = ""

@@ -163,15 +163,7 @@ class Watched:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it in JSON values."""
-        return {
-            "leader": self.leader,
-            "votes": {
-                name: None
-                if vote is None
-                else {key: asdict(one) for key, one in vote.items()}
-                for name, vote in self.votes.items()
-            },
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         if not self.votes:
