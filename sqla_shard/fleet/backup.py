@@ -200,26 +200,19 @@ def create_backups(
     return [job.run() for job in jobs]
 
 
+@dataclass
 class _Job:
     """The backup of one server."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        storage: Storage,
-        topology: Topology,
-        part: _Part,
-        source: Source,
-        workers: int,
-        progress: Callable[[BackupEvent], object] | None,
-    ) -> None:
-        self._fleet = fleet
-        self._storage = storage
-        self._topology = topology
-        self._part = part
-        self._source: Source = source
-        self._workers = workers
-        self._progress = progress
+    fleet: Fleet
+    storage: Storage
+    topology: Topology
+    part: _Part
+    source: Source
+    workers: int
+    progress: Callable[[BackupEvent], object] | None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._begin = time.monotonic()
@@ -227,8 +220,8 @@ class _Job:
 
     def check(self) -> list[Problem]:
         """Return what speaks against it."""
-        pair = self._part.pair
-        if self._source == "standby" and pair.standby is None:
+        pair = self.part.pair
+        if self.source == "standby" and pair.standby is None:
             return [
                 Problem(
                     pair.name, "it has no standby; back up from its primary"
@@ -239,9 +232,9 @@ class _Job:
 
     def _role(self, admin: Admin) -> list[Problem]:
         """Return why what it reads may not be the content of the primary."""
-        if self._source == "primary":
+        if self.source == "primary":
             return []
-        pair = self._part.pair
+        pair = self.part.pair
         standby = replication_of(admin)
         status = standby.status()
         if status is None:
@@ -254,7 +247,7 @@ class _Job:
                 f"{status.applier!r}"
             )
         else:
-            with self._fleet.admin(
+            with self.fleet.admin(
                 pair.primary, name=f"{pair.name} primary"
             ) as other:
                 found = _behind(replication_of(other), standby, status)
@@ -269,7 +262,7 @@ class _Job:
         ]
 
     def _contents(self, admin: Admin) -> list[Problem]:
-        names = list(self._part.databases)
+        names = list(self.part.databases)
         existing = set(admin.databases())
         problems = [
             Problem(
@@ -294,25 +287,25 @@ class _Job:
 
     def run(self) -> Backup:
         """Back up, and return the manifest."""
-        name = new_name(self._part.pair.name)
+        name = new_name(self.part.pair.name)
         try:
             with self._connect() as admin:
                 backup = self._write(admin, name)
-            self._storage.finish(backup)
+            self.storage.finish(backup)
         except BaseException as error:
             # Without a manifest it is not listed; what cannot be removed now
             # is removed by prune.
             with suppress(OSError):
-                self._storage.remove(name)
+                self.storage.remove(name)
             if isinstance(error, OSError):
                 raise self._failed(
-                    f"{self._storage} cannot be written: {error}"
+                    f"{self.storage} cannot be written: {error}"
                 ) from error
             raise
         return backup
 
     def _write(self, admin: Admin, name: str) -> Backup:
-        names = list(self._part.databases)
+        names = list(self.part.databases)
         defaults = {
             database: (charset, collation)
             for database, charset, collation in admin.rows(
@@ -324,13 +317,13 @@ class _Job:
         tables: dict[str, list[Table]] = defaultdict(list)
         for (database, _), table in before.items():
             tables[database].append(table)
-        with snapshots(admin, self._workers, timeout=_TIMEOUT) as found:
+        with snapshots(admin, self.workers, timeout=_TIMEOUT) as found:
             # After the snapshot: what it contains began before this time.
             created = float(admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
             left: queue.SimpleQueue[str] = queue.SimpleQueue()
             for database in names:
                 left.put(database)
-            with ThreadPoolExecutor(self._workers) as pool:
+            with ThreadPoolExecutor(self.workers) as pool:
                 futures = [
                     pool.submit(
                         self._work, session, left, tables, defaults, name
@@ -354,11 +347,11 @@ class _Job:
             name=name,
             created=created,
             product=version("sqla-shard"),
-            topology=self._fleet.journal.name,
-            epoch=self._topology.epoch,
-            server=self._part.pair.name,
+            topology=self.fleet.journal.name,
+            epoch=self.topology.epoch,
+            server=self.part.pair.name,
             source=admin.address,
-            role=self._source,
+            role=self.source,
             server_version=str(admin.value("SELECT VERSION()")),
             is_mariadb=admin.is_mariadb,
             position=position,
@@ -405,8 +398,8 @@ class _Job:
         defaults: tuple[str, str],
         name: str,
     ) -> None:
-        keyspace, shard = self._part.databases[database]
-        file = self._storage.file(name, dump_name(database))
+        keyspace, shard = self.part.databases[database]
+        file = self.storage.file(name, dump_name(database))
         with file.create() as opened:
             written = Written(opened)
             contents = write_dump(
@@ -428,26 +421,26 @@ class _Job:
         )
         with self._lock:
             self._done[database] = done
-            if self._progress is not None:
-                self._progress(self._event())
+            if self.progress is not None:
+                self.progress(self._event())
 
     def _event(self) -> BackupEvent:
         return BackupEvent(
-            server=self._part.pair.name,
+            server=self.part.pair.name,
             databases=len(self._done),
-            all_databases=len(self._part.databases),
+            all_databases=len(self.part.databases),
             bytes=sum(one.size for one in self._done.values()),
             seconds=time.monotonic() - self._begin,
         )
 
     def _connect(self) -> Admin:
-        pair = self._part.pair
-        url = pair.standby if self._source == "standby" else pair.primary
-        return self._fleet.admin(str(url), name=f"{pair.name} {self._source}")
+        pair = self.part.pair
+        url = pair.standby if self.source == "standby" else pair.primary
+        return self.fleet.admin(str(url), name=f"{pair.name} {self.source}")
 
     def _failed(self, reason: str) -> BackupFailedError:
         return BackupFailedError(
-            server=f"{self._part.pair.name} {self._source}", reason=reason
+            server=f"{self.part.pair.name} {self.source}", reason=reason
         )
 
 

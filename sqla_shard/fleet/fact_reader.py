@@ -14,6 +14,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from threading import Thread
@@ -174,28 +175,23 @@ class _Parts:
             return dict(self._parts), unread
 
 
+@dataclass
 class _ServerReading:
     """Reads one server in several threads, one session each."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        url: str,
-        name: str,
-        role: Role,
-        databases: Sequence[str],
-    ) -> None:
-        self._fleet = fleet
-        self._url = url
-        self._name = name
-        self._role = role
-        self._databases = databases
+    fleet: Fleet
+    url: str
+    name: str
+    role: Role
+    databases: Sequence[str]
+
+    def __post_init__(self) -> None:
         self._parts = _Parts()
         self._lanes: list[dict[tuple[str, ...], _Read]] = [
             _STATE,
             _REPLICATION,
-            _CONTENT if role == "primary" else {},
-            _DEFINITIONS if databases else {},
+            _CONTENT if self.role == "primary" else {},
+            _DEFINITIONS if self.databases else {},
         ]
 
     def start(self, deadline: float) -> None:
@@ -211,9 +207,9 @@ class _ServerReading:
         ]
         parts, unread = self._parts.at(deadline, wanted, limit)
         return ServerFacts(
-            name=self._name,
-            role=self._role,
-            address=str(address_of(self._url)),
+            name=self.name,
+            role=self.role,
+            address=str(address_of(self.url)),
             parts=parts,
             unread=unread,
         )
@@ -227,10 +223,10 @@ class _ServerReading:
                 try:
                     if admin is None:
                         admin = _connect(
-                            self._fleet, self._url, self._name, deadline
+                            self.fleet, self.url, self.name, deadline
                         )
                     self._parts.add(
-                        read(replication_of(admin), self._databases)
+                        read(replication_of(admin), self.databases)
                     )
                 except FleetServerError as error:
                     self._parts.fail(parts, error.reason)
@@ -242,30 +238,26 @@ class _ServerReading:
                 admin.close()
 
 
+@dataclass
 class _Comparison:
     """Compares the servers of one pair, in a thread."""
 
     _PARTS = ("late", "errant", "differing")
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        pair: Pair,
-        primary: ServerFacts,
-        standby: ServerFacts | None,
-    ) -> None:
-        self._fleet = fleet
-        self._pair = pair
-        self._primary = primary
-        self._standby = standby
+    fleet: Fleet
+    pair: Pair
+    primary: ServerFacts
+    standby: ServerFacts | None
+
+    def __post_init__(self) -> None:
         self._parts = _Parts()
 
     def start(self, deadline: float) -> None:
         """Start to compare, if both servers have responded."""
-        standby = self._standby
+        standby = self.standby
         if standby is None:
             return
-        for server in (self._primary, standby):
+        for server in (self.primary, standby):
             if not server.has("position"):
                 reason = server.unread.get("position", "it was not read")
                 self._parts.fail(self._PARTS, f"{server}: {reason}")
@@ -274,13 +266,13 @@ class _Comparison:
 
     def facts_at(self, deadline: float, *, limit: float) -> PairFacts:
         """Wait for the results, and return them."""
-        wanted = self._PARTS if self._standby is not None else ()
+        wanted = self._PARTS if self.standby is not None else ()
         parts, unread = self._parts.at(deadline, wanted, limit)
         return PairFacts(
-            name=self._pair.name,
-            primary=self._primary,
-            standby=self._standby,
-            databases=frozenset(self._pair.databases()),
+            name=self.pair.name,
+            primary=self.primary,
+            standby=self.standby,
+            databases=frozenset(self.pair.databases()),
             parts=parts,
             unread=unread,
         )
@@ -289,11 +281,11 @@ class _Comparison:
         try:
             with (
                 _connect(
-                    self._fleet, self._pair.primary, str(standby), deadline
+                    self.fleet, self.pair.primary, str(standby), deadline
                 ) as one,
                 _connect(
-                    self._fleet,
-                    str(self._pair.standby),
+                    self.fleet,
+                    str(self.pair.standby),
                     str(standby),
                     deadline,
                 ) as other,
@@ -304,7 +296,7 @@ class _Comparison:
                 self._parts.add(
                     {"errant": first.errant(standby.part("history"))}
                 )
-                came = second.reaches(self._primary.part("position"), GRACE)
+                came = second.reaches(self.primary.part("position"), GRACE)
                 self._parts.add({"late": 0.0 if came else GRACE})
                 self._compare_definitions(standby, first, second)
         except FleetServerError as error:
@@ -313,7 +305,7 @@ class _Comparison:
     def _compare_definitions(
         self, standby: ServerFacts, first: Replication, second: Replication
     ) -> None:
-        for server in (self._primary, standby):
+        for server in (self.primary, standby):
             if not server.has("digests"):
                 reason = server.unread.get("digests", "they were not read")
                 self._parts.fail(["differing"], f"{server}: {reason}")
@@ -321,7 +313,7 @@ class _Comparison:
         databases = {
             database
             for database, _ in _differences(
-                self._primary.digests, standby.digests
+                self.primary.digests, standby.digests
             )
         }
         found: set[tuple[str, str]] = set()
