@@ -99,6 +99,7 @@ class CopyEvent:
         )
 
 
+@dataclass
 class RowCopy:
     """One copy of all rows of some databases.
 
@@ -109,33 +110,21 @@ class RowCopy:
     :param progress: is called about once a second, in any thread.
     """
 
-    def __init__(
-        self,
-        source: Admin,
-        target: Admin,
-        databases: Sequence[str],
-        *,
-        workers: int,
-        progress: Callable[[CopyEvent], object] | None,
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._databases = databases
-        self._workers = workers
-        self._progress = progress
+    source: Admin
+    target: Admin
+    databases: Sequence[str]
+    workers: int
+    progress: Callable[[CopyEvent], object] | None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._begin = time.monotonic()
-        self._last = self._begin
-        self._all = 0
-        self._tables = 0
-        self._rows = 0
-        self._bytes = 0
+        self._begin = self._last = time.monotonic()
+        self._all = self._tables = self._rows = self._bytes = 0
         #: History of the source at the position, after :meth:`run`.
         self.history = ""
-        self._most = int(
-            target.variables("max_allowed_packet")["max_allowed_packet"]
-        )
+        packet = self.target.variables("max_allowed_packet")
+        self._most = int(packet["max_allowed_packet"])
 
     def run(self) -> str:
         """Copy; return the position.
@@ -144,12 +133,12 @@ class RowCopy:
             is too long.
         :raises FleetServerError: if a server refuses a statement.
         """
-        before = tables_of(self._source, self._databases)
+        before = tables_of(self.source, self.databases)
         self._all = len(before)
-        with snapshots(self._source, self._workers) as found:
+        with snapshots(self.source, self.workers) as found:
             self._create(before)
             self._copy(found, before.values())
-        after = tables_of(self._source, self._databases)
+        after = tables_of(self.source, self.databases)
         changed = differences(before, after)
         if changed:
             raise self._altered(changed)
@@ -159,11 +148,11 @@ class RowCopy:
 
     def failed(self, reason: str) -> CopyFailedError:
         """Return the error of this copy."""
-        return CopyFailedError(target=str(self._target), reason=reason)
+        return CopyFailedError(target=str(self.target), reason=reason)
 
     def _altered(self, changed: Sequence[str]) -> CopyFailedError:
         return self.failed(
-            f"tables of {self._source} were changed meanwhile: "
+            f"tables of {self.source} were changed meanwhile: "
             f"{', '.join(changed[:5])}; repeat it while no migration runs"
         )
 
@@ -180,8 +169,8 @@ class RowCopy:
 
     def _create(self, tables: Mapping[tuple[str, str], Table]) -> None:
         with self._loading() as target:
-            for name in self._databases:
-                ((_, sql),) = self._source.rows(
+            for name in self.databases:
+                ((_, sql),) = self.source.rows(
                     f"SHOW CREATE DATABASE {marked(name)}"
                 )
                 target.run_verbatim(sql)
@@ -205,7 +194,7 @@ class RowCopy:
             except BaseException:
                 self._stopped.set()
                 # They would read the rest of their tables.
-                found.kill(self._source)
+                found.kill(self.source)
                 raise
 
     def _work(self, session: Admin, left: queue.SimpleQueue[Table]) -> None:
@@ -282,16 +271,16 @@ class RowCopy:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if self._progress is not None and now >= self._last + _EVERY:
+        if self.progress is not None and now >= self._last + _EVERY:
             self._last = now
-            self._progress(self.event)
+            self.progress(self.event)
 
     def _set_counters(self, tables: Mapping[tuple[str, str], Table]) -> None:
-        copied = tables_of(self._target, self._databases)
+        copied = tables_of(self.target, self.databases)
         changed = differences(tables, copied)
         if changed:
             raise self.failed(
-                f"its tables are not those of {self._source}: "
+                f"its tables are not those of {self.source}: "
                 f"{', '.join(changed[:5])}; do the servers have different "
                 "defaults or versions?"
             )
@@ -305,7 +294,7 @@ class RowCopy:
 
     @contextmanager
     def _loading(self) -> Iterator[Admin]:
-        with self._target.another(timeout=600) as target:
+        with self.target.another(timeout=600) as target:
             target.run(
                 "SET SESSION sql_log_bin = 0, foreign_key_checks = 0,"
                 " unique_checks = 0, time_zone = '+00:00',"
