@@ -16,6 +16,7 @@ from typing import Any
 
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.util.files import replace_file
+from sqla_shard.util.json_values import parsed_json
 from sqla_shard.verify.findings import Finding
 from sqla_shard.verify.findings import Tally
 
@@ -157,16 +158,10 @@ class PositionFile:
         except FileNotFoundError:
             return None
         try:
-            data = json.loads(text)
+            data = parsed_json(text)
             found = dict(data["run"])
             state = State.from_dict(data["state"])
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise self._refusal(
                 "it is not the position file of a run"
             ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection
 from collections.abc import Iterator
@@ -370,8 +369,8 @@ class PublishedTopologies:
             # Another process may have shortened the history.
             data = b"{}" if node is None else node.data
             try:
-                document = json.loads(data)
-            except (ValueError, RecursionError):
+                document = parsed_json(data)
+            except ValueError:
                 _log.warning(
                     "%s: epoch %d of the history is not a document",
                     self._store.name,
