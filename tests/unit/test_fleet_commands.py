@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 from functools import partial
@@ -11,8 +12,10 @@ import pytest
 from sqla_shard.cli import fleet_plans
 from sqla_shard.cli.output import FAILED
 from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.fleet import apply
+from sqla_shard.fleet.runner import KINDS
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import invoke
 from tests.servers.command_line import write
@@ -245,6 +248,43 @@ def test_a_hook_that_cannot_be_run(run):
     done = run("watch", "--hook", "no-such-program --urgent")
     assert done.exit_code == FAILED
     assert "the hook 'no-such-program' is not a program" in done.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "failover s",
+        "failover s --dead --fenced --drain-timeout 5",
+        "reopen s",
+        "orphans fence s",
+        "orphans rename s a b --accept-differences --allow-user u",
+        "orphans restore s",
+        "orphans drop s --older-than 3",
+        "split s --shards 1-2 --to t --primary h:1 --skip-compare",
+        "move s --to t --primary h:1 --standby h:2 --weight 1",
+        "replica build s t --no-publish",
+        "replica rebuild s --discard-errant --way rows",
+        "replica replace s t --command x",
+        "retire t",
+        "restore /b objects 7 --to-gtid 0-1-2 --as x --server s --backup b",
+    ],
+)
+def test_a_command_has_the_options_of_its_operation(run, monkeypatch, line):
+    for kind in {*KINDS.values()} - {Toy}:
+        monkeypatch.setattr(kind, "planned", _planned(kind))
+    done = run(*line.split(), "--plan-only")
+    assert (done.exit_code, done.exception.args) == (FAILED, (FAILED,))
+    assert done.output.endswith("error: it has these arguments\n")
+
+
+def _planned(kind):
+    signature = inspect.signature(kind.planned)
+
+    def planned(*arguments, **named):
+        signature.bind(*arguments, **named)
+        raise FleetSetupError("it has these arguments")
+
+    return planned
 
 
 def test_watching_needs_zookeeper(run):
