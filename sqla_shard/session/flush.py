@@ -17,6 +17,7 @@ from sqlalchemy.orm import InstanceState
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import RelationshipDirection
 from sqlalchemy.orm.attributes import History
+from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ColocationError
@@ -77,10 +78,10 @@ class Collections:
 
     def _find(self) -> Iterator[tuple[tuple[Any, str], Any]]:
         for parent in (*self._session.new, *self._session.dirty):
-            state = inspect(parent)
+            state = instance_state(parent)
             for key, filled in links_of(state.mapper).down:
                 for child in changed(state, key).added:
-                    yield (inspect(child), filled), parent
+                    yield (instance_state(child), filled), parent
 
 
 def changed(state: InstanceState[Any], key: str) -> History:
@@ -101,12 +102,19 @@ class Links:
     :ivar down: one-to-many relationships, with the attribute of the other
         class.
     :ivar linked: many-to-many relationships, which have a link table.
+    :ivar id_attribute: the attribute of the id that routes; empty if the
+        class has none.
+    :ivar parent_attribute: the attribute with the parent's id.  Without
+        ``colocate_with`` it is ``id_attribute``; for a mapping row, the id
+        of its source.
     """
 
     references: tuple[tuple[str, int | None], ...]
     up: tuple[tuple[str, str], ...]
     down: tuple[tuple[str, str], ...]
     linked: tuple[str, ...]
+    id_attribute: str
+    parent_attribute: str
 
 
 _known: weakref.WeakKeyDictionary[Mapper[Any], Links] = (
@@ -118,7 +126,15 @@ def links_of(mapper: Mapper[Any]) -> Links:
     """Return the links of a class, which are computed once."""
     found = _known.get(mapper)
     if found is None:
+        spec = spec_of(mapper.local_table)
+        id_attribute = _id_attribute(mapper, spec)
         found = _known[mapper] = Links(
+            id_attribute=id_attribute,
+            parent_attribute=(
+                id_attribute
+                if spec.colocation is None
+                else spec.colocation.field
+            ),
             references=tuple(_references(mapper)),
             up=tuple(
                 _filled(mapper, RelationshipDirection.MANYTOONE, here=True)
@@ -133,6 +149,13 @@ def links_of(mapper: Mapper[Any]) -> Links:
             ),
         )
     return found
+
+
+def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
+    if spec.id_index is None:
+        return ""
+    column = mapper.primary_key[spec.id_index]
+    return mapper.get_property_by_column(column).key
 
 
 def mapping_class(relation: Any) -> str:
@@ -188,7 +211,10 @@ def place_of(
     :raises PlacementError: if the shard cannot be determined.
     :raises ReferenceWriteError: for a row of a reference table.
     """
-    state = inspect(instance)
+    state = instance_state(instance)
+    place = session.placed.get(state)
+    if place is not None and state.key is None:
+        return place
     spec = spec_of(state.mapper.local_table)
     places = session.places
     keyspace = places.keyspace(spec.keyspace, spec.kind)
@@ -205,14 +231,12 @@ def place_of(
     if state.key is not None:
         shard_id = state.key[1][spec.id_index] >> SHARD_SHIFT
         return places.place(keyspace, shard_id)
-    place = session.placed.get(state)
-    if place is None:
-        collections = collections or Collections(session)
-        shard_id = _own_shard(session, state, spec, collections)
-        if shard_id is None:
-            _check_root(state, spec)
-            shard_id = root_shard(session, keyspace, state.mapper.class_)
-        place = session.placed[state] = places.place(keyspace, shard_id)
+    collections = collections or Collections(session)
+    shard_id = _own_shard(session, state, spec, collections)
+    if shard_id is None:
+        _check_root(state, spec)
+        shard_id = root_shard(session, keyspace, state.mapper.class_)
+    place = session.placed[state] = places.place(keyspace, shard_id)
     return place
 
 
@@ -230,40 +254,77 @@ def place_objects(session: ShardSession) -> None:
 
 def _place_objects(session: ShardSession) -> None:
     collections = Collections(session)
+    written = _Written(session)
+    new, dirty, deleted = session.new, session.dirty, session.deleted
     unmodified = []
-    for instance in (*session.dirty, *session.deleted):
-        state = inspect(instance)
-        if instance in session.deleted or session.is_modified(
+    for instance in (*dirty, *deleted):
+        state = instance_state(instance)
+        if instance in deleted or session.is_modified(
             instance, include_collections=False
         ):
             place = place_of(session, state.mapper, instance)
             _check_stays(session, state, place)
-            _log(session, state, place)
+            written.add(state, place)
         else:
             unmodified.append(state)
     roots = []
-    for instance in session.new:
-        state = inspect(instance)
-        spec = spec_of(state.mapper.local_table)
-        if (
-            spec.id_index is not None
-            and _own_shard(session, state, spec, collections) is None
-        ):
+    for instance in new:
+        state = instance_state(instance)
+        if not _has_own_shard(session, state, collections):
             # Place them last, on the shard of the other objects.
             roots.append(state)
         else:
-            _place(session, state, collections)
+            _place(session, state, collections, written)
     for state in unmodified:
         _log_collections(session, state)
     for state in roots:
-        _place(session, state, collections)
+        _place(session, state, collections, written)
     for child, attribute, parent in collections:
         # A child that is not in the session is not written.
         if child.session is not None:
             place = place_of(session, None, child.obj())
             _check_link(session, child, attribute, parent, place)
-    for instance in (*session.dirty, *session.new):
-        _check_linked(session, inspect(instance))
+    for instance in (*dirty, *new):
+        _check_linked(session, instance_state(instance))
+
+
+def _has_own_shard(
+    session: ShardSession, state: InstanceState[Any], collections: Collections
+) -> bool:
+    """Return False for a new object whose shard is not determined yet.
+
+    The shard that is found is that of :func:`place_of`.
+    """
+    spec = spec_of(state.mapper.local_table)
+    if spec.id_index is None:
+        return True
+    shard_id = _own_shard(session, state, spec, collections)
+    if shard_id is None:
+        return False
+    if state.key is None and spec.kind != "global" and not spec.reference:
+        places = session.places
+        keyspace = places.keyspace(spec.keyspace, spec.kind)
+        session.placed[state] = places.place(keyspace, shard_id)
+    return True
+
+
+class _Written:
+    """Records the writes of a flush, once for each table and shard."""
+
+    def __init__(self, session: ShardSession) -> None:
+        self._session = session
+        self._known: set[tuple[Place, Any]] = set()
+
+    def add(self, state: InstanceState[Any], place: Place) -> None:
+        """Record the write of an object.
+
+        :raises CrossShardWriteError: if it is on a second shard.
+        """
+        table = state.mapper.local_table
+        if (place, table) not in self._known:
+            refuse_cached_autocommit(self._session, place, table)
+            self._session.log.wrote(place, _described(state), table)
+            self._known.add((place, table))
 
 
 def _log_collections(session: ShardSession, state: InstanceState[Any]) -> None:
@@ -288,19 +349,14 @@ def _log_collections(session: ShardSession, state: InstanceState[Any]) -> None:
 
 
 def _place(
-    session: ShardSession, state: InstanceState[Any], collections: Collections
+    session: ShardSession,
+    state: InstanceState[Any],
+    collections: Collections,
+    written: _Written,
 ) -> None:
     place = place_of(session, state.mapper, state.obj(), collections)
     _check_references(session, state, place)
-    _log(session, state, place)
-
-
-def _log(
-    session: ShardSession, state: InstanceState[Any], place: Place
-) -> None:
-    table = state.mapper.local_table
-    refuse_cached_autocommit(session, place, table)
-    session.log.wrote(place, _described(state), table)
+    written.add(state, place)
 
 
 def _own_shard(
@@ -310,7 +366,7 @@ def _own_shard(
     collections: Collections,
 ) -> int | None:
     """Return the shard of an object's id or parent; None if it has none."""
-    given = state.dict.get(_id_attribute(state.mapper, spec))
+    given = state.dict.get(links_of(state.mapper).id_attribute)
     requested: int | None = state.dict.get(REQUESTED)
     parent = _parent_shard(session, state, spec, collections)
     if given is not None:
@@ -331,7 +387,7 @@ def _parent_elsewhere_error(
         "requested for the object; it is stored with its parent, so leave "
         "out shard_id",
         class_name=_name(state),
-        field=_parent_attribute(state.mapper, spec),
+        field=links_of(state.mapper).parent_attribute,
         value=_stored(state, spec),
     )
 
@@ -346,8 +402,9 @@ def _parent_shard(
     value = None if spec.colocation is None else _stored(state, spec)
     if value is not None:
         return parent_shard(spec, _name(state), value)
-    holder = _parent_attribute(state.mapper, spec)
-    for relation, attribute in links_of(state.mapper).up:
+    links = links_of(state.mapper)
+    holder = links.parent_attribute
+    for relation, attribute in links.up:
         parent = state.dict.get(relation)
         if parent is not None and attribute == holder:
             return place_of(session, None, parent, collections).shard_id
@@ -360,19 +417,8 @@ def _parent_shard(
 def _stored(state: InstanceState[Any], spec: TableSpec) -> Any:
     """Return the parent's id from the object; None if it has none."""
     if spec.colocation is None:
-        return state.dict.get(_id_attribute(state.mapper, spec))
+        return state.dict.get(links_of(state.mapper).id_attribute)
     return spec.colocation.read(state.obj())
-
-
-def _parent_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
-    """Return the attribute with the parent's id.
-
-    Without ``colocate_with`` it is the attribute of the id itself; for a
-    mapping row, the id of its source.
-    """
-    if spec.colocation is not None:
-        return spec.colocation.field
-    return _id_attribute(mapper, spec)
 
 
 def _check_root(state: InstanceState[Any], spec: TableSpec) -> None:
@@ -386,9 +432,9 @@ def _check_root(state: InstanceState[Any], spec: TableSpec) -> None:
     column = state.mapper.primary_key[spec.id_index or 0]
     if column.foreign_keys:
         raise PlacementError(
-            f"{_name(state)}.{_parent_attribute(state.mapper, spec)} is None, "
-            "so the shard of the new row cannot be determined; it is the "
-            "shard of the object that the row belongs to"
+            f"{_name(state)}.{links_of(state.mapper).parent_attribute} is "
+            "None, so the shard of the new row cannot be determined; it is "
+            "the shard of the object that the row belongs to"
         )
 
 
@@ -494,12 +540,6 @@ def _elsewhere_error(
         field=field,
         value=value,
     )
-
-
-def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
-    assert spec.id_index is not None  # noqa: S101  # sharded tables have one
-    column = mapper.primary_key[spec.id_index]
-    return mapper.get_property_by_column(column).key
 
 
 def _name(state: InstanceState[Any]) -> str:

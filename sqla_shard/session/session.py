@@ -335,7 +335,15 @@ class ShardSession(ShardedSession):
     def _connection_of(
         self, mapper: Any = None, instance: Any = None, **kw: Any
     ) -> Connection:
-        return self.view(place_of(self, mapper, instance))
+        place = place_of(self, mapper, instance)
+        known = self._flush_views
+        if known is None:
+            return self.view(place)
+        # Called for each object: the transaction of a flush stays the same.
+        view = known.get(place)
+        if view is None:
+            view = known[place] = self.view(place)
+        return view
 
     def view(self, place: Place) -> ShardView:
         """Return the session's connection to a server, seen from a shard."""
@@ -428,6 +436,8 @@ class ShardSession(ShardedSession):
     # options are meant for servers.
 
     _cache_connection: Connection | None = None
+    #: The views of the running flush, if any.
+    _flush_views: dict[Place, ShardView] | None = None
 
     def _connection_for_bind(
         self, engine: Any, execution_options: Any = None, **kw: Any
@@ -457,7 +467,11 @@ class ShardSession(ShardedSession):
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         with self.usage:
-            super().flush(objects)
+            self._flush_views = {}
+            try:
+                super().flush(objects)
+            finally:
+                self._flush_views = None
 
     def commit(self) -> None:
         """Commit; see :meth:`sqlalchemy.orm.Session.commit`."""
