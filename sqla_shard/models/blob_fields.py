@@ -371,18 +371,16 @@ class BlobField:
         :raises ColocationError: if it is not the id of a parent.
         """
         encoded = self.encode(value)
-        known = data.decoded.get(self.name)
-        if (
-            known is not None
-            and known.value is value
-            and known.is_of(self.stored(data))
-        ):
-            # ``obj.field += [x]`` assigns the value that was read.
-            self._put_back(data, value)
-            return
-        data.decoded.pop(self.name, None)
+        known = data.decoded.get(self.name) if data.has_decoded else None
+        if known is not None:
+            if known.value is value and known.is_of(self.stored(data)):
+                # ``obj.field += [x]`` assigns the value that was read.
+                self._put_back(data, value)
+                return
+            del data.decoded[self.name]
         data[self.name] = encoded
-        self._drop_aliases(data)
+        if self.aliases:
+            self._drop_aliases(data)
 
     def remove(self, data: Blob) -> None:
         """Remove the value from a blob; reads then return the default.
@@ -463,10 +461,14 @@ def no_update(class_name: str, key: str) -> UnsupportedStatementError:
 def blob_of(instance: Any) -> Blob:
     """Return the blob of an object; create it for a new object."""
     data: Blob | None = instance.data
-    if data is None:
-        instance.data = {}
-        data = instance.data
-        data.from_fields = True
+    return new_blob(instance) if data is None else data
+
+
+def new_blob(instance: Any) -> Blob:
+    """Give a new object an empty blob; return the blob."""
+    instance.data = {}
+    data: Blob = instance.__dict__["data"]
+    data.from_fields = True
     return data
 
 

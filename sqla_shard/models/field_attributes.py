@@ -25,9 +25,9 @@ from sqlalchemy.orm.base import NO_VALUE
 from sqlalchemy.orm.base import PASSIVE_OFF
 
 from sqla_shard.exc import BlobError
-from sqla_shard.models.blob_fields import blob_of
 from sqla_shard.models.blob_fields import BlobField
 from sqla_shard.models.blob_fields import MISSING
+from sqla_shard.models.blob_fields import new_blob
 from sqla_shard.models.blob_writes import changes
 from sqla_shard.models.blob_writes import source_of
 from sqla_shard.types import Blob
@@ -167,7 +167,7 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
                 # A new object.
                 blob = NO_VALUE
                 if passive & INIT_OK:
-                    blob = blob_of(state.obj())
+                    blob = new_blob(state.obj())
         return blob
 
     def get(self, state: Any, dict_: Any, passive: Any = PASSIVE_OFF) -> Any:

@@ -90,13 +90,22 @@ class Blob(TrackedDict, Mutable):
             found = self.__dict__["_decoded"] = {}
         return found
 
+    @property
+    def has_decoded(self) -> bool:
+        """Whether fields have returned decoded values."""
+        return "_decoded" in self.__dict__
+
     def _changed(self) -> None:
-        if not self.__dict__.get("_parents") or self.released:
+        parents = self.__dict__.get("_parents")
+        if not parents or self.released:
             return  # the blob is not the value of an object
         # Do not call Mutable.changed(), which does the same in twice the time.
-        parents, states = self._parents, self.holders
-        for state in states:
-            key = parents[state]
+        is_held = False
+        for state, key in list(parents.items()):
+            holder = state.obj()
+            if holder is None:
+                continue
+            is_held = True
             if state.dict.get(key) is not self:
                 raise BlobError(
                     "the change would not be written: this container is "
@@ -104,8 +113,8 @@ class Blob(TrackedDict, Mutable):
                     "refreshed after the container was read. Read it from "
                     "the object again and change that one"
                 )
-            flag_modified(state.obj(), key)
-        if not states:
+            flag_modified(holder, key)
+        if not is_held:
             raise BlobError(
                 "the change would not be written: the object of this "
                 "container was garbage collected. Keep a reference to the "

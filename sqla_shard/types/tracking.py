@@ -385,7 +385,8 @@ class TrackedDict(Node, dict[str, Any]):
         if isinstance(value, Node) and value is old:
             return
         super().__setitem__(key, self._accept(value, key))
-        unlink((old,))
+        if isinstance(old, Node):
+            unlink((old,))
         self._changed()
 
     def __delitem__(self, key: str) -> None:

@@ -1,7 +1,7 @@
 """Run with ``make bench``; arguments choose the parts by name.
 
-With ``--profile`` the parts say where their time goes, if they can, and
-nothing else.
+``make bench ARGS="--profile scatter"``: with ``--profile`` the parts say
+where their time goes, if they can, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.benchmarks import scatter
 from tests.benchmarks import schema
 from tests.benchmarks import sessions
 from tests.benchmarks import topology
+from tests.benchmarks import writing
 
 PARTS = {
     "ids": ids.run,
@@ -34,16 +35,28 @@ PARTS = {
     "lookups": lookups.run,
     "cache": caching.run,
     "cached": cached.run,
+    "writing": writing.run,
     "operations": operations.run,
     "schema": schema.run,
     "compare": fleet_compare.run,
 }
 
-PROFILES = {"operations": operations.profile, "scatter": scatter.profile}
+PROFILES = {
+    "reading": reading.profile,
+    "scatter": scatter.profile,
+    "writing": writing.profile,
+    "cached": cached.profile,
+    "operations": operations.profile,
+}
 
 
 def main(names: list[str]) -> int:
     """Run the parts named, or all."""
+    if "--help" in names:
+        print(__doc__)
+        print(f"Parts: {', '.join(PARTS)}")
+        print(f"Parts with --profile: {', '.join(PROFILES)}")
+        return 0
     parts = PROFILES if "--profile" in names else PARTS
     names = [name for name in names if name != "--profile"]
     unknown = [name for name in names if name not in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing.programs import find_memcached
 from sqla_shard.testing.programs import MISSING_MEMCACHED
+from tests.benchmarks import profiling
 from tests.benchmarks.lists import Base
 from tests.benchmarks.lists import Board
 from tests.benchmarks.lists import BoardHasPins
@@ -42,6 +44,44 @@ def run() -> None:
                 _configure(cluster, names)
                 _objects(cluster, names, ids)
                 _page(cluster, names, board_id, ids)
+
+
+def profile() -> None:
+    """Print where the time of cached objects and pages goes."""
+    with (
+        MariaDBFleet(servers=4, shards=256, fast=True) as fleet,
+        _cluster(fleet) as cluster,
+        nodes(1) as servers,
+    ):
+        cluster.create_all(Base.metadata)
+        board_id, ids = _fill(cluster)
+        names = [server.address for server in servers]
+        _configure(cluster, names)
+        raw, close = _raw(names, ids)
+        for title, way in raw.items():
+            profiling.show(title, way)
+        for title, way in {
+            "get_many of 50 cached objects, new session": (
+                lambda: _read(cluster, ids)
+            ),
+            "a cached page of 50 rows with targets, new session": (
+                lambda: _read_page(cluster, board_id)
+            ),
+        }.items():
+            _warm(cluster, way)
+            profiling.show(title, way)
+        close()
+
+
+def _read(cluster: Cluster, ids: list[int], **options: Any) -> None:
+    with cluster.session(**options) as session:
+        assert None not in session.get_many(Pin, ids)
+
+
+def _read_page(cluster: Cluster, board_id: int, **options: Any) -> None:
+    with cluster.session(**options) as session:
+        found = BoardHasPins.page(session, board_id, _ROWS, targets=True)
+        assert None not in [row.target for row in found]
 
 
 def _cluster(fleet: MariaDBFleet) -> Cluster:
@@ -134,17 +174,11 @@ def _raw(
 def _objects(cluster: Cluster, names: list[str], ids: list[int]) -> None:
     opened = cluster.session()
 
-    def new() -> None:
-        with cluster.session() as session:
-            assert None not in session.get_many(Pin, ids)
+    new = partial(_read, cluster, ids)
 
     def again() -> None:
         opened.expunge_all()
         assert None not in opened.get_many(Pin, ids)
-
-    def uncached() -> None:
-        with cluster.session(cache=False) as session:
-            assert None not in session.get_many(Pin, ids)
 
     _warm(cluster, new)
     raw, close = _raw(names, ids)
@@ -153,7 +187,9 @@ def _objects(cluster: Cluster, names: list[str], ids: list[int]) -> None:
         **raw,
         "get_many, session open": again,
         "get_many, a new session": new,
-        "get_many, a new session, not cached": uncached,
+        "get_many, a new session, not cached": partial(
+            _read, cluster, ids, cache=False
+        ),
     }
     show(
         f"50 objects of 50 shards on 4 servers, memcached nodes: {len(names)}",
@@ -167,23 +203,14 @@ def _objects(cluster: Cluster, names: list[str], ids: list[int]) -> None:
 def _page(
     cluster: Cluster, names: list[str], board_id: int, ids: list[int]
 ) -> None:
-    def page(**options: Any) -> Callable[[], None]:
-        def call() -> None:
-            with cluster.session(**options) as session:
-                found = BoardHasPins.page(
-                    session, board_id, _ROWS, targets=True
-                )
-                assert None not in [row.target for row in found]
-
-        return call
-
-    _warm(cluster, page())
+    page = partial(_read_page, cluster, board_id)
+    _warm(cluster, page)
     raw, close = _raw(names, ids)
     before = _misses(cluster)
     compared: dict[str, Callable[[], Any]] = {
         **raw,
-        "page with targets": page(),
-        "page with targets, not cached": page(cache=False),
+        "page with targets": page,
+        "page with targets, not cached": partial(page, cache=False),
     }
     show(
         f"a page of 50 pins, a new session, memcached nodes: {len(names)}",

@@ -27,27 +27,31 @@ _TURNS = 500
 # The first that is part of a file's path, or of what a built-in is called.
 _GROUPS = {
     "driver: PyMySQL and its sockets": ("pymysql", "socket", "_struct"),
-    "JSON": ("/json/", "json."),
+    "memcached client": ("pymemcache", "sqla_shard/cache/stores"),
+    "JSON": ("/json/", "json.", "orjson", "sqla_shard/util/json_values"),
     "union text and parameters": (
-        "sqla_shard/scattering/union",
-        "sqla_shard/rendering",
-        "sqla_shard/types/binds",
+        "sqla_shard/engine/rendering",
+        "sqla_shard/engine/preparation",
+        "sqla_shard/types/shard_bound",
     ),
     "lanes: handing over and waiting": (
-        "sqla_shard/scattering/lanes",
+        "sqla_shard/engine",
         "/concurrent/futures",
         "/threading.py",
         "_thread",
         "/queue.py",
         "_queue",
     ),
+    "routing and merging": ("sqla_shard/routing", "sqla_shard/merging"),
     "blob fields and ids of the rows": (
-        "sqla_shard/orm",
+        "sqla_shard/models",
         "sqla_shard/types",
         "sqla_shard/ids",
+        "sqlalchemy/ext/mutable",
     ),
+    "cache: keys, checks and protocol": ("sqla_shard/cache",),
     "sqla_shard, the rest": ("sqla_shard",),
-    "loading objects (sqlalchemy.orm)": (
+    "loading and flushing (sqlalchemy.orm)": (
         "sqlalchemy/orm/loading",
         "sqlalchemy/orm/identity",
         "sqlalchemy/orm/state",
@@ -55,6 +59,9 @@ _GROUPS = {
         "sqlalchemy/orm/attributes",
         "sqlalchemy/orm/strategies",
         "sqlalchemy/orm/path_registry",
+        "sqlalchemy/orm/persistence",
+        "sqlalchemy/orm/unitofwork",
+        "sqlalchemy/orm/mapper",
         "weakref",
     ),
     "rows and results (sqlalchemy.engine)": (
@@ -68,24 +75,28 @@ _GROUPS = {
 _OTHER = "built-ins and the rest"
 
 
-def show(title: str, way: Callable[[], object]) -> None:
+def show(
+    title: str, way: Callable[[], object], *, turns: int = _TURNS
+) -> None:
     """Print what a call costs, and who has the cost."""
-    for _ in range(50):
+    for _ in range(turns // 10):
         way()
     gc.collect()
-    passed, own, others = _clocks(way)
-    print(f"\nprofile: {title}, medians of {_TURNS} calls")
+    passed, own, others = _clocks(way, turns)
+    print(f"\nprofile: {title}, medians of {turns} calls")
     print(f"  {'time that passes':<48}{passed:>8.0f} us")
     print(f"  {'work of the session thread':<48}{own:>8.0f} us")
     print(f"  {'work of the threads of other servers':<48}{others:>8.0f} us")
-    for name, share in _shares(way):
+    for name, share in _shares(way, turns):
         print(f"    {name:<46}{share * own:>8.0f} us {share:>6.0%}")
 
 
-def _clocks(way: Callable[[], object]) -> tuple[float, float, float]:
+def _clocks(
+    way: Callable[[], object], turns: int
+) -> tuple[float, float, float]:
     clocks = perf_counter, thread_time, process_time
     taken: list[list[float]] = []
-    for _ in range(_TURNS):
+    for _ in range(turns):
         before = [clock() for clock in clocks]
         way()
         taken.append([c() - b for c, b in zip(clocks, before, strict=True)])
@@ -95,11 +106,11 @@ def _clocks(way: Callable[[], object]) -> tuple[float, float, float]:
     return passed, own, process - own
 
 
-def _shares(way: Callable[[], object]) -> list[tuple[str, float]]:
+def _shares(way: Callable[[], object], turns: int) -> list[tuple[str, float]]:
     # Work, not time: a lock that is waited for costs nothing.
     profile = cProfile.Profile(thread_time)
     profile.enable()
-    for _ in range(_TURNS):
+    for _ in range(turns):
         way()
     profile.disable()
     times: Counter[str] = Counter()

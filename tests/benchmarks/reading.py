@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import create_engine
@@ -10,8 +12,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
+from sqla_shard import ShardSession
 from sqla_shard import unpack
 from sqla_shard.testing import MariaDBFleet
+from tests.benchmarks import profiling
 from tests.benchmarks.pins import Base
 from tests.benchmarks.pins import fill
 from tests.benchmarks.pins import Pin
@@ -22,6 +26,23 @@ from tests.benchmarks.timing import show
 
 def run() -> None:
     """Print the tables."""
+    with _ways() as ways:
+        show(
+            "one object by id, session open, one MariaDB server",
+            compare(ways, turns=1500, warm_up=100),
+        )
+
+
+def profile() -> None:
+    """Print where the time of one object by id goes."""
+    with _ways() as ways:
+        for title, way in ways.items():
+            profiling.show(title, way)
+
+
+@contextmanager
+def _ways() -> Iterator[dict[str, Callable[[], object]]]:
+    """Yield the ways to read an object of one of 256 virtual shards."""
     with (
         MariaDBFleet(servers=4, shards=256, fast=True) as fleet,
         Cluster.from_topology(
@@ -29,17 +50,23 @@ def run() -> None:
         ) as cluster,
     ):
         cluster.create_all(Base.metadata)
-        _get(cluster, fleet, fill(cluster)[0])
+        object_id = fill(cluster)[0]
+        engine = create_engine(url_of(fleet.servers[0], object_id))
+        with Session(engine) as plain, cluster.session() as sharded:
+            yield _get(plain, sharded, object_id)
+        engine.dispose()
 
 
-def _get(cluster: Cluster, fleet: MariaDBFleet, object_id: int) -> None:
-    shard_id, _, local_id = unpack(object_id)
-    server = fleet.servers[0]
-    engine = create_engine(
-        server.url.replace("mysql://", "mysql+pymysql://")
-        + f"/db{shard_id:05d}"
-    )
-    plain, sharded = Session(engine), cluster.session()
+def url_of(server: Any, object_id: int) -> str:
+    """Return the URL of the database of an object, on its server."""
+    url = server.url.replace("mysql://", "mysql+pymysql://")
+    return f"{url}/db{unpack(object_id).shard_id:05d}"
+
+
+def _get(
+    plain: Session, sharded: ShardSession, object_id: int
+) -> dict[str, Callable[[], object]]:
+    local_id = unpack(object_id).local_id
 
     def forgetting(session: Session, read: Callable[[], Any]) -> Any:
         def call() -> None:
@@ -50,27 +77,17 @@ def _get(cluster: Cluster, fleet: MariaDBFleet, object_id: int) -> None:
 
     statement = select(Pin).where(Pin.id == object_id)
     plain_statement = select(PlainPin).where(PlainPin.id == local_id)
-    show(
-        "one object by id, session open, one MariaDB server",
-        compare(
-            {
-                "plain Session.get, one database": forgetting(
-                    plain, lambda: plain.get(PlainPin, local_id)
-                ),
-                "ShardSession.get": forgetting(
-                    sharded, lambda: sharded.get(Pin, object_id)
-                ),
-                "plain select by id": forgetting(
-                    plain, lambda: plain.scalars(plain_statement).one()
-                ),
-                "ShardSession select by id": forgetting(
-                    sharded, lambda: sharded.scalars(statement).one()
-                ),
-            },
-            turns=1500,
-            warm_up=100,
+    return {
+        "plain Session.get, one database": forgetting(
+            plain, lambda: plain.get(PlainPin, local_id)
         ),
-    )
-    plain.close()
-    sharded.close()
-    engine.dispose()
+        "ShardSession.get": forgetting(
+            sharded, lambda: sharded.get(Pin, object_id)
+        ),
+        "plain select by id": forgetting(
+            plain, lambda: plain.scalars(plain_statement).one()
+        ),
+        "ShardSession select by id": forgetting(
+            sharded, lambda: sharded.scalars(statement).one()
+        ),
+    }

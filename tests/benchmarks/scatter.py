@@ -69,6 +69,10 @@ def profile() -> None:
                 _open(session, partial(_get_many, ids=ids)),
             )
             profiling.show(
+                "get_many of 50 objects, new session",
+                _new(cluster, partial(_get_many, ids=ids)),
+            )
+            profiling.show(
                 "the newest 10 of 256 virtual shards, session open",
                 _open(session, newest.ours),
             )
