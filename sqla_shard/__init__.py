@@ -27,6 +27,7 @@ is on the virtual shard of its 64-bit id.
 #   lookup       the public names of lookups
 #   schema/      alembic over every virtual shard
 #   verify/      finds and repairs inconsistent rows
+#   jobs/        a durable queue on the shards, and its workers
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it

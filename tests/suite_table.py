@@ -146,6 +146,14 @@ SUITES: dict[str, tuple[On, ...]] = {
     # Operations on other shards.
     "operations": BOTH,
     "repairing": BOTH,
+    # Jobs.
+    "jobs": (
+        On("sqlite"),
+        On("mariadb"),
+        On("sqlite-loop", only="Enqueueing Claiming"),
+        On("mariadb-loop", only="Enqueueing Claiming"),
+    ),
+    "jobs_working": BOTH,
     # Object classes.
     "objects_aliases": BOTH,
     "objects_attributes": BOTH,

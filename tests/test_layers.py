@@ -40,6 +40,7 @@ LAYERS = {
     "lookup": "",
     "schema": "alembic rich sqlalchemy",
     "verify": "sqlalchemy",
+    "jobs": "sqlalchemy",
     "fleet": "fsspec kazoo rich sqlalchemy",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
@@ -52,8 +53,11 @@ LAYERS = {
 # What a room must not import, although it is above.
 APART = {
     "ext": {"schema", "verify", "fleet"},
-    "testing": {"schema", "verify", "fleet", "ext"},
-    "__init__": {"cache", "schema", "verify", "fleet", "ext", "testing"},
+    "fleet": {"jobs"},
+    "testing": {"schema", "verify", "jobs", "fleet", "ext"},
+    "__init__": {
+        *("cache", "schema", "verify", "jobs", "fleet", "ext", "testing"),
+    },
     "cli": {"ext", "testing"},
 }
 
@@ -84,6 +88,7 @@ OPTIONAL = (
     "sqla_shard.cli",
     "sqla_shard.ext",
     "sqla_shard.fleet",
+    "sqla_shard.jobs",
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.verify",

@@ -182,6 +182,7 @@ _AREAS = {
         "frozen",
     ),
     "ext": ("flask", "opentelemetry", "horizontal"),
+    "jobs": (),
     "lookup": ("lookups", "sign"),
     "merging": ("merge", "merged", "scatter", "ordering"),
     "models": (

@@ -363,6 +363,28 @@ class Backend(Protocol):
         """
         return
 
+    def begin_skipping(self, connection: Connection) -> None:
+        """Begin a transaction whose locking reads lock only their rows.
+
+        With gaps locked, an INSERT of another transaction would wait.
+        """
+        return
+
+    def logs_statements(self, connection: Connection) -> bool:
+        """Return whether the server's binary log has statements."""
+        return False
+
+    def try_lock(self, connection: Connection, name: str) -> bool:
+        """Acquire a named lock of the connection, if it is free.
+
+        :param name: up to 64 characters.
+        """
+        return True
+
+    def unlock(self, connection: Connection, name: str) -> None:
+        """Release a named lock."""
+        return
+
     def create_file(self, engine: Engine) -> None:
         """Create the file of a database, if it is a file.
 

@@ -26,11 +26,14 @@ from sqla_shard.types.columns import UTCTimestamp
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
+    "COUNTING",
     "TRIGGER",
     "BlobActive",
     "BlobValue",
+    "InsertCounting",
     "InsertMissing",
     "Moment",
+    "SkipLocked",
     "UpdatedAt",
     "Upsert",
     "json_path",
@@ -363,3 +366,60 @@ def _upsert_mysql(element: Any, compiler: Any, **kw: Any) -> str:
     # Deprecated on MySQL, and the only spelling on MariaDB.
     values = ", ".join(f"{name} = VALUES({name})" for name in names)
     return f"{text} ON DUPLICATE KEY UPDATE {values}"
+
+
+class InsertCounting(Insert):
+    """An INSERT that adds 1 to a column if a unique key exists.
+
+    ``Table.info`` has the columns of the key, and the column that counts,
+    under :data:`COUNTING`.
+    """
+
+    inherit_cache = True
+
+
+#: Key of ``Table.info``: the names of the columns of a unique key, and the
+#: name of the column that :class:`InsertCounting` counts in.
+COUNTING = "sqla_shard_counting"
+
+
+@compiles(InsertCounting)
+def _insert_counting(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    key, counter = element.table.info[COUNTING]
+    return (
+        f"{text} ON CONFLICT ({', '.join(key)}) "
+        f"DO UPDATE SET {counter} = {counter} + 1"
+    )
+
+
+@compiles(InsertCounting, "mysql", "mariadb")
+def _insert_counting_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    _, counter = element.table.info[COUNTING]
+    return f"{text} ON DUPLICATE KEY UPDATE {counter} = {counter} + 1"
+
+
+class SkipLocked(ColumnElement[Any]):
+    """The suffix of a SELECT that locks its rows and skips locked ones.
+
+    Empty where the server cannot skip them: the caller must check with its
+    UPDATE which of the rows it has got.
+    """
+
+    __visit_name__ = "sqla_shard_skip_locked"
+    inherit_cache = True
+    _traverse_internals = []  # noqa: RUF012  # SQLAlchemy's own protocol
+
+
+@compiles(SkipLocked)
+def _skip_locked(element: SkipLocked, compiler: Any, **kw: Any) -> str:
+    return ""
+
+
+@compiles(SkipLocked, "mysql", "mariadb")
+def _skip_locked_mysql(element: SkipLocked, compiler: Any, **kw: Any) -> str:
+    dialect = compiler.dialect
+    since = (10, 6) if getattr(dialect, "is_mariadb", False) else (8, 0, 1)
+    version = dialect.server_version_info or ()
+    return "FOR UPDATE SKIP LOCKED" if version >= since else ""

@@ -98,6 +98,14 @@ statement raises it::
     │   ├── BackupFailedError             a backup is not complete
     │   ├── BackupNotFoundError           no finished backup of that name
     │   └── BackupDamagedError            files are not as written
+    ├── JobError
+    │   ├── TaskDefinitionError (TypeError)  not a valid task
+    │   ├── UnknownTaskError (LookupError)  not defined in this process
+    │   ├── JobArgumentError (ValueError)  an argument that is not stored
+    │   ├── JobOptionError (ValueError)   an option that is not valid
+    │   ├── JobClaimLostError             a claim that has expired
+    │   ├── NoHealthyShardsError          no server takes a job
+    │   └── UnsafeBinaryLogError          a binary log of statements
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost
     ├── PartialCommitError                some servers committed, some not
@@ -123,16 +131,19 @@ from __future__ import annotations
 
 from sqla_shard.exc import definitions
 from sqla_shard.exc import fleet
+from sqla_shard.exc import jobs
 from sqla_shard.exc import operations
 from sqla_shard.exc import statements
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.definitions import *  # noqa: F403 - all are public
 from sqla_shard.exc.fleet import *  # noqa: F403
+from sqla_shard.exc.jobs import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 
 __all__ = ["ShardError"]
 __all__ += definitions.__all__
 __all__ += fleet.__all__
+__all__ += jobs.__all__
 __all__ += operations.__all__
 __all__ += statements.__all__

@@ -36,6 +36,7 @@ from sqla_shard.outbox.tables import INTENTS
 from sqla_shard.outbox.tables import LONGEST_NAME
 from sqla_shard.outbox.tables import TOKEN_BYTES
 from sqla_shard.session import ShardSession
+from sqla_shard.util.json_values import is_json
 
 __all__ = [
     "Operation",
@@ -224,7 +225,7 @@ class Operation(Generic[P]):
         _, *given = bound.arguments.items()
         arguments = dict(given)
         for name, value in arguments.items():
-            if not _is_json(value):
+            if not is_json(value):
                 raise OperationArgumentError(
                     f"is {value!r:.80}; it must be a JSON value: None, bool, "
                     "int, finite float, str, a list of such or a dict with "
@@ -264,24 +265,6 @@ def _check_function(function: Any, name: str) -> inspect.Signature:
             operation=name,
         )
     return signature
-
-
-def _is_json(value: Any) -> bool:
-    """Return whether a value is the same after it is converted to JSON."""
-    try:
-        return _same(value, json.loads(json.dumps(value, allow_nan=False)))
-    except (TypeError, ValueError, RecursionError):
-        return False
-
-
-def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, dict):
-        return value == other and all(
-            map(_same, value.values(), other.values())
-        )
-    if isinstance(value, list):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return type(value) is type(other) and value == other
 
 
 def operation(

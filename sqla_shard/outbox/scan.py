@@ -60,23 +60,29 @@ def scan(
     cluster: AnyCluster,
     read: Read[T],
     is_empty: IsEmpty = lambda place, error: False,
+    *,
+    purpose: str = "outbox",
+    kinds: Collection[str] | None = None,
 ) -> tuple[list[T], list[UnreadServer]]:
     """Read all shards of all keyspaces, several servers in parallel.
 
     :param read: called with all shards of a server, or with each shard if a
         table or database is missing.
     :param is_empty: called for a shard whose table or database is missing.
+    :param purpose: part of the names of the threads.
+    :param kinds: the kinds of keyspaces that are read; None for all.
     :returns: the rows, and the shards that were not read.
     """
     places = cluster.places
     jobs = [
         partial(_on_server, cluster, read, is_empty, group)
         for keyspace in places.topology.keyspaces.values()
+        if kinds is None or keyspace.kind in kinds
         for group in by_server(places.all_places(keyspace))
     ]
     rows: list[T] = []
     unread: list[UnreadServer] = []
-    for found, missed in places.engines.in_parallel(jobs, "outbox", PARALLEL):
+    for found, missed in places.engines.in_parallel(jobs, purpose, PARALLEL):
         rows += found
         unread += missed
     return rows, unread

@@ -17,22 +17,28 @@ from sqlalchemy import DateTime
 from sqlalchemy import Integer
 from sqlalchemy import LargeBinary
 from sqlalchemy import MetaData
+from sqlalchemy import SmallInteger
 from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy import Text
 from sqlalchemy import UniqueConstraint
 from sqlalchemy.dialects import mysql
 
+from sqla_shard.dialects.sql import COUNTING
 from sqla_shard.exc import CacheKeyError
 
 __all__ = [
     "APPLIED",
     "INTENTS",
+    "JOBS",
+    "JOB_INDEX",
     "LEDGER",
     "LONGEST_CACHE_KEY",
     "LONGEST_NAME",
+    "LONGEST_QUEUE",
     "LONGEST_REGION",
     "LONGEST_TOKEN",
+    "LONGEST_UNIQUE_KEY",
     "METADATA",
     "OF_TRANSACTIONS",
     "OUTBOX",
@@ -56,11 +62,17 @@ def _bytes(length: int) -> LargeBinary:
     return LargeBinary(length).with_variant(binary, "mysql", "mariadb")
 
 
-def _table(name: str, *columns: Any) -> Table:
+def _ascii(length: int) -> String:
+    ascii_bin = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return String(length).with_variant(ascii_bin, "mysql", "mariadb")
+
+
+def _table(name: str, *columns: Any, **options: Any) -> Table:
     return Table(
         name,
         METADATA,
         *columns,
+        **options,
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",
@@ -149,24 +161,63 @@ OUTBOX = _table(
     "sqla_shard_outbox",
     Column("token", _bytes(TOKEN_BYTES), primary_key=True),
     Column("region", String(LONGEST_REGION), nullable=False),
-    Column(
-        "cache_key",
-        String(LONGEST_CACHE_KEY).with_variant(
-            mysql.VARCHAR(
-                LONGEST_CACHE_KEY, charset="ascii", collation="ascii_bin"
-            ),
-            "mysql",
-            "mariadb",
-        ),
-        nullable=False,
-    ),
+    Column("cache_key", _ascii(LONGEST_CACHE_KEY), nullable=False),
     Column("shard_id", Integer, nullable=False),
     Column("created_at", _MOMENT, nullable=False),
     UniqueConstraint("created_at", "token", name="sqla_shard_outbox_age"),
 )
 
+#: Maximum length of the name of a queue.
+LONGEST_QUEUE = 64
+#: Maximum length of the unique key of a job in bytes.
+LONGEST_UNIQUE_KEY = 255
+#: The index that answers every read of jobs other than by id.
+JOB_INDEX = "sqla_shard_job_due"
+
+#: One row for each job, inserted by the transaction that enqueues it and
+#: deleted some time after the job has finished.
+#:
+#: ``due_at`` is the time at which something may be done with the row: a
+#: pending job may run, a claim expires, a finished job has finished and may
+#: be deleted later.  So one index serves claims, recovery and deletion.
+#: ``key_release`` is 0 while the unique key of the job is in use; then the
+#: id, so that the key may be used again.
+JOBS = _table(
+    "sqla_shard_job",
+    Column(
+        "id",
+        BigInteger().with_variant(Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
+    Column("shard_id", Integer, nullable=False),
+    Column("task", String(LONGEST_NAME), nullable=False),
+    Column("queue", _ascii(LONGEST_QUEUE), nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("due_at", _MOMENT, nullable=False),
+    Column("created_at", _MOMENT, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("arguments", _LONG, nullable=False),
+    Column("checkpoint", _LONG, nullable=True),
+    Column("context", _LONG, nullable=True),
+    Column("token", _bytes(TOKEN_BYTES), nullable=True),
+    Column("unique_key", _bytes(LONGEST_UNIQUE_KEY), nullable=True),
+    Column("key_release", BigInteger, nullable=False),
+    Column("duplicates", Integer, nullable=False),
+    Column("error", _LONG, nullable=True),
+    UniqueConstraint(
+        "state", "queue", "priority", "due_at", "id", name=JOB_INDEX
+    ),
+    UniqueConstraint("unique_key", "key_release", name="sqla_shard_job_key"),
+    # The id is read from the response of the INSERT.
+    implicit_returning=False,
+    info={COUNTING: (("unique_key", "key_release"), "duplicates")},
+)
+
 #: The tables that transactions of an application write.
-OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX)
+OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX, JOBS)
 
 _KEY = re.compile(rf"[!-~]{{1,{LONGEST_CACHE_KEY}}}")
 _KEYS = re.compile(rf"{_KEY.pattern}(?: {_KEY.pattern})*")

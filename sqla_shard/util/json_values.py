@@ -22,6 +22,7 @@ __all__ = [
     "decode_flat",
     "decode_json",
     "decode_roughly",
+    "is_json",
     "json_value",
     "parsed_json",
     "strict_decoder",
@@ -136,3 +137,21 @@ def parsed_json(data: bytes | str) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def is_json(value: Any) -> bool:
+    """Return whether a value is the same after it is converted to JSON."""
+    try:
+        return _same(value, json.loads(json.dumps(value, allow_nan=False)))
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, dict):
+        return value == other and all(
+            map(_same, value.values(), other.values())
+        )
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return type(value) is type(other) and value == other

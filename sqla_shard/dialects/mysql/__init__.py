@@ -223,6 +223,25 @@ class MySQL(Backend):
         # In autocommit mode a lock would end with its statement.
         connection.exec_driver_sql("START TRANSACTION")
 
+    def begin_skipping(self, connection: Connection) -> None:
+        """Set READ COMMITTED for the next transaction."""
+        connection.exec_driver_sql(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+        )
+
+    def logs_statements(self, connection: Connection) -> bool:
+        """Read ``binlog_format``, if there is a binary log."""
+        row = connection.execute(_BINARY_LOG).one()
+        return bool(row[0]) and row[1] == "STATEMENT"
+
+    def try_lock(self, connection: Connection, name: str) -> bool:
+        """Call ``GET_LOCK`` without waiting."""
+        return bool(connection.scalar(_TRY_LOCK, {"name": name}))
+
+    def unlock(self, connection: Connection, name: str) -> None:
+        """Call ``RELEASE_LOCK``."""
+        connection.execute(_UNLOCK, {"name": name})
+
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create the database with utf8mb4 and binary order, as on SQLite."""
         quoted = connection.dialect.identifier_preparer.quote(schema)
@@ -261,6 +280,10 @@ _TABLES = text(
     "SELECT table_schema, table_name FROM information_schema.tables "
     "WHERE table_schema IN :schemas"
 ).bindparams(bindparam("schemas", expanding=True))
+
+_BINARY_LOG = text("SELECT @@GLOBAL.log_bin, @@SESSION.binlog_format")
+_TRY_LOCK = text("SELECT GET_LOCK(:name, 0)")
+_UNLOCK = text("DO RELEASE_LOCK(:name)")
 
 # Inherited connections of unknown drivers: referenced until the child process
 # ends, because closing or collecting them would send QUIT to the server.

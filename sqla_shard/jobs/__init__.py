@@ -1,0 +1,49 @@
+"""Durable jobs: a queue on the virtual shards, in their transactions.
+
+A job is a row of ``sqla_shard_job`` on the shard of the object that it is
+about, inserted by the transaction that writes the object.  Workers claim the
+rows of all shards, call the tasks, and acknowledge the jobs; a task that
+writes the shard of its job is acknowledged by the same transaction.
+
+``retry``      retry policies: ``Linear``, ``Exponential``
+``enqueue``    the shard, the options and the row of a new job
+``placing``    a random shard for a job that is not about an object
+``tasks``      the decorator ``task``, and tasks by name
+``claims``     the states of a job; claims, and what their holders may write
+``survey``     which shards have due jobs: one statement for a server
+``upkeep``     expired claims and old jobs, one process at a time for a shard
+``running``    one run: the call of a task, and how it has ended
+``handling``   one transaction of a worker: outcomes go, new jobs come
+``schedule``   where a worker claims next, and when it looks for work again
+``worker``     the loop of a worker, and its threads
+"""
+
+from __future__ import annotations
+
+from sqla_shard.jobs.claims import ClaimedJob
+from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.enqueue import EnqueuedJob
+from sqla_shard.jobs.retry import Exponential
+from sqla_shard.jobs.retry import Linear
+from sqla_shard.jobs.retry import RetryPolicy
+from sqla_shard.jobs.running import current_job
+from sqla_shard.jobs.running import RunningJob
+from sqla_shard.jobs.tasks import Task
+from sqla_shard.jobs.tasks import task
+from sqla_shard.jobs.worker import RunReport
+from sqla_shard.jobs.worker import Worker
+
+__all__ = [
+    "ClaimedJob",
+    "EnqueuedJob",
+    "Exponential",
+    "JobState",
+    "Linear",
+    "RetryPolicy",
+    "RunReport",
+    "RunningJob",
+    "Task",
+    "Worker",
+    "current_job",
+    "task",
+]

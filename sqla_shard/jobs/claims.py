@@ -1,0 +1,455 @@
+"""Claiming jobs, and what the holder of a claim may do with them.
+
+A claim is a random token with a time at which it expires, by the clock of the
+server.  Whatever a holder writes is an UPDATE that matches the token, the
+state and that time; if it matches no row, the claim is lost, nothing is
+changed, and :exc:`~sqla_shard.exc.JobClaimLostError` is raised.  The token
+stays in a finished row, so an acknowledgement whose COMMIT had an unknown
+outcome can be repeated.
+
+All functions run in the transaction of a session, which the caller commits.
+Rows are updated by primary key only, in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from enum import IntEnum
+from secrets import token_bytes
+from typing import Any
+
+from sqlalchemy import and_
+from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
+from sqlalchemy import Boolean
+from sqlalchemy import case
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy import update
+
+from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import SkipLocked
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import JobClaimLostError
+from sqla_shard.outbox.apply import microseconds
+from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.tables import JOB_INDEX
+from sqla_shard.outbox.tables import JOBS
+from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.session import ShardSession
+from sqla_shard.util.json_values import parsed_json
+
+__all__ = [
+    "DONE",
+    "FAILED",
+    "LEASE",
+    "PENDING",
+    "RUNNING",
+    "ClaimedJob",
+    "JobState",
+    "acknowledge",
+    "checkpoint",
+    "claim",
+    "extend",
+    "fail",
+    "locked_batch",
+    "release",
+    "reopened",
+]
+
+#: Seconds until a claim expires.
+LEASE = 60.0
+
+
+class JobState(IntEnum):
+    """The states of a job, as stored."""
+
+    PENDING = 0
+    RUNNING = 1
+    DONE = 2
+    FAILED = 3
+
+
+# Plain integers for statements: drivers do not know an enumeration.
+PENDING, RUNNING, DONE, FAILED = (state.value for state in JobState)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedJob:
+    """A job, and the claim of its holder.
+
+    :ivar keyspace: keyspace of its shard.
+    :ivar shard_id: number of its shard.
+    :ivar local_id: its number on that shard.
+    :ivar token: the token of the claim.
+    :ivar task: name of its task.
+    :ivar queue: its queue.
+    :ivar priority: 1 to 3; 1 is the most urgent.
+    :ivar arguments: its arguments, by name.
+    :ivar checkpoint: the last value of :func:`checkpoint`; None if none.
+    :ivar attempt: number of this attempt, from 1.
+    :ivar max_attempts: maximum number of attempts.
+    """
+
+    keyspace: str
+    shard_id: int
+    local_id: int
+    token: bytes = field(repr=False)
+    task: str
+    queue: str
+    priority: int
+    arguments: Mapping[str, Any] = field(repr=False)
+    checkpoint: Any = field(repr=False)
+    attempt: int
+    max_attempts: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The keyspace and the number of the shard."""
+        return self.keyspace, self.shard_id
+
+    def __str__(self) -> str:
+        return f"{self.keyspace}/{self.shard_id}/{self.local_id}"
+
+
+_job = JOBS.c
+_ids: Any = bindparam("ids", expanding=True)
+_later = bindparam("later", type_=BigInteger())
+
+# The optimizer must not sort a backlog, or read the primary key in order.
+_HINT = f"FORCE INDEX ({JOB_INDEX})"
+_BY_KEY = "FORCE INDEX (PRIMARY)"
+_MYSQL = ("mysql", "mariadb")
+
+
+def locked_batch(*columns: Any) -> Any:
+    """Return a SELECT of due rows of a state, oldest first.
+
+    The rows are locked, and rows that others have locked are skipped, where
+    the server can do that.  Its parameters are ``state``, ``queue``,
+    ``priority`` and ``batch``.
+    """
+    statement = (
+        select(*columns)
+        .where(
+            _job.state == bindparam("state"),
+            _job.queue == bindparam("queue"),
+            _job.priority == bindparam("priority"),
+            _job.due_at
+            <= Moment(bindparam("since", value=0, type_=BigInteger())),
+        )
+        .order_by(_job.due_at, _job.id)
+        .limit(bindparam("batch"))
+        .suffix_with(SkipLocked())
+    )
+    for name in _MYSQL:
+        statement = statement.with_hint(JOBS, _HINT, name)
+    return statement
+
+
+def _update(*conditions: Any) -> Any:
+    """Return an UPDATE of rows by primary key.
+
+    On a table of a few rows the server would read, and lock, all of them.
+    """
+    statement = update(JOBS).where(*conditions)
+    for name in _MYSQL:
+        statement = statement.with_hint(_BY_KEY, JOBS, name)
+    return statement
+
+
+_BATCH = locked_batch(
+    _job.id,
+    _job.task,
+    _job.arguments,
+    _job.checkpoint,
+    _job.attempts,
+    _job.max_attempts,
+)
+_CLAIM = _update(_job.id.in_(_ids), _job.state == PENDING).values(
+    state=RUNNING,
+    token=bindparam("the_token"),
+    due_at=Moment(_later),
+    attempts=_job.attempts + 1,
+    duplicates=0,
+)
+_MINE = select(_job.id).where(
+    _job.id.in_(_ids),
+    _job.token == bindparam("the_token"),
+    _job.state == bindparam("state"),
+)
+
+
+def claim(
+    session: ShardSession,
+    place: Place,
+    queue: str,
+    priority: int,
+    limit: int,
+    *,
+    lease: float = LEASE,
+) -> list[ClaimedJob]:
+    """Claim the oldest due jobs of a queue with a priority on a shard.
+
+    Call :meth:`.Backend.begin_skipping` before, as the first statement of the
+    transaction.
+
+    :param limit: maximum number of jobs.
+    :param lease: seconds until the claims expire.
+    :returns: the jobs, oldest first; empty if there are none.
+    """
+    at = {"place": place}
+    what = {
+        "state": PENDING,
+        "queue": queue,
+        "priority": priority,
+        "batch": limit,
+    }
+    rows = session.execute(_BATCH, what, bind_arguments=at).all()
+    if not rows:
+        return []
+    token = token_bytes(TOKEN_BYTES)
+    values = {
+        "ids": sorted(row.id for row in rows),
+        "the_token": token,
+        "later": microseconds(lease),
+    }
+    result: Any = session.execute(_CLAIM, values, bind_arguments=at)
+    if result.rowcount != len(rows):
+        # The server cannot skip locked rows, and others have claimed some.
+        del values["later"]
+        values["state"] = RUNNING
+        mine = set(session.execute(_MINE, values, bind_arguments=at).scalars())
+        rows = [row for row in rows if row.id in mine]
+    return [
+        ClaimedJob(
+            keyspace=place.keyspace,
+            shard_id=place.shard_id,
+            local_id=row.id,
+            token=token,
+            task=row.task,
+            queue=queue,
+            priority=priority,
+            arguments=parsed_json(row.arguments),
+            checkpoint=(
+                None if row.checkpoint is None else parsed_json(row.checkpoint)
+            ),
+            attempt=row.attempts + 1,
+            max_attempts=row.max_attempts,
+        )
+        for row in rows
+    ]
+
+
+_held = and_(
+    _job.token == bindparam("the_token"),
+    _job.state == RUNNING,
+    _job.due_at > Moment(),
+)
+# A job that was enqueued again while it ran is run again.
+_is_last = _job.duplicates == 0
+
+_ACKNOWLEDGE = _update(_job.id.in_(_ids), _held).values(
+    state=case((_is_last, DONE), else_=PENDING),
+    due_at=Moment(),
+    attempts=case((_is_last, _job.attempts), else_=0),
+    token=case((_is_last, _job.token), else_=None),
+    key_release=case((_is_last, _job.id), else_=0),
+    error=None,
+)
+
+
+def acknowledge(session: ShardSession, jobs: Sequence[ClaimedJob]) -> None:
+    """Record that jobs have succeeded; all jobs are of one shard.
+
+    A job that was enqueued again while it ran, with its unique key, becomes
+    pending again.  To acknowledge a job twice with the same claim does
+    nothing.
+
+    :raises JobClaimLostError: if claims are lost; the jobs that are not in
+        the error are acknowledged.
+    """
+    lost = []
+    for token, its in _by_token(jobs):
+        values: dict[str, Any] = {
+            "ids": sorted(job.local_id for job in its),
+            "the_token": token,
+        }
+        at = {"place": place_at(session, its[0].address)}
+        result: Any = session.execute(_ACKNOWLEDGE, values, bind_arguments=at)
+        if result.rowcount == len(its):
+            continue
+        values["state"] = DONE
+        done = set(session.execute(_MINE, values, bind_arguments=at).scalars())
+        lost += [job for job in its if job.local_id not in done]
+    if lost:
+        raise JobClaimLostError(jobs=tuple(map(str, lost)))
+
+
+def reopened(is_final: Any, pause: Any) -> dict[Any, Any]:
+    """Return what an attempt without success sets, in order.
+
+    :param is_final: SQL: whether there is no other attempt.
+    :param pause: the time of the next one, in SQL.
+    """
+    ends = and_(is_final, _is_last)
+    # MySQL and MariaDB read columns that were set before with their new
+    # values: attempts is the last one.
+    return {
+        _job.state: case((ends, FAILED), else_=PENDING),
+        _job.due_at: case((ends, Moment()), else_=pause),
+        _job.token: case((ends, _job.token), else_=None),
+        _job.key_release: case((ends, _job.id), else_=0),
+        _job.error: bindparam("the_error"),
+        _job.attempts: case((is_final & ~ends, 0), else_=_job.attempts),
+    }
+
+
+_one = _job.id == bindparam("the_id")
+_is_final = or_(
+    _job.attempts >= _job.max_attempts,
+    bindparam("is_final", type_=Boolean(create_constraint=False)),
+)
+_FAIL = _update(_one, _held).ordered_values(
+    *reopened(_is_final, Moment(_later)).items()
+)
+
+
+def fail(
+    session: ShardSession,
+    job: ClaimedJob,
+    error: str,
+    delay: float,
+    *,
+    is_final: bool = False,
+) -> None:
+    """Record that an attempt has failed.
+
+    The job becomes pending again, or failed after its last attempt.
+
+    :param error: the error, for people.
+    :param delay: seconds until the next attempt.
+    :param is_final: whether the job is not to be tried again.
+    :raises JobClaimLostError: if the claim is lost.
+    """
+    _fenced(
+        session,
+        job,
+        _FAIL,
+        the_error=error,
+        later=microseconds(delay),
+        is_final=is_final,
+    )
+
+
+_RELEASE = _update(_one, _held).values(
+    state=PENDING,
+    due_at=Moment(_later),
+    attempts=_job.attempts - 1,
+    token=None,
+    error=bindparam("the_error"),
+)
+
+
+def release(
+    session: ShardSession,
+    job: ClaimedJob,
+    *,
+    delay: float = 0.0,
+    error: str | None = None,
+) -> None:
+    """Give a job back that was not tried; the attempt does not count.
+
+    :param delay: seconds until it may be claimed again.
+    :param error: why, for people.
+    :raises JobClaimLostError: if the claim is lost.
+    """
+    _fenced(session, job, _RELEASE, the_error=error, later=microseconds(delay))
+
+
+_EXTEND = _update(_one, _held).values(due_at=Moment(_later))
+
+
+def extend(
+    session: ShardSession, jobs: Iterable[ClaimedJob], lease: float = LEASE
+) -> list[ClaimedJob]:
+    """Extend the claims of jobs of one shard, from now.
+
+    :param lease: seconds until they expire.
+    :returns: the jobs whose claims are lost; they must not be continued.
+    """
+    lost = []
+    for job in sorted(jobs, key=lambda one: one.local_id):
+        try:
+            _fenced(session, job, _EXTEND, later=microseconds(lease))
+        except JobClaimLostError:
+            lost.append(job)
+    return lost
+
+
+_CHECKPOINT = _update(_one, _held).values(
+    checkpoint=bindparam("the_checkpoint"), due_at=Moment(_later)
+)
+_CONTINUE = _update(_one, _held).values(
+    checkpoint=bindparam("the_checkpoint"),
+    state=PENDING,
+    due_at=Moment(_later),
+    attempts=0,
+    token=None,
+    error=None,
+)
+
+
+def checkpoint(
+    session: ShardSession,
+    job: ClaimedJob,
+    text: str,
+    *,
+    lease: float = LEASE,
+    again_after: float | None = None,
+) -> None:
+    """Store the progress of a job, which its next attempt gets.
+
+    :param text: the progress as JSON.
+    :param lease: seconds until the claim expires.
+    :param again_after: makes the job pending with all its attempts, to be
+        run again after this many seconds: for a chain of steps.
+    :raises JobClaimLostError: if the claim is lost.
+    """
+    is_end = again_after is not None
+    _fenced(
+        session,
+        job,
+        _CONTINUE if is_end else _CHECKPOINT,
+        the_checkpoint=text,
+        later=microseconds(lease if again_after is None else again_after),
+    )
+
+
+def _fenced(
+    session: ShardSession, job: ClaimedJob, statement: Any, **values: Any
+) -> None:
+    """Update one job, if its claim is valid.
+
+    :raises JobClaimLostError: if it is not.
+    """
+    result: Any = session.execute(
+        statement,
+        {"the_id": job.local_id, "the_token": job.token, **values},
+        bind_arguments={"place": place_at(session, job.address)},
+    )
+    if result.rowcount != 1:
+        raise JobClaimLostError(jobs=(str(job),))
+
+
+def _by_token(
+    jobs: Iterable[ClaimedJob],
+) -> Iterable[tuple[bytes, list[ClaimedJob]]]:
+    found: dict[bytes, list[ClaimedJob]] = {}
+    for job in jobs:
+        found.setdefault(job.token, []).append(job)
+    return found.items()

@@ -1,0 +1,364 @@
+"""Inserting jobs: the shard, the options and the row of a job.
+
+A row is inserted by the transaction of the caller, on the shard of the object
+that the job is about, so the job exists if, and only if, that transaction
+commits.  Times are computed by the clock of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
+from sqlalchemy import insert
+from sqlalchemy import select
+
+from sqla_shard.dialects.sql import InsertCounting
+from sqla_shard.dialects.sql import Moment
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import JobArgumentError
+from sqla_shard.exc import JobOptionError
+from sqla_shard.ids import unpack
+from sqla_shard.jobs.claims import PENDING
+from sqla_shard.outbox.apply import microseconds
+from sqla_shard.outbox.tables import JOBS
+from sqla_shard.outbox.tables import LONGEST_QUEUE
+from sqla_shard.outbox.tables import LONGEST_UNIQUE_KEY
+from sqla_shard.session import ShardSession
+from sqla_shard.session.placement import root_shard
+from sqla_shard.util import sqlalchemy_private as private
+
+__all__ = [
+    "PRIORITIES",
+    "EnqueuedJob",
+    "JobOptions",
+    "RunAfter",
+    "check_queue",
+    "encoded",
+    "insert_job",
+    "insert_jobs",
+    "place_near",
+    "seconds_of",
+]
+
+#: The priorities of jobs: 1 is the most urgent.
+PRIORITIES = (1, 2, 3)
+#: Maximum characters of the arguments, or of a checkpoint, as JSON.
+_LONGEST = 1_000_000
+_MOST_ATTEMPTS = 10_000
+#: Maximum delay; a year.
+_LONGEST_DELAY = timedelta(days=366)
+_QUEUE = re.compile(rf"[A-Za-z0-9_.\-]{{1,{LONGEST_QUEUE}}}")
+
+#: The earliest time of the first attempt: a delay in seconds or as a
+#: timedelta, a datetime with a time zone, or None for immediately.
+RunAfter = datetime | timedelta | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnqueuedJob:
+    """The address of a job.
+
+    :ivar keyspace: keyspace of its shard.
+    :ivar shard_id: number of its shard.
+    :ivar local_id: its number on that shard.
+    :ivar is_new: False if a job with its unique key existed: the address is
+        that of the existing job.
+    """
+
+    keyspace: str
+    shard_id: int
+    local_id: int
+    is_new: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.keyspace}/{self.shard_id}/{self.local_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of one job, checked.
+
+    :raises JobOptionError: if one of them is not valid.
+    """
+
+    queue: str
+    priority: int
+    max_attempts: int
+    run_after: RunAfter = None
+    unique_key: str | None = None
+
+    def __post_init__(self) -> None:
+        check_queue(self.queue)
+        if type(self.priority) is not int or self.priority not in PRIORITIES:
+            raise JobOptionError(
+                "must be 1 (the most urgent), 2 or 3",
+                option="priority",
+                value=self.priority,
+            )
+        if (
+            type(self.max_attempts) is not int
+            or not 1 <= self.max_attempts <= _MOST_ATTEMPTS
+        ):
+            raise JobOptionError(
+                f"must be an int from 1 to {_MOST_ATTEMPTS}",
+                option="max_attempts",
+                value=self.max_attempts,
+            )
+        if not isinstance(self.run_after, datetime):
+            seconds_of(self.run_after)
+        elif self.run_after.tzinfo is None:
+            raise JobOptionError(
+                "has no time zone; pass an aware datetime, or a delay as a "
+                "timedelta",
+                option="run_after",
+                value=self.run_after,
+            )
+
+    @property
+    def key(self) -> bytes | None:
+        """The unique key, as it is stored.
+
+        :raises JobOptionError: if it is not valid.
+        """
+        if self.unique_key is None:
+            return None
+        try:
+            key = self.unique_key.encode()
+        except (AttributeError, UnicodeEncodeError):
+            key = b""
+        if not 0 < len(key) <= LONGEST_UNIQUE_KEY:
+            raise JobOptionError(
+                f"must be a string of 1 to {LONGEST_UNIQUE_KEY} bytes",
+                option="unique_key",
+                value=self.unique_key,
+            )
+        return key
+
+
+def check_queue(queue: object) -> str:
+    """Return the name of a queue.
+
+    :raises JobOptionError: if it is not valid.
+    """
+    if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
+        raise JobOptionError(
+            f"the name of a queue has 1 to {LONGEST_QUEUE} letters, digits "
+            "and the characters . _ -",
+            option="queue",
+            value=queue,
+        )
+    return queue
+
+
+def seconds_of(delay: timedelta | float | None) -> float:
+    """Return a delay in seconds.
+
+    :raises JobOptionError: if it is negative, or longer than a year.
+    """
+    if delay is None:
+        return 0.0
+    if isinstance(delay, timedelta):
+        seconds: object = delay.total_seconds()
+    else:
+        seconds = delay
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds <= _LONGEST_DELAY.total_seconds()
+    ):
+        raise JobOptionError(
+            "a delay is a number of seconds or a timedelta, from 0 to "
+            f"{_LONGEST_DELAY.days} days",
+            option="run_after",
+            value=delay,
+        )
+    return float(seconds)
+
+
+def encoded(value: Any, task: str, parameter: str | None = None) -> str:
+    """Return a value as JSON.
+
+    :param task: name of the task, for messages.
+    :raises JobArgumentError: if it is too long.
+    """
+    text = json.dumps(value, separators=(",", ":"))
+    if len(text) > _LONGEST:
+        raise JobArgumentError(
+            f"have {len(text)} characters as JSON; the maximum is {_LONGEST}. "
+            "Write their contents to a shard, and use the id as the argument",
+            task=task,
+            parameter=parameter,
+        )
+    return text
+
+
+def place_near(
+    session: ShardSession, near: int | None, keyspace: str | None
+) -> Place:
+    """Return the shard of a job.
+
+    :param near: id of an object on that shard; None for the shard that the
+        transaction writes, or for a new one.
+    :raises InvalidIdError: if ``near`` is not an id.
+    """
+    places = session.places
+    space = places.keyspace(keyspace, "objects")
+    if near is None:
+        return places.place(space, root_shard(session, space, None))
+    return places.place(space, unpack(near).shard_id)
+
+
+_COLUMNS = ("task", "arguments", "queue", "priority", "shard_id")
+_DUE = {
+    "now": Moment(),
+    "later": Moment(bindparam("later", type_=BigInteger())),
+    "at": bindparam("at", type_=JOBS.c.due_at.type),
+}
+_NEW: Mapping[str, Any] = {
+    "state": PENDING,
+    "attempts": 0,
+    "key_release": 0,
+    "duplicates": 0,
+}
+
+
+@cache
+def _statement(due: str, *, unique: bool) -> Any:
+    """Return the INSERT of one job.
+
+    :param due: how its time is given: a key of ``_DUE``.
+    """
+    values: dict[str, Any] = {
+        name: bindparam(name) for name in (*_COLUMNS, "max_attempts")
+    }
+    if unique:
+        values["unique_key"] = bindparam("unique_key")
+    made = InsertCounting(JOBS) if unique else insert(JOBS)
+    return made.values(**values, **_NEW, due_at=_DUE[due], created_at=Moment())
+
+
+_FIND = select(JOBS.c.id, JOBS.c.duplicates).where(
+    JOBS.c.unique_key == bindparam("unique_key"), JOBS.c.key_release == 0
+)
+
+
+def insert_job(
+    session: ShardSession,
+    place: Place,
+    task: str,
+    arguments: Mapping[str, Any],
+    options: JobOptions,
+) -> EnqueuedJob:
+    """Insert a job in the transaction of a session.
+
+    :raises JobArgumentError: if the arguments are too long.
+    :raises JobOptionError: if the session is in autocommit mode.
+    """
+    key = options.key
+    row = {**_row(place, task, arguments, options)}
+    due = "now"
+    after = options.run_after
+    if isinstance(after, datetime):
+        due = "at"
+        row["at"] = after.astimezone(timezone.utc).replace(tzinfo=None)
+    elif after:
+        due, row["later"] = "later", microseconds(seconds_of(after))
+    if key is not None:
+        row["unique_key"] = key
+    at = {"place": place}
+    _refuse_autocommit(session, place)
+    result: Any = session.execute(
+        _statement(due, unique=key is not None), row, bind_arguments=at
+    )
+    if key is None:
+        return _address(place, result.inserted_primary_key[0])
+    local_id, duplicates = session.execute(
+        _FIND, {"unique_key": key}, bind_arguments=at
+    ).one()
+    return _address(place, local_id, is_new=duplicates == 0)
+
+
+def insert_jobs(
+    session: ShardSession,
+    place: Place,
+    task: str,
+    calls: Sequence[Mapping[str, Any]],
+    options: JobOptions,
+) -> int:
+    """Insert many jobs with the same options, with one INSERT.
+
+    :param calls: the arguments of each.
+    :returns: the number of jobs.
+    :raises JobArgumentError: if arguments are too long.
+    :raises JobOptionError: if the session is in autocommit mode.
+    """
+    if not calls:
+        return 0
+    _refuse_autocommit(session, place)
+    at = {"place": place}
+    # A statement with only parameters: drivers send its rows together.
+    now = session.execute(select(Moment()), bind_arguments=at).scalar_one()
+    now = now.replace(tzinfo=None)
+    after = options.run_after
+    if isinstance(after, datetime):
+        due = after.astimezone(timezone.utc).replace(tzinfo=None)
+    else:
+        due = now + timedelta(seconds=seconds_of(after))
+    rows = [
+        {
+            **_row(place, task, arguments, options),
+            **_NEW,
+            "due_at": due,
+            "created_at": now,
+        }
+        for arguments in calls
+    ]
+    session.execute(insert(JOBS), rows, bind_arguments=at)
+    return len(rows)
+
+
+def _row(
+    place: Place, task: str, arguments: Mapping[str, Any], options: JobOptions
+) -> dict[str, Any]:
+    return {
+        "task": task,
+        "arguments": encoded(arguments, task),
+        "queue": options.queue,
+        "priority": options.priority,
+        "shard_id": place.shard_id,
+        "max_attempts": options.max_attempts,
+    }
+
+
+def _address(
+    place: Place, local_id: int, *, is_new: bool = True
+) -> EnqueuedJob:
+    return EnqueuedJob(
+        keyspace=place.keyspace,
+        shard_id=place.shard_id,
+        local_id=local_id,
+        is_new=is_new,
+    )
+
+
+def _refuse_autocommit(session: ShardSession, place: Place) -> None:
+    """Refuse an engine that would commit the job without its transaction."""
+    if private.is_autocommit(session.root_connection(place)):
+        raise JobOptionError(
+            f"{place.server} commits each statement on its own, so the job "
+            "would exist without the transaction; use another isolation "
+            "level",
+            option="isolation_level",
+            value="AUTOCOMMIT",
+        )

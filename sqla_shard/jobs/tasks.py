@@ -1,0 +1,381 @@
+"""Tasks: named functions that workers call.
+
+A job is stored as the name of a task and arguments, and may be run by a newer
+release of the program.  If the meaning of a function changes, give it another
+name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqla_shard.exc import JobArgumentError
+from sqla_shard.exc import TaskDefinitionError
+from sqla_shard.exc import UnknownTaskError
+from sqla_shard.jobs.enqueue import check_queue
+from sqla_shard.jobs.enqueue import EnqueuedJob
+from sqla_shard.jobs.enqueue import insert_job
+from sqla_shard.jobs.enqueue import insert_jobs
+from sqla_shard.jobs.enqueue import JobOptions
+from sqla_shard.jobs.enqueue import place_near
+from sqla_shard.jobs.enqueue import RunAfter
+from sqla_shard.jobs.placing import async_on_healthy_shard
+from sqla_shard.jobs.placing import on_healthy_shard
+from sqla_shard.jobs.retry import DEFAULT
+from sqla_shard.jobs.retry import RetryPolicy
+from sqla_shard.outbox.tables import LONGEST_NAME
+from sqla_shard.session import ShardSession
+from sqla_shard.util.json_values import is_json
+
+if TYPE_CHECKING:
+    from sqla_shard import Cluster
+
+__all__ = ["Task", "find_task", "task", "task_names"]
+
+_PLAIN = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+_OPTIONS = frozenset(
+    ("near", "priority", "run_after", "unique_key", "max_attempts")
+)
+
+
+class Task:
+    """A function that workers call for each of its jobs.
+
+    Calling it calls the function.  Use :func:`task` to define one.
+
+    :ivar name: the name that is stored with jobs.
+    :ivar function: the function.
+    :ivar queue: the queue of its jobs.
+    :ivar retry: the pauses between attempts.
+    :ivar max_attempts: maximum number of attempts of its jobs.
+    :ivar priority: priority of its jobs, if they have none of their own.
+    :ivar in_transaction: whether the function gets a session.
+    :ivar keyspace: keyspace of its jobs; None if there is only one with
+        objects.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        queue: str,
+        retry: RetryPolicy,
+        max_attempts: int | None,
+        priority: int,
+        in_transaction: bool,
+        keyspace: str | None,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.queue = queue
+        self.retry = retry
+        self.max_attempts = (
+            retry.retries + 1 if max_attempts is None else max_attempts
+        )
+        self.priority = priority
+        self.in_transaction = in_transaction
+        self.keyspace = keyspace
+        self._signature = _checked_signature(function, name, in_transaction)
+        self._options()  # raises JobOptionError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+    def enqueue(
+        self,
+        session: ShardSession,
+        *args: Any,
+        near: int | None = None,
+        priority: int | None = None,
+        run_after: RunAfter = None,
+        unique_key: str | None = None,
+        max_attempts: int | None = None,
+        **kwargs: Any,
+    ) -> EnqueuedJob:
+        """Add a job in the transaction of a session.
+
+        The job exists if, and only if, that transaction commits.  With an
+        asynchronous session::
+
+            await session.run_sync(fetch_title.enqueue, pin.id, near=pin.id)
+
+        :param args: arguments of the function, after the session.
+        :param near: id of an object: the job is on its shard.  By default it
+            is on the shard that the transaction writes.
+        :param priority: 1 (the most urgent) to 3.
+        :param run_after: earliest time of the first attempt: seconds or a
+            timedelta from now, by the clock of the server, or a datetime with
+            a time zone.
+        :param unique_key: while a job of this shard with this key is not
+            finished, no other is added.  If it is running already, it is
+            run again.
+        :param max_attempts: maximum number of attempts.
+        :param kwargs: arguments of the function, by name.
+        :returns: the address of the job, or of the existing one.
+        :raises JobArgumentError: if an argument is not a JSON value, or they
+            are too long.
+        :raises JobOptionError: if an option is not valid.
+        :raises CrossShardWriteError: if the transaction writes another shard.
+        """
+        arguments = self.bind(*args, **kwargs)
+        options = self._options(priority, run_after, unique_key, max_attempts)
+        place = place_near(session, near, self.keyspace)
+        return insert_job(session, place, self.name, arguments, options)
+
+    def enqueue_many(
+        self,
+        session: ShardSession,
+        calls: Iterable[Mapping[str, Any]],
+        *,
+        near: int | None = None,
+        priority: int | None = None,
+        run_after: RunAfter = None,
+        max_attempts: int | None = None,
+    ) -> int:
+        """Add many jobs of one shard in the transaction of a session.
+
+        ::
+
+            fetch_title.enqueue_many(
+                session, [{"pin_id": pin.id} for pin in pins], near=board.id
+            )
+
+        They are sent in one INSERT.  There are no unique keys.
+
+        :param calls: the arguments of each job, by name.
+        :returns: the number of jobs.
+        :raises JobArgumentError: as :meth:`enqueue`.
+        :raises JobOptionError: as :meth:`enqueue`.
+        """
+        bound = [self.bind(**call) for call in calls]
+        options = self._options(priority, run_after, None, max_attempts)
+        place = place_near(session, near, self.keyspace)
+        return insert_jobs(session, place, self.name, bound, options)
+
+    def enqueue_now(
+        self, cluster: Cluster, *args: Any, **kwargs: Any
+    ) -> EnqueuedJob:
+        """Add a job in a transaction of its own.
+
+        Without ``near`` it is on a random shard, by the weights of the
+        servers; if a server does not respond, on another one.
+
+        :param args: as for :meth:`enqueue`.
+        :param kwargs: as for :meth:`enqueue`.
+        :raises NoHealthyShardsError: if no server takes it.
+        :raises CommitUnknownError: if the outcome of COMMIT is unknown; with
+            a ``near`` and a ``unique_key`` it can be repeated.
+        """
+
+        def add(session: ShardSession) -> EnqueuedJob:
+            return self.enqueue(session, *args, **kwargs)
+
+        if kwargs.get("near") is not None:
+            return cluster.run(add)
+        return on_healthy_shard(cluster, self.keyspace, add)
+
+    async def async_enqueue_now(
+        self, cluster: Cluster, *args: Any, **kwargs: Any
+    ) -> EnqueuedJob:
+        """Add a job in a transaction of its own; see :meth:`enqueue_now`."""
+
+        async def add(session: Any) -> EnqueuedJob:
+            job: EnqueuedJob = await session.run_sync(
+                self.enqueue, *args, **kwargs
+            )
+            return job
+
+        if kwargs.get("near") is not None:
+            return await cluster.async_run(add)
+        return await async_on_healthy_shard(cluster, self.keyspace, add)
+
+    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the arguments of a call by name.
+
+        :raises JobArgumentError: if they do not match the function, or one
+            is not a JSON value.
+        """
+        given = (None, *args) if self.in_transaction else args
+        try:
+            bound = self._signature.bind(*given, **kwargs)
+        except TypeError as error:
+            raise JobArgumentError(
+                f"do not match the signature of the function: {error}",
+                task=self.name,
+                parameter=None,
+            ) from error
+        arguments = dict(bound.arguments)
+        if self.in_transaction:
+            del arguments[next(iter(self._signature.parameters))]
+        for name, value in arguments.items():
+            if not is_json(value):
+                raise JobArgumentError(
+                    f"is {value!r:.80}; it must be a JSON value: None, bool, "
+                    "int, finite float, str, a list of such or a dict with "
+                    "str keys. Ids are int",
+                    task=self.name,
+                    parameter=name,
+                )
+        return arguments
+
+    def _options(
+        self,
+        priority: int | None = None,
+        run_after: RunAfter = None,
+        unique_key: str | None = None,
+        max_attempts: int | None = None,
+    ) -> JobOptions:
+        return JobOptions(
+            queue=self.queue,
+            priority=self.priority if priority is None else priority,
+            max_attempts=(
+                self.max_attempts if max_attempts is None else max_attempts
+            ),
+            run_after=run_after,
+            unique_key=unique_key,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r}>"
+
+
+def _checked_signature(
+    function: Any, name: str, in_transaction: bool
+) -> inspect.Signature:
+    """Return the signature of a function, if it can be a task.
+
+    :raises TaskDefinitionError: if it cannot.
+    """
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise TaskDefinitionError(
+            f"{function!r} must be a function, and not async def", task=name
+        )
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if in_transaction and not parameters:
+        raise TaskDefinitionError(
+            "it must take a session as its first parameter; use "
+            "in_transaction=False for a task without one",
+            task=name,
+        )
+    for one in parameters[1 if in_transaction else 0 :]:
+        if one.kind not in _PLAIN:
+            raise TaskDefinitionError(
+                f"its parameter {one} must be a named one, without * and /: "
+                "arguments are stored by name",
+                task=name,
+            )
+        if one.name in _OPTIONS:
+            raise TaskDefinitionError(
+                f"its parameter {one.name} has the name of an option of "
+                "enqueue(); rename it",
+                task=name,
+            )
+    return signature
+
+
+# -- Tasks by name.
+
+_tasks: dict[str, Task] = {}
+
+
+def find_task(name: str) -> Task:
+    """Return a task by its name.
+
+    :raises UnknownTaskError: if it is not defined in this process.
+    """
+    found = _tasks.get(name)
+    if found is None:
+        raise UnknownTaskError(task=name)
+    return found
+
+
+def task_names() -> list[str]:
+    """Return the names of the tasks that are defined in this process."""
+    return sorted(_tasks)
+
+
+def _path(function: Any) -> tuple[str, str]:
+    # A reloaded module defines the same path again.
+    return function.__module__, function.__qualname__
+
+
+def task(
+    name: str,
+    *,
+    queue: str = "default",
+    retry: RetryPolicy = DEFAULT,
+    max_attempts: int | None = None,
+    priority: int = 2,
+    in_transaction: bool = True,
+    keyspace: str | None = None,
+) -> Callable[[Callable[..., Any]], Task]:
+    """Make a function a task, as a decorator.
+
+    ::
+
+        @task("pins.fetch_title", queue="titles")
+        def fetch_title(session, pin_id):
+            pin = session.get(Pin, pin_id)
+            pin.title = title_of(pin.link)
+
+    By default the function is called with a session, in a transaction on the
+    shard of the job, and the job is acknowledged by that transaction: what
+    the function writes on that shard takes effect exactly once.  Without a
+    transaction the job is acknowledged later, and may run more than once.
+
+    :param name: the name that is stored with jobs; it must not change while
+        there are any.
+    :param queue: the queue of its jobs.
+    :param retry: the pauses between attempts.
+    :param max_attempts: maximum number of attempts; by default one more than
+        the policy has retries.
+    :param priority: 1 (the most urgent) to 3.
+    :param in_transaction: False for a function without a session, which is
+        called with its arguments only.
+    :param keyspace: keyspace of the jobs, if there are several with objects.
+    :raises TaskDefinitionError: if the function cannot be a task, or another
+        one has the name.
+    :raises JobOptionError: if an option is not valid.
+    """
+    given: object = name
+    if not isinstance(given, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise TaskDefinitionError(
+            f"its name must be a string of 1 to {LONGEST_NAME} characters, as "
+            'in @task("pins.fetch_title")',
+            task=str(name)[:LONGEST_NAME],
+        )
+    check_queue(queue)
+
+    def define(function: Callable[..., Any]) -> Task:
+        made = Task(
+            function,
+            name,
+            queue=queue,
+            retry=retry,
+            max_attempts=max_attempts,
+            priority=priority,
+            in_transaction=in_transaction,
+            keyspace=keyspace,
+        )
+        before = _tasks.get(name)
+        if before is not None and _path(before.function) != _path(function):
+            raise TaskDefinitionError(
+                f"the name is already used by "
+                f"{'.'.join(_path(before.function))}",
+                task=name,
+            )
+        _tasks[name] = made
+        return made
+
+    return define

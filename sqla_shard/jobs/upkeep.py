@@ -1,0 +1,177 @@
+"""Expired claims, and old jobs: what somebody has to do for every shard.
+
+Every worker looks for them, with the same statements as for work, and one at
+a time changes a shard: the others find its lock taken, and go on.  Rows are
+changed in batches, each in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy import bindparam
+from sqlalchemy import delete
+from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.dialects.sql import Moment
+from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unread import short
+from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.claims import locked_batch
+from sqla_shard.jobs.claims import reopened
+from sqla_shard.jobs.claims import RUNNING
+from sqla_shard.jobs.survey import due_for_repair
+from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.tables import JOBS
+from sqla_shard.session import ShardSession
+
+if TYPE_CHECKING:
+    from sqla_shard import Cluster
+
+__all__ = ["KEEP_DONE", "KEEP_FAILED", "UpkeepReport", "keep_up"]
+
+#: The retention time of jobs that have succeeded.
+KEEP_DONE = timedelta(days=1)
+#: The retention time of failed jobs.
+KEEP_FAILED = timedelta(days=7)
+#: Maximum number of rows that a transaction changes.
+_BATCH = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpkeepReport:
+    """The result of one pass.
+
+    :ivar recovered: number of jobs whose claims had expired.
+    :ivar deleted: number of finished jobs that were deleted.
+    :ivar troubles: shards that could not be read or written, with the errors.
+    """
+
+    recovered: int
+    deleted: int
+    troubles: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every server was read and written."""
+        return not self.troubles
+
+
+def keep_up(
+    cluster: Cluster,
+    *,
+    keep_done: timedelta = KEEP_DONE,
+    keep_failed: timedelta = KEEP_FAILED,
+) -> UpkeepReport:
+    """Recover jobs with expired claims and delete old jobs, on all shards.
+
+    :param keep_done: time for which jobs that have succeeded are kept.
+    :param keep_failed: time for which failed jobs are kept.
+    """
+    groups, unread = due_for_repair(
+        cluster, keep_done=keep_done, keep_failed=keep_failed
+    )
+    ages = {
+        JobState.RUNNING: timedelta(0),
+        JobState.DONE: keep_done,
+        JobState.FAILED: keep_failed,
+    }
+    counts = dict.fromkeys(JobState, 0)
+    troubles = describe_unread(unread)
+    by_shard: dict[tuple[str, int], list[DueGroup]] = {}
+    for group in groups:
+        by_shard.setdefault(group.address, []).append(group)
+    for (keyspace, shard_id), its in by_shard.items():
+        try:
+            _keep_shard(cluster, its, ages, counts)
+        except SQLAlchemyError as error:
+            troubles.append(f"shard {shard_id} of {keyspace}: {short(error)}")
+    return UpkeepReport(
+        recovered=counts[JobState.RUNNING],
+        deleted=counts[JobState.DONE] + counts[JobState.FAILED],
+        troubles=tuple(troubles),
+    )
+
+
+def _keep_shard(
+    cluster: Cluster,
+    groups: Iterable[DueGroup],
+    ages: Mapping[JobState, timedelta],
+    counts: dict[JobState, int],
+) -> None:
+    """Change the due rows of a shard until there are none, or it is locked.
+
+    :param counts: is increased by the number of changed rows.
+    """
+    for group in groups:
+        found: int | None = _BATCH
+        while found is not None and found >= _BATCH:
+            found = cluster.run(_change, group, ages[group.state])
+            counts[group.state] += found or 0
+
+
+def _change(
+    session: ShardSession, group: DueGroup, age: timedelta
+) -> int | None:
+    """Change one batch of rows.
+
+    :returns: the number of rows; None if another process does the same.
+    """
+    place = place_at(session, group.address)
+    connection = session.root_connection(place)
+    place.backend.begin_skipping(connection)
+    name = f"sqla_shard_job {place.schema}"[:64]
+    if not place.backend.try_lock(connection, name):
+        return None
+    try:
+        return _change_locked(session, group, age)
+    finally:
+        # After an error the connection, which has the lock, is closed.
+        if not connection.invalidated:
+            place.backend.unlock(connection, name)
+
+
+_DUE = locked_batch(JOBS.c.id)
+_ids = JOBS.c.id.in_(bindparam("ids", expanding=True))
+_RECOVER = (
+    update(JOBS)
+    .where(_ids, JOBS.c.state == RUNNING, JOBS.c.due_at <= Moment())
+    .ordered_values(
+        *reopened(JOBS.c.attempts >= JOBS.c.max_attempts, Moment()).items()
+    )
+)
+_DELETE = delete(JOBS).where(_ids, JOBS.c.state == bindparam("state"))
+_LOST = "its claim has expired: the worker was killed, or has hung"
+
+
+def _change_locked(
+    session: ShardSession, group: DueGroup, age: timedelta
+) -> int:
+    at = {"place": place_at(session, group.address)}
+    what: dict[str, Any] = {
+        "state": group.state.value,
+        "queue": group.queue,
+        "priority": group.priority,
+        "batch": _BATCH,
+        "since": age // timedelta(microseconds=-1),
+    }
+    ids = list(session.execute(_DUE, what, bind_arguments=at).scalars())
+    if not ids:
+        return 0
+    values: dict[str, Any] = {"ids": sorted(ids)}
+    if group.state is JobState.RUNNING:
+        statement: Any = _RECOVER
+        values["the_error"] = _LOST
+    else:
+        statement = _DELETE
+        values["state"] = group.state.value
+    result: Any = session.execute(statement, values, bind_arguments=at)
+    count: int = result.rowcount
+    return count

@@ -1,0 +1,131 @@
+"""Tasks, and what tests do with the rows of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import delete
+from sqlalchemy import literal
+from sqlalchemy import select
+from sqlalchemy import update
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard import ShardSession
+from sqla_shard import unpack
+from sqla_shard.dialects.sql import Moment
+from sqla_shard.jobs import ClaimedJob
+from sqla_shard.jobs import claims
+from sqla_shard.jobs import EnqueuedJob
+from sqla_shard.jobs import Linear
+from sqla_shard.jobs import task
+from sqla_shard.outbox.tables import JOBS
+from tests.models.backends import Clusters
+
+__all__ = [
+    "JOB_CLUSTERS",
+    "SHARDS",
+    "Base",
+    "Counter",
+    "add",
+    "counter",
+    "counters",
+    "empty",
+    "expire",
+    "fails",
+    "on_shard",
+    "rows",
+    "take",
+]
+
+SHARDS = 6
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Counter(ObjectMixin, Base, type_id=1):
+    __tablename__ = "counters"
+    count: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+@task("tests.add", queue="adding", retry=Linear(2, step=0), max_attempts=3)
+def add(session: ShardSession, counter_id: int, n: int = 1) -> None:
+    """Add to a counter; a second run is seen."""
+    more = update(Counter).where(Counter.id == counter_id)
+    session.execute(more.values(count=Counter.count + n))
+
+
+@task("tests.fails", queue="failing", retry=Linear(2, step=0))
+def fails(session: ShardSession, counter_id: int) -> None:
+    add(session, counter_id)
+    raise RuntimeError("as it always does")
+
+
+def counter(cluster: Cluster, shard_id: int = 1) -> int:
+    """Return the id of a new counter."""
+    with cluster.begin(shard_id=shard_id) as session:
+        made = Counter()
+        session.add(made)
+        session.flush()
+        return made.id
+
+
+def counters(cluster: Cluster, ids: list[int]) -> list[int]:
+    with cluster.session() as session:
+        found = session.get_many(Counter, ids)
+    return [one.count for one in found if one is not None]
+
+
+def on_shard(cluster: Cluster, shard_id: int, statement: Any) -> Any:
+    """Execute a statement on a shard; return its rows, if it has any."""
+    space = cluster.places.keyspace(None, "objects")
+    place = cluster.places.place(space, shard_id)
+    with cluster.begin() as session:
+        found = session.execute(statement, bind_arguments={"place": place})
+        return found.all() if found.returns_rows else None
+
+
+def rows(cluster: Cluster, shard_id: int = 1) -> list[Any]:
+    """Return the jobs of a shard, in the order of their numbers."""
+    found: list[Any] = on_shard(
+        cluster, shard_id, select(JOBS).order_by(JOBS.c.id)
+    )
+    return found
+
+
+def empty(cluster: Cluster) -> None:
+    """Delete all jobs."""
+    for shard_id in range(SHARDS):
+        on_shard(cluster, shard_id, delete(JOBS))
+
+
+def expire(cluster: Cluster, job: ClaimedJob | EnqueuedJob) -> None:
+    """Let the time of a claim, or of a finished job, pass."""
+    past = Moment(literal(-1_000_000, BigInteger()))
+    this = update(JOBS).where(JOBS.c.id == job.local_id)
+    on_shard(cluster, job.shard_id, this.values(due_at=past))
+
+
+def take(
+    session: ShardSession,
+    near: int,
+    queue: str = "adding",
+    priority: int = 2,
+    limit: int = 10,
+) -> list[ClaimedJob]:
+    """Claim jobs of the shard of an object, as a worker does."""
+    space = session.places.keyspace(None, "objects")
+    place = session.places.place(space, unpack(near).shard_id)
+    if not session.is_connected(place):
+        place.backend.begin_skipping(session.root_connection(place))
+    return claims.claim(session, place, queue, priority, limit)
+
+
+#: Clusters with these tables.
+JOB_CLUSTERS = Clusters(Base.metadata, SHARDS, main=("main",))

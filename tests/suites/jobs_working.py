@@ -1,0 +1,310 @@
+"""Workers: what they run, and what becomes of it.
+
+Each class is a suite; a test module has a fixture ``cluster``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.exc import JobClaimLostError
+from sqla_shard.exc import JobOptionError
+from sqla_shard.jobs import current_job
+from sqla_shard.jobs import EnqueuedJob
+from sqla_shard.jobs import JobState
+from sqla_shard.jobs import Linear
+from sqla_shard.jobs import task
+from sqla_shard.jobs import tasks
+from sqla_shard.jobs import Worker
+from tests.models.job_models import add
+from tests.models.job_models import Counter
+from tests.models.job_models import counter
+from tests.models.job_models import counters
+from tests.models.job_models import expire
+from tests.models.job_models import fails
+from tests.models.job_models import JOB_CLUSTERS
+from tests.models.job_models import rows
+from tests.models.job_models import SHARDS
+from tests.models.job_models import take
+from tests.suites.jobs import Suite
+
+__all__ = ["Running", "Tasks"]
+
+cluster = JOB_CLUSTERS.on_backend()
+WAIT = 60
+
+
+@pytest.fixture
+def defined() -> Iterator[Any]:
+    """Define tasks, and undefine them after the test."""
+    before = dict(tasks._tasks)
+
+    def define(function: Any, **options: Any) -> Any:
+        options = {"retry": Linear(2, step=0), "queue": "own", **options}
+        return task(f"tests.{function.__name__}", **options)(function)
+
+    yield define
+    tasks._tasks.clear()
+    tasks._tasks.update(before)
+
+
+def address(row: Any) -> EnqueuedJob:
+    return EnqueuedJob(
+        keyspace="objects", shard_id=row.shard_id, local_id=row.id
+    )
+
+
+def work(cluster: Cluster, *queues: str, **options: Any) -> Any:
+    return Worker(cluster, queues=queues, **options).run(until_empty=True)
+
+
+class Running(Suite):
+    """The loop of a worker."""
+
+    def test_every_job_of_every_shard_once(self, cluster, near):
+        ids = [counter(cluster, shard_id) for shard_id in range(SHARDS)]
+        for one in ids:
+            with cluster.begin() as session:
+                for priority in (1, 2, 3):
+                    add.enqueue_many(
+                        session,
+                        [{"counter_id": one}] * 10,
+                        near=one,
+                        priority=priority,
+                    )
+        report = work(cluster, "adding")
+        assert (report.succeeded, report.failed, report.lost) == (180, 0, 0)
+        assert counters(cluster, ids) == [30] * SHARDS
+        for shard_id in range(SHARDS):
+            for row in rows(cluster, shard_id):
+                assert (row.state, row.attempts) == (JobState.DONE, 1)
+
+    def test_two_workers_share_the_jobs(self, cluster, near):
+        with cluster.begin() as session:
+            add.enqueue_many(session, [{"counter_id": near}] * 60, near=near)
+        reports: list[Any] = []
+        threads = [
+            threading.Thread(
+                target=lambda: reports.append(work(cluster, "adding"))
+            )
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        assert sum(report.succeeded for report in reports) == 60
+        assert counters(cluster, [near]) == [60]
+
+    def test_a_failing_job_writes_nothing_and_ends(self, cluster, near):
+        job = fails.enqueue_now(cluster, near, near=near)
+        report = work(cluster, "failing")
+        assert (report.succeeded, report.failed) == (0, 3)
+        (row,) = rows(cluster)
+        assert (row.id, row.state) == (job.local_id, JobState.FAILED)
+        assert row.error == "RuntimeError: as it always does"
+        assert counters(cluster, [near]) == [0]
+
+    def test_an_unknown_task_stays_and_runs_when_it_is_defined(
+        self, cluster, near, defined
+    ):
+        def newer(session: Any, counter_id: int) -> None:
+            add(session, counter_id)
+
+        made = defined(newer, max_attempts=1)
+        made.enqueue_now(cluster, near, near=near)
+        del tasks._tasks["tests.newer"]
+        report = work(cluster, "own")
+        assert dict(report.unknown) == {"tests.newer": 1}
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.PENDING, 0)
+        assert "is not defined in this process" in row.error
+        tasks._tasks["tests.newer"] = made
+        made.enqueue_now(cluster, near, near=near)
+        for row in rows(cluster):
+            expire(cluster, address(row))
+        assert work(cluster, "own").succeeded == 2
+        assert counters(cluster, [near]) == [2]
+
+    def test_it_recovers_what_another_worker_has_left(self, cluster, near):
+        add.enqueue_now(cluster, near, near=near)
+        with cluster.begin() as session:
+            (job,) = take(session, near)
+        assert work(cluster, "adding").succeeded == 0
+        expire(cluster, job)
+        report = work(cluster, "adding")
+        assert (report.recovered, report.succeeded) == (1, 1)
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.DONE, 2)
+
+    def test_it_stops_after_the_running_jobs(self, cluster, near, defined):
+        running, end = threading.Event(), threading.Event()
+
+        def slow(session: Any, counter_id: int) -> None:
+            running.set()
+            assert end.wait(WAIT)
+            add(session, counter_id)
+
+        made = defined(slow)
+        for _ in range(3):
+            made.enqueue_now(cluster, near, near=near)
+        worker = Worker(cluster, queues=["own"], concurrency=1)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        assert running.wait(WAIT)
+        worker.stop()
+        end.set()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        assert counters(cluster, [near]) == [1]
+        states = [row.state for row in rows(cluster)]
+        assert states == [JobState.DONE, 0, 0]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"queues": []},
+            {"queues": "titles"},
+            {"queues": ["a b"]},
+            {"concurrency": 0},
+            {"concurrency": True},
+            {"lease": 0},
+        ],
+    )
+    def test_bad_options(self, cluster, options):
+        with pytest.raises(JobOptionError):
+            Worker(cluster, **options)
+
+
+class Tasks(Suite):
+    """What a task may do with its job."""
+
+    def test_a_lost_claim_undoes_what_was_written(
+        self, cluster, near, defined
+    ):
+        def late(session: Any, counter_id: int) -> None:
+            if current_job().job.attempt == 1:
+                expire(cluster, current_job().job)
+            add(session, counter_id)
+
+        made = defined(late)
+        made.enqueue_now(cluster, near, near=near)
+        report = work(cluster, "own")
+        assert (report.lost, report.succeeded) == (1, 0)
+        assert counters(cluster, [near]) == [0]
+        report = work(cluster, "own")
+        assert (report.recovered, report.succeeded) == (1, 1)
+        assert counters(cluster, [near]) == [1]
+
+    def test_a_task_that_commits_itself(self, cluster, near, defined):
+        def commits(session: Any, counter_id: int) -> None:
+            add(session, counter_id)
+            session.commit()
+
+        defined(commits, max_attempts=1).enqueue_now(cluster, near, near=near)
+        assert work(cluster, "own").failed == 1
+        (row,) = rows(cluster)
+        assert "has called commit()" in row.error
+        assert counters(cluster, [near]) == [0]
+
+    def test_a_write_to_another_shard(self, cluster, near, defined):
+        far = counter(cluster, 4)
+
+        def crosses(session: Any, counter_id: int) -> None:
+            session.get(Counter, far).count = 7
+
+        defined(crosses, max_attempts=1).enqueue_now(cluster, near, near=near)
+        assert work(cluster, "own").failed == 1
+        (row,) = rows(cluster)
+        assert "CrossShardWriteError" in row.error
+        assert counters(cluster, [far]) == [0]
+
+    def test_without_a_transaction(self, cluster, near, defined):
+        def outside(counter_id: int) -> None:
+            with cluster.begin() as session:
+                add(session, counter_id)
+
+        made = defined(outside, in_transaction=False)
+        made.enqueue_now(cluster, near, near=near)
+        assert work(cluster, "own").succeeded == 1
+        (row,) = rows(cluster)
+        assert row.state == JobState.DONE
+        assert counters(cluster, [near]) == [1]
+
+    def test_acknowledged_by_a_transaction_of_the_task(
+        self, cluster, near, defined
+    ):
+        def outside(counter_id: int) -> None:
+            with cluster.begin() as session:
+                add(session, counter_id)
+                current_job().ack_with(session)
+            # It has succeeded, whatever comes after.
+            raise RuntimeError
+
+        made = defined(outside, in_transaction=False)
+        made.enqueue_now(cluster, near, near=near)
+        assert work(cluster, "own").succeeded == 1
+        assert [row.state for row in rows(cluster)] == [JobState.DONE]
+        assert counters(cluster, [near]) == [1]
+
+    def test_progress(self, cluster, near, defined):
+        def steps(counter_id: int) -> None:
+            job = current_job()
+            done = job.checkpoint or 0
+            for step in range(done + 1, 4):
+                with cluster.begin() as session:
+                    add(session, counter_id)
+                    job.save(step, session=session)
+                if job.job.attempt == step < 3:
+                    raise RuntimeError
+            job.save("end")
+            job.extend()
+
+        made = defined(steps, in_transaction=False)
+        made.enqueue_now(cluster, near, near=near)
+        report = work(cluster, "own")
+        assert (report.failed, report.succeeded) == (2, 1)
+        assert counters(cluster, [near]) == [3]
+        assert [row.checkpoint for row in rows(cluster)] == ['"end"']
+
+    def test_a_chain_of_steps(self, cluster, near, defined):
+        def chain(session: Any, counter_id: int) -> None:
+            add(session, counter_id)
+            done = (current_job().checkpoint or 0) + 1
+            if done < 5:
+                current_job().run_again(session, done)
+
+        made = defined(chain, max_attempts=1)
+        made.enqueue_now(cluster, near, near=near)
+        assert work(cluster, "own").succeeded == 5
+        assert counters(cluster, [near]) == [5]
+        assert [row.state for row in rows(cluster)] == [JobState.DONE]
+
+    def test_late_progress_is_refused(self, cluster, near, defined):
+        caught: list[Any] = []
+
+        def late(counter_id: int) -> None:
+            job = current_job()
+            expire(cluster, job.job)
+            for write in (job.extend, lambda: job.save(1)):
+                with pytest.raises(JobClaimLostError):
+                    write()
+                caught.append(1)
+            with cluster.begin() as session, pytest.raises(JobClaimLostError):
+                job.ack_with(session)
+            caught.append(1)
+
+        made = defined(late, in_transaction=False)
+        made.enqueue_now(cluster, near, near=near)
+        report = work(cluster, "own")
+        # Its acknowledgement is refused, too.
+        assert (len(caught), report.lost) == (3, 1)
+
+    def test_no_job_runs_here(self):
+        with pytest.raises(LookupError):
+            current_job()
