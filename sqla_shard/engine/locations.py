@@ -84,6 +84,20 @@ class Places:
                 self.engines.only_places[place.engine.url] = place
         return place
 
+    def several(
+        self, keyspace: Keyspace, shard_ids: Iterable[int]
+    ) -> list[Place]:
+        """Return the locations of shards, in their order; see :meth:`place`.
+
+        :param shard_ids: numbers of shards, which are not checked.
+        """
+        # Statements may be for all shards: avoid a call for each of them.
+        name, known = keyspace.name, self._places.get
+        return [
+            known((name, shard_id)) or self.place(keyspace, shard_id)
+            for shard_id in shard_ids
+        ]
+
     def place_on(
         self, keyspace: Keyspace, server: Server, shard_id: int
     ) -> Place:

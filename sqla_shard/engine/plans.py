@@ -389,8 +389,12 @@ class Plan:
     def by_connection(self) -> list[tuple[Connection, list[Place]]]:
         """Return each connection with its places."""
         found: dict[Connection, list[Place]] = {}
+        before, its = None, []
         for connection, place in zip(
             self.connections, self.places, strict=True
         ):
-            found.setdefault(connection, []).append(place)
+            # Most shards are on the server of the shard before them.
+            if connection is not before:
+                before, its = connection, found.setdefault(connection, [])
+            its.append(place)
         return list(found.items())

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 from typing import TYPE_CHECKING
@@ -327,8 +328,8 @@ def _split(
     """Split a statement at the values that differ by shard.
 
     The values are numbers or lists of numbers.  They become part of the SQL,
-    like other integers: otherwise the driver would have to escape each value
-    for each branch.
+    like other integers and times: otherwise the driver would have to escape
+    each value for each branch.
 
     :returns: the pieces of SQL; the values between them; and the values that
         remain parameters.
@@ -345,6 +346,8 @@ def _split(
             # Add parentheses, since two minus signs could start a comment.
             shown = f"{value}" if value >= 0 else f"({value})"
             constant[-1] += shown + piece
+        elif type(value) is datetime and placeholder == "%s":
+            constant[-1] += f"'{value.replace(tzinfo=None)}'{piece}"
         else:
             plain.append(value)
             constant[-1] += placeholder + piece

@@ -395,8 +395,7 @@ def _decided(
         raise ScatterLimitError(
             limit="max_shards", allowed=most, found=len(shards)
         )
-    keyspace = decision.keyspace
-    return [places.place(keyspace, i) for i in shards], decision
+    return places.several(decision.keyspace, shards), decision
 
 
 def _anywhere(session: ShardSession, decision: Decision) -> Place:

@@ -278,12 +278,10 @@ class Getter:
 
         :raises UnknownShardError: if one is not open.
         """
-        place = session.places.place
-        keyspace = session.places.keyspace(
-            self._spec.keyspace, self._spec.kind
-        )
-        shards = {object_id >> SHARD_SHIFT for object_id in ids}
-        return {shard: place(keyspace, shard) for shard in sorted(shards)}
+        places = session.places
+        keyspace = places.keyspace(self._spec.keyspace, self._spec.kind)
+        shards = sorted({object_id >> SHARD_SHIFT for object_id in ids})
+        return dict(zip(shards, places.several(keyspace, shards), strict=True))
 
     def _cached_many(
         self, session: ShardSession, ids: Sequence[int]
