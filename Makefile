@@ -19,11 +19,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-# One after the other, whatever -j says: the checks read better in order, and
-# pytest's closing line must come last.
+# One after the other, whatever -j says: pytest's closing line must come last.
+# Only what RUN_TIER runs before the tests is started together.
+ifndef TOGETHER
 .NOTPARALLEL:
-.PHONY: help demo quickstart check test all pythons lint type audit docs servers mariadb \
-    zookeeper memcached redis chromium spider soak bench lock release clean
+endif
+.PHONY: help demo quickstart check test all pythons python3.13 python3.10 \
+    lint type audit docs servers mariadb zookeeper memcached redis chromium \
+    spider soak bench lock release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,15 +53,31 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Compiled before, since each program that the tests start would do it again
 # where PYTHONDONTWRITEBYTECODE is set.  $(1) is the tier, see tests/tiers.py;
-# $(2) is checked before the tests.
+# $(2) is run before the tests, together: most of it has one thread, or waits
+# for an answer.  $(3) is run after that, one after the other.
 define RUN_TIER
-@failed=; for check in $(2); do \
+@failed=; \
+$(MAKE) --no-print-directory TOGETHER=1 -k -j $(OUTPUT_SYNC) $(2) \
+    $(VENV)/.compiled || failed="$$failed $(2)"; \
+for check in $(3); do \
     $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
 done; \
-$(BIN)/python -m compileall -q sqla_shard examples; \
+$(BIN)/python -m compileall -q sqla_shard examples tests; \
 $(PYTEST) $(SIDE_BY_SIDE) --tier $(1) $(ARGS) || failed="$$failed pytest"; \
 [ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
 endef
+
+# Each line of a check together, where this make can do so.
+OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
+# pytest compiles modules in a way of its own, which takes half of the time of
+# the collection, and each of its processes does it again where nothing is
+# written.  Later changes are a few modules only.
+COMPILE_TESTS = env -u PYTHONDONTWRITEBYTECODE $(1) -m pytest -q -n 0 \
+    --tier $(2) --collect-only >/dev/null
+
+$(VENV)/.compiled: | $(VENV)/.dev
+	@$(call COMPILE_TESTS,$(BIN)/python,all) && touch $@
 
 check: $(VENV)/.dev ## check without servers; AREA=cache for a part
 	$(call RUN_TIER,check $(if $(AREA),--area $(AREA)),lint type)
@@ -69,7 +88,7 @@ test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
 # One of the tests builds the documentation, more strictly than `make docs`.
 # pytest comes last, for its closing line.
 all: $(VENV)/.dev servers ## check everything
-	$(call RUN_TIER,all,lint type audit pythons)
+	$(call RUN_TIER,all,lint type audit python3.13 python3.10,pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -92,9 +111,15 @@ docs: $(VENV)/.dev ## build the documentation in docs/_build/html
 # Python 3.13, and the lower bounds of pyproject.toml on the lowest Python.
 # tox has all of the others.  Of a Python that is not there it says so: no
 # package manager has all of them.
-pythons: $(VENV)/.dev ## check on Python 3.13, and with the lower bounds
+pythons: python3.13 python3.10 ## check on Python 3.13, and with the lower bounds
 	@$(call TEST_WITH,3.13,requirements/test.txt)
 	@$(call TEST_WITH,3.10,requirements/lowest.txt)
+
+python3.13: $(VENV)/.dev
+	@$(call INSTALL_WITH,3.13,requirements/test.txt)
+
+python3.10: $(VENV)/.dev
+	@$(call INSTALL_WITH,3.10,requirements/lowest.txt)
 
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
 	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
@@ -128,25 +153,34 @@ clean: ## remove what the other commands made, .venv included
 INSTALL = $(PIP) install --require-hashes --requirement $(1) && \
     $(PIP) install --no-deps --no-build-isolation --editable .
 
-# Run the tier `check` with another Python, from PATH or of pyenv, in a virtual
-# environment of its own: the version, and the requirements.
-define TEST_WITH
+# Make a virtual environment of another Python, from PATH or of pyenv: the
+# version, and the requirements.
+define INSTALL_WITH
 venv=$(VENV)/python$(1); python=; \
 for found in python$(1) $$HOME/.pyenv/versions/$(1).*/bin/python; do \
     $$found -c "" 2>/dev/null && python=$$found && break; \
 done; \
 if [ -z "$$python" ]; then \
+    rm -rf $$venv; \
     echo "make: NO PYTHON $(1): it was not tested" >&2; \
     exit 0; \
 fi; \
-echo "make: Python $(1) with $(2)"; \
 pip="$$venv/bin/python -m pip --quiet --disable-pip-version-check"; \
 cmp -s $(2) $$venv/installed.txt || { \
     rm -rf $$venv && $$python -m venv $$venv && \
     $$pip install --require-hashes --requirement $(2) && \
     $$pip install --no-deps --no-build-isolation --editable . && \
-    cp $(2) $$venv/installed.txt; } && \
-$$venv/bin/python -m pytest -q $(SIDE_BY_SIDE) --tier check
+    $(call COMPILE_TESTS,$$venv/bin/python,pythons) && \
+    cp $(2) $$venv/installed.txt; }
+endef
+
+# Run the tier `pythons` there.
+define TEST_WITH
+venv=$(VENV)/python$(1); \
+if [ ! -x $$venv/bin/python ]; then exit 0; fi; \
+echo "make: Python $(1) with $(2)"; \
+$$venv/bin/python -m compileall -q sqla_shard examples tests; \
+$$venv/bin/python -m pytest -q $(SIDE_BY_SIDE) --tier pythons
 endef
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \

@@ -85,12 +85,13 @@ def _is_suite(module: ModuleType, found: Any) -> bool:
 def backends_of(ons: Sequence[On], tier: str) -> Sequence[On]:
     """Return the backends of a suite in a tier.
 
-    Those of ``check`` need no server; ``test`` takes the one that matters.
+    Those of ``check`` and ``pythons`` need no server; ``test`` takes the
+    one that matters.
     """
     if tier == "all":
         return ons
     plain = [on for on in ons if on.name == "sqlite"]
-    if tier == "check":
+    if tier in ("check", "pythons"):
         return plain
     return [on for on in ons if on.live][:1] or plain
 

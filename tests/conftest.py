@@ -126,6 +126,15 @@ class _Said:
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.scheduling import TimedLast
+
+    return TimedLast(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["sqla_shard_seed"] = str(node.config.stash[_SEED])
 

@@ -11,6 +11,9 @@ that the next one runs on another backend:
 ``all``
     Everything.  ``make all``; also what pytest runs by default.
 
+``pythons`` is ``check`` for a second Python: without tests that read the
+sources, or that do for many random values what others do for a few.
+
 A test says what it needs by a marker, most often by where it is:
 
 ``live``
@@ -32,9 +35,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["TIERS", "ignores", "mark", "select"]
+__all__ = ["TIERS", "ignores", "mark", "measures_time", "select"]
 
-TIERS = ("check", "test", "all")
+TIERS = ("check", "test", "all", "pythons")
 
 #: Fixtures of ``sqla_shard.testing`` that start servers.
 _SERVERS = frozenset(
@@ -167,6 +170,53 @@ _THOROUGH = frozenset(
     ]
 )
 
+#: Tests whose assertion is a duration, or of processor time: they run last
+#: and alone, see tests/scheduling.py.
+_TIMED = frozenset(
+    [
+        "test_bookmarks_limits.test_no_attack_takes_long_or_much_memory",
+        "test_bookmarks_limits.test_pieces_of_attacks",
+        "test_primary_mariadb.test_a_shard_that_moves_is_followed",
+        "test_primary_mariadb.test_others_are_not_delayed",
+        (
+            "test_testing_proxy."
+            "test_connection_reaches_the_server_after_one_and_a_half"
+        ),
+        "test_testing_proxy.test_half_of_it_is_on_each_way",
+        "test_testing_proxy.test_what_is_sent_without_an_answer_waits_once",
+        "test_testing_proxy.test_without_delay_answers_come_at_once",
+        "test_topology_diff.test_the_largest_topology_in_milliseconds",
+        "test_topology_model.test_finds_servers_quickly",
+        "test_topology_model.test_loads_quickly",
+    ]
+)
+
+#: Not on a second Python.  These took a quarter of the time of `check`.
+_ONE_PYTHON = frozenset(
+    [
+        # Of the sources.
+        "test_docs_claims",
+        "test_layers",
+        "test_fleet_messages.test_every_command_of_a_message_exists",
+        "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
+        # For many values, or many times.
+        "mapping_changes.test_too_many_rows_without_room",
+        "mapping_gap.test_moves_into_one_gap",
+        "mapping_machine.test_is_a_list",
+        "mapping_reading.test_the_cache_does_not_grow",
+        "merged.test_answers_are_equal",
+        "merged_corners.test_random_having",
+        "merged_numbers.test_numbers_are_equal_or_refused",
+        "proofs.test_the_compiled_cache_does_not_grow_with_ids",
+        "scatter_pages.test_every_row_once_in_order",
+        "test_cached_machine.test_is_a_list",
+        "test_following.test_500_changes_leave_nothing_behind",
+        "test_normalization.test_each_character_alone",
+        "test_normalization.test_exact_takes_every_character",
+        "test_topology_sizes.test_the_map_of_a_process_takes_less_than_5_mb",
+    ]
+)
+
 #: Other words in the names of an area's modules.
 _AREAS = {
     "cache": ("cached", "memcached", "redis", "dogpile"),
@@ -237,24 +287,40 @@ def ignores(path: Path, config: pytest.Config) -> bool:
     They are not imported then: that takes longer than many of the tests.
     """
     tier, area = config.getoption("--tier"), config.getoption("--area")
+    small = tier in ("check", "pythons")
     if path.is_dir():
-        return tier == "check" and path.name in ("browser", "live")
+        return small and path.name in ("browser", "live")
     if not path.name.startswith("test_") and path.parent.name != "suites":
         return False
     if area and not _matches_area(path, area):
         return True
-    if tier == "check" and path.stem in _PROCESSES:
+    if tier == "pythons" and path.stem in _ONE_PYTHON:
+        return True
+    if small and path.stem in _PROCESSES:
         return True
     return tier != "all" and path.stem in _THOROUGH
 
 
 def _is_selected(item: pytest.Item, tier: str) -> bool:
     needs = {marker.name for marker in item.iter_markers()}
-    if tier == "check":
+    if tier == "pythons" and _name(item.nodeid) in _ONE_PYTHON:
+        return False
+    if tier in ("check", "pythons"):
         return not needs & {"live", "processes", "browser", "thorough"}
     if tier == "test":
         return "thorough" not in needs
     return True
+
+
+def measures_time(nodeid: str) -> bool:
+    """Return whether a test is to run while no other runs."""
+    return _name(nodeid) in _TIMED
+
+
+def _name(nodeid: str) -> str:
+    """Return the module and the name of a test, without its parameters."""
+    path, _, rest = nodeid.partition("[")[0].partition("::")
+    return f"{Path(path).stem}.{rest.rpartition('::')[2]}"
 
 
 def _matches_area(path: Path, area: str) -> bool:

@@ -1,0 +1,45 @@
+"""Runs tests that measure time last, and alone.
+
+With ``--dist loadfile`` of pytest-xdist, which otherwise gives each file to
+one of its processes.  When only such tests are left, all processes but one
+end; that one runs them after the others have gone.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+from tests.tiers import measures_time
+
+__all__ = ["TimedLast"]
+
+_TIMED = "tests that measure time"
+
+
+class TimedLast(LoadFileScheduling):
+    """Files for each process that has nothing to do; timed tests last."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if measures_time(nodeid):
+            return _TIMED
+        return super()._split_scope(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if _TIMED in self.workqueue:
+            self.workqueue.move_to_end(_TIMED)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        others = [other for other in self.nodes if other is not node]
+        if list(self.workqueue) != [_TIMED] or not others:
+            super()._reschedule(node)
+        elif not all(other.shutting_down for other in others):
+            node.shutdown()  # after the tests that it has
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        crashed = super().remove_node(node)
+        for last in self.nodes:
+            # It may have no test left whose end would call this.
+            self._reschedule(last)
+        return crashed
