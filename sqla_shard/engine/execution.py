@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.engine.lanes import AwaitedLanes
+from sqla_shard.engine.lanes import Expiry
 from sqla_shard.engine.lanes import invalidate
 from sqla_shard.engine.lanes import Lanes
 from sqla_shard.engine.plans import Job
@@ -28,6 +29,7 @@ from sqla_shard.engine.plans import PLACES
 from sqla_shard.engine.plans import Plan
 from sqla_shard.engine.plans import ServerReport
 from sqla_shard.engine.plans import StatementReport
+from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ScatterFailedError
 from sqla_shard.exc import ScatterLimitError
@@ -423,27 +425,30 @@ def _run_all(
     plan: Plan, work: Sequence[_Work], lanes: Lanes | AwaitedLanes
 ) -> None:
     """Execute all jobs within the timeout of the plan."""
-    cancel = None
     left = plan.seconds_left()
+    expiry = None
     if left is not None:
 
         def expire() -> None:
             for one in work:
                 one.expire()
 
-        cancel = lanes.call_later(left + GRACE, expire)
+        expiry = left + GRACE, expire
+    if plan.places[0].backend.waits:
+        _run_together(work, lanes, expiry)
+        return
+    cancel = None if expiry is None else lanes.call_later(*expiry)
     try:
-        if plan.places[0].backend.waits:
-            _run_together(work, lanes)
-        else:
-            for one in work:
-                one()
+        for one in work:
+            one()
     finally:
         if cancel is not None:
             cancel()
 
 
-def _run_together(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
+def _run_together(
+    work: Sequence[_Work], lanes: Lanes | AwaitedLanes, expiry: Expiry | None
+) -> None:
     """Execute all jobs; close their connections after an interrupt."""
     cut: list[Connection] = []
 
@@ -451,8 +456,14 @@ def _run_together(work: Sequence[_Work], lanes: Lanes | AwaitedLanes) -> None:
         if _abort(work[index].job):
             cut.append(work[index].job.connection)
 
+    jobs = [one.job for one in work]
+    chosen = lanes_for(
+        lanes, [(job.places[0].backend, job.connection) for job in jobs]
+    )
     try:
-        lanes.run(work, abort, [one.job.connection.engine for one in work])
+        chosen.run(
+            work, abort, [job.connection.engine for job in jobs], expiry
+        )
     finally:
         invalidate(cut)
 

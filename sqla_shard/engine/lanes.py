@@ -46,6 +46,7 @@ from sqla_shard.util.forking import in_children
 __all__ = [
     "AwaitedLanes",
     "Deadlines",
+    "Expiry",
     "Lanes",
     "Task",
     "invalidate",
@@ -55,6 +56,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: A number of seconds, and a function that is called after that time
+Expiry = tuple[float, Callable[[], None]]
 
 
 class Deadlines:
@@ -202,6 +206,7 @@ class Lanes:
         jobs: Sequence[Callable[[], T]],
         abort: Callable[[int], None] | None = None,
         servers: Sequence[Hashable] = (),
+        expiry: Expiry | None = None,
     ) -> list[T]:
         """Run jobs at the same time; return their results, in order.
 
@@ -212,8 +217,16 @@ class Lanes:
             it, after a KeyboardInterrupt or the like.
         :param servers: the server of each job; no thread starts the job
             while too many threads wait for this server.
+        :param expiry: see :meth:`call_later`; cancelled when all jobs have
+            ended.
         :raises BaseException: the error of the first job that fails.
         """
+        if expiry is not None:
+            cancel = self.call_later(*expiry)
+            try:
+                return self.run(jobs, abort, servers)
+            finally:
+                cancel()
         first, *others = jobs
         tasks = [Task(job) for job in others]
         results: list[T] = []
@@ -424,12 +437,19 @@ class AwaitedLanes:
         jobs: Sequence[Callable[[], T]],
         abort: Callable[[int], None] | None = None,
         servers: Sequence[Hashable] = (),
+        expiry: Expiry | None = None,
     ) -> list[T]:
         """Run jobs at the same time, as :meth:`Lanes.run` does.
 
         :param abort: is not called, since cancelled jobs are awaited.
         :param servers: are not used, since a waiting lane occupies no thread.
         """
+        if expiry is not None:
+            cancel = self.call_later(*expiry)
+            try:
+                return self.run(jobs)
+            finally:
+                cancel()
         found: list[T | BaseException] = await_only(_all_of(jobs))
         results: list[T] = []
         for result in found:

@@ -16,7 +16,6 @@ import os
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
-from functools import cache
 from math import ceil
 from typing import Any
 
@@ -39,10 +38,11 @@ from sqla_shard.dialects.mysql.ddl import MySQLDDL
 from sqla_shard.dialects.mysql.driver import adapt_connecting
 from sqla_shard.dialects.mysql.driver import close_socket
 from sqla_shard.dialects.mysql.driver import initial_statement
-from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 from sqla_shard.dialects.mysql.driver import transport_of
 from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
+from sqla_shard.dialects.mysql.pymysql_connections import Connecting
+from sqla_shard.dialects.mysql.pymysql_connections import is_polled
 
 __all__ = ["MySQL"]
 
@@ -83,6 +83,7 @@ class MySQL(Backend):
     :param driver: driver for URLs that do not name one, such as ``pymysql``.
     :param asynchronous: whether the driver is asynchronous, such as
         ``asyncmy``; it is then used for all URLs.
+    :param polls: whether the sockets of PyMySQL are polled together.
     """
 
     waits = True
@@ -90,9 +91,12 @@ class MySQL(Backend):
     catalogue: Catalogue = MySQLCatalogue()
     ddl: DDL = MySQLDDL()
 
-    def __init__(self, driver: str, *, asynchronous: bool = False) -> None:
+    def __init__(
+        self, driver: str, *, asynchronous: bool = False, polls: bool = True
+    ) -> None:
         self._driver = driver
         self._asynchronous = asynchronous
+        self._polls = polls
         self._warned: set[URL] = set()
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
@@ -134,7 +138,8 @@ class MySQL(Backend):
             tls = any(
                 key.startswith("ssl") for key in {*url.query, *arguments}
             )
-            event.listen(engine, "do_connect", _Connecting(shares=not tls))
+            made = Connecting(shares=not tls, polls=self._polls)
+            event.listen(engine, "do_connect", made)
         if engine.dialect.driver == "asyncmy":
             event.listen(engine, "do_connect", adapt_connecting)
         event.listen(engine, "checkin", _forget_database)
@@ -157,6 +162,10 @@ class MySQL(Backend):
             driver,
             extra={"action": "open engine", "server": where},
         )
+
+    def polls(self, dbapi_connection: Any) -> bool:
+        """Return whether PyMySQL has a socket that can be polled."""
+        return is_polled(dbapi_connection)
 
     def abandon(self, dbapi_connection: Any) -> None:
         """Close the child's copy of the socket without sending QUIT."""
@@ -312,68 +321,3 @@ def _forget_database(dbapi_connection: Any, record: Any) -> None:
     # A child process must not send QUIT on a connection of its parent.
     if known is not None and known[1] == os.getpid():
         record.close()
-
-
-class _Connecting:
-    """Connects as PyMySQL does, with three differences.
-
-    Clear-text passwords are sent only to verified servers.  All connections of
-    a process share a TLS context.  And ``connect_timeout`` includes the
-    handshake: a server that hangs accepts connections, and the wait for its
-    greeting would not end.
-
-    :param shares: whether the URL leaves TLS to PyMySQL.
-    """
-
-    def __init__(self, *, shares: bool) -> None:
-        self._shares = shares
-
-    def __call__(
-        self, dialect: Any, record: Any, cargs: Any, cparams: Any
-    ) -> Any:
-        refuse_clear_passwords(cparams, dialect.loaded_dbapi)
-        made = _class_of(dialect.loaded_dbapi.connections, self._shares)
-        return made(*cargs, **cparams)
-
-
-# Not one for each engine: SQLAlchemy's statement caches refer to a hundred
-# dialects of servers that have been removed, and a context takes half a
-# megabyte.  Two threads may each create a class at first, which is harmless; a
-# lock could be held while the process forks.
-@cache
-def _class_of(connections: Any, shares: bool) -> type[Any]:
-    made = _with_one_timeout(connections)
-    return _with_shared_context(made) if shares else made
-
-
-def _with_one_timeout(connections: Any) -> type[Any]:
-    base: type[Any] = connections.Connection
-    if not hasattr(base, "connect"):
-        return base
-
-    def connect(self: Any, sock: Any = None) -> None:
-        own = getattr(self, "_read_timeout", None)
-        limit = self.connect_timeout or own
-        self._read_timeout = min(limit, own) if limit and own else limit
-        try:
-            base.connect(self, sock)
-        finally:
-            self._read_timeout = own
-
-    return type("Connection", (base,), {"connect": connect})
-
-
-def _with_shared_context(base: type[Any]) -> type[Any]:
-    original = getattr(base, "_create_ssl_ctx", None)
-    if original is None:
-        return base
-    shared: list[Any] = []
-
-    def create_ssl_ctx(self: Any, options: Any) -> Any:
-        if options:
-            return original(self, options)
-        if not shared:
-            shared.append(original(self, options))
-        return shared[0]
-
-    return type("Connection", (base,), {"_create_ssl_ctx": create_ssl_ctx})

@@ -1,0 +1,170 @@
+"""The connections of PyMySQL.
+
+They differ from those of the driver:
+
+* their sockets are polled together with those of other servers; see
+  :mod:`sqla_shard.dialects.polling`;
+* ``connect_timeout`` includes the handshake: a server that hangs accepts
+  connections, and the wait for its greeting would not end;
+* all connections of a process share a TLS context;
+* clear-text passwords are sent only to verified servers.
+
+The tests have run with PyMySQL 1.2.0 to 1.2.4.  Besides documented attributes,
+these classes use ``_read_timeout``, ``_secure`` and ``_create_ssl_ctx``, and
+``connect()`` with a socket.  If a version lacks one of them, its connections
+are those of the driver in this respect, and threads wait for the servers.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from functools import cache
+from typing import Any
+
+from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
+from sqla_shard.dialects.polling import CAN_POLL
+from sqla_shard.dialects.polling import PolledSocket
+from sqla_shard.dialects.polling import PolledSSLSocket
+
+__all__ = ["Connecting", "is_polled"]
+
+# The client error of a server that cannot be connected to.
+_CANNOT_CONNECT = 2003
+
+
+class Connecting:
+    """Handler of ``do_connect`` that opens connections of these classes.
+
+    :param shares: whether the URL leaves TLS to PyMySQL.
+    :param polls: whether the sockets are polled.
+    """
+
+    def __init__(self, *, shares: bool, polls: bool) -> None:
+        self._shares = shares
+        self._polls = polls
+
+    def __call__(
+        self, dialect: Any, record: Any, cargs: Any, cparams: Any
+    ) -> Any:
+        """Handle ``do_connect``."""
+        dbapi = dialect.loaded_dbapi
+        refuse_clear_passwords(cparams, dbapi)
+        made = _class_of(
+            dbapi.connections.Connection, self._shares, self._polls
+        )
+        return made(*cargs, **cparams)
+
+
+# Not one for each engine: SQLAlchemy's statement caches refer to a hundred
+# dialects of servers that have been removed, and a context takes half a
+# megabyte.  Two threads may each create a class at first, which is harmless; a
+# lock could be held while the process forks.
+@cache
+def _class_of(base: type[Any], shares: bool, polls: bool) -> type[Any]:
+    bases: list[type[Any]] = [base]
+    if shares and hasattr(base, "_create_ssl_ctx"):
+        bases.insert(0, _SharedContext)
+    if polls and CAN_POLL and hasattr(base, "_create_ssl_ctx"):
+        bases.insert(0, _Polled)
+    if hasattr(base, "connect"):
+        bases.insert(0, _OneTimeout)
+    # Each class has its own context.
+    return type("Connection", tuple(bases), {"shared_context": None})
+
+
+class _OneTimeout:
+    connect_timeout: float | None
+    _read_timeout: float | None
+
+    def connect(self, sock: Any = None) -> None:
+        own = getattr(self, "_read_timeout", None)
+        limit = self.connect_timeout or own
+        self._read_timeout = min(limit, own) if limit and own else limit
+        try:
+            super().connect(sock)  # type: ignore[misc]  # PyMySQL's
+        finally:
+            self._read_timeout = own
+
+
+class _SharedContext:
+    shared_context: ssl.SSLContext | None
+
+    def _create_ssl_ctx(self, options: Any) -> Any:
+        plain: Any = super()
+        if options:
+            return plain._create_ssl_ctx(options)
+        made = type(self)
+        if made.shared_context is None:
+            made.shared_context = plain._create_ssl_ctx(options)
+        return made.shared_context
+
+
+class _Polled:
+    host: Any
+    port: Any
+    unix_socket: Any
+    bind_address: Any
+    connect_timeout: float | None
+    host_info: str
+    OperationalError: type[Exception]
+
+    def connect(self, sock: Any = None) -> None:
+        if sock is None:
+            try:
+                sock = self._open_socket()
+            except OSError as error:
+                raise self.OperationalError(
+                    _CANNOT_CONNECT,
+                    f"Can't connect to MySQL server on {self.host!r} "
+                    f"({error})",
+                ) from error
+        super().connect(sock)  # type: ignore[misc]  # PyMySQL's
+
+    def _open_socket(self) -> socket.socket:
+        """Connect as PyMySQL does."""
+        if self.unix_socket:
+            self.host_info = "Localhost via UNIX socket"
+            self._secure = True
+            return self._connected(socket.AF_UNIX, self.unix_socket)
+        self.host_info = f"socket {self.host}:{self.port}"
+        found = socket.getaddrinfo(
+            self.host, self.port, type=socket.SOCK_STREAM
+        )
+        for number, (family, *_, address) in enumerate(found, 1):
+            try:
+                made = self._connected(family, address)
+            except OSError:
+                if number == len(found):
+                    raise
+                continue
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return made
+        raise OSError("the host has no address")
+
+    def _connected(self, family: int, address: Any) -> socket.socket:
+        made = PolledSocket(family, socket.SOCK_STREAM)
+        try:
+            made.settimeout(self.connect_timeout)
+            if self.bind_address is not None and family != socket.AF_UNIX:
+                made.bind((self.bind_address, 0))
+            made.connect(address)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _create_ssl_ctx(self, options: Any) -> Any:
+        plain: Any = super()
+        context = plain._create_ssl_ctx(options)
+        # Do not change a context of the application.
+        if context is not options:
+            context.sslsocket_class = PolledSSLSocket
+        return context
+
+
+def is_polled(connection: Any) -> bool:
+    """Return whether the socket of a connection is polled."""
+    kind = type(getattr(connection, "_sock", None))
+    return kind is PolledSocket or kind is PolledSSLSocket

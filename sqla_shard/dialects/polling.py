@@ -1,0 +1,284 @@
+"""Calls of drivers that wait for several servers in one thread.
+
+Each call runs in a greenlet.  Where its socket would block, the greenlet
+hands over to the others; when all of them wait, all sockets are polled at
+once.  So every statement is sent before the first response is awaited, and
+responses are read in the order in which they arrive, a part at a time:
+neither a statement larger than the buffer of a socket nor a long response
+holds up another server.
+
+:class:`PolledSocket` and :class:`PolledSSLSocket` are such sockets.  Outside
+of a :class:`Call` they block as any other socket does.
+
+A call must not hold a lock while it waits if another call of the same thread
+needs it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import os
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from greenlet import getcurrent
+from greenlet import greenlet
+from greenlet import GreenletExit
+
+__all__ = [
+    "CAN_POLL",
+    "READABLE",
+    "Call",
+    "PolledSSLSocket",
+    "PolledSocket",
+    "Poller",
+    "is_ready",
+    "wait_for",
+]
+
+
+#: Whether the system can poll; Windows cannot.
+CAN_POLL = hasattr(select, "poll")
+READABLE = getattr(select, "POLLIN", 1)
+_WRITABLE = getattr(select, "POLLOUT", 4)
+# Do not block, even if the socket has no timeout.
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
+#: Seconds of one poll at most: the system limits the argument.
+_LONGEST = 3600.0
+#: The largest record of TLS, in bytes.
+_RECORD = 16384
+
+
+class Call(greenlet):
+    """A function that runs until its socket would block.
+
+    :ivar done: whether the function has returned.
+    :ivar result: its result.
+    :ivar failure: the exception that it has raised.
+    :ivar fd: descriptor of the socket that it waits for; -1 if none.
+    :ivar deadline: end of the wait, on the monotonic clock.
+    """
+
+    def __init__(self, job: Callable[[], Any]) -> None:
+        super().__init__(self._go)
+        # In a new greenlet all context variables are empty.
+        self.gr_context = contextvars.copy_context()
+        self._job = job
+        self.done = False
+        self.result: Any = None
+        self.failure: BaseException | None = None
+        self.fd = -1
+        self.events = 0
+        self.deadline: float | None = None
+
+    def _go(self) -> None:
+        try:
+            self.result = self._job()
+            self.done = True
+        except BaseException as error:
+            self.failure = error
+
+    def wait(self, fd: int, events: int, timeout: float | None) -> None:
+        """Let the other calls continue until a socket is ready.
+
+        :raises TimeoutError: if it is not ready in time.
+        """
+        self.fd = fd
+        self.events = events
+        self.deadline = None if timeout is None else monotonic() + timeout
+        parent: Any = self.parent  # the greenlet of the poller
+        parent.switch()
+
+
+def wait_for(fd: int, events: int, timeout: float | None) -> bool:
+    """Let the other calls of the thread continue until a socket is ready.
+
+    :param timeout: seconds; None for no limit.
+    :returns: False, without waiting, outside of a :class:`Call`.
+    :raises TimeoutError: if it is not ready in time.
+    """
+    call = getcurrent()
+    if type(call) is not Call:
+        return False
+    call.wait(fd, events, timeout)
+    return True
+
+
+def is_ready(fd: int, seconds: float) -> bool:
+    """Wait for a response; return whether there is one, or an end.
+
+    Other calls of the thread continue.
+    """
+    try:
+        if wait_for(fd, READABLE, seconds):
+            return True
+    except TimeoutError:
+        return False
+    poll = select.poll()
+    poll.register(fd, READABLE)
+    return bool(poll.poll(int(seconds * 1000)))
+
+
+class Poller:
+    """Runs calls of one thread, whose greenlet is the parent of the calls.
+
+    :ivar waiting: the calls that wait, by descriptor.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self.waiting: dict[int, Call] = {}
+
+    def resume(self, call: Call, error: BaseException | None = None) -> None:
+        """Run a call until it waits or has ended.
+
+        :param error: an exception that is raised where it waits.
+        :raises BaseException: an interrupt, such as Ctrl-C, that has ended
+            the call; an ``Exception`` is stored in it.
+        """
+        before = call.fd
+        call.fd = -1
+        try:
+            if error is None:
+                call.switch()
+            else:
+                call.throw(error)
+        finally:
+            if before >= 0 and call.fd != before:
+                # A closed descriptor, too: the next socket has its number.
+                del self.waiting[before]
+                self._poll.unregister(before)
+            if call.fd >= 0:
+                self.waiting[call.fd] = call
+                self._poll.register(call.fd, call.events)
+        if not (call.failure is None or isinstance(call.failure, Exception)):
+            raise call.failure
+
+    def step(self, seconds: float | None = None) -> None:
+        """Wait until a call can continue; resume each that can.
+
+        :param seconds: time to wait at most; None for no limit.
+        """
+        waiting = self.waiting
+        ends = [c.deadline for c in waiting.values() if c.deadline is not None]
+        left = _LONGEST if seconds is None else min(seconds, _LONGEST)
+        if ends:
+            left = min(left, min(ends) - monotonic())
+        # Round up: after a shorter wait the deadline would not be over.
+        for fd, _ in self._poll.poll(int(max(left, 0) * 1000) + 1):
+            call = waiting.get(fd)
+            if call is not None:
+                self.resume(call)
+        if ends and min(ends) <= (now := monotonic()):
+            for call in list(waiting.values()):
+                if call.deadline is not None and call.deadline <= now:
+                    self.resume(call, TimeoutError("timed out"))
+
+    def end(self, calls: Sequence[Call]) -> None:
+        """End calls; drivers close the connections of those that wait.
+
+        :raises BaseException: another interrupt; then call it again.
+        """
+        for call in calls:
+            while not call.dead:
+                try:
+                    self.resume(call, GreenletExit())
+                except GreenletExit:
+                    continue
+
+
+class PolledSocket(socket.socket):
+    """A socket whose waits in a :class:`Call` let other calls continue."""
+
+    def connect(self, address: Any) -> None:
+        """Connect; see ``socket.connect``."""
+        if type(getcurrent()) is not Call or self.family == socket.AF_UNIX:
+            super().connect(address)
+            return
+        with _at_once(self) as timeout:
+            code = self.connect_ex(address)
+            if code == errno.EINPROGRESS:
+                wait_for(self.fileno(), _WRITABLE, timeout)
+                code = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        """Receive; see ``socket.recv_into``."""
+        wait_for(self.fileno(), READABLE, self.gettimeout())
+        return super().recv_into(*args, **kwargs)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Send all data; see ``socket.sendall``."""
+        if type(getcurrent()) is not Call:
+            super().sendall(data, flags)
+            return
+        timeout = self.gettimeout()
+        end = None if timeout is None else monotonic() + timeout
+        view = memoryview(data)
+        sent = self.send(view, flags | _AT_ONCE)
+        while sent < len(view):
+            left = None if end is None else max(end - monotonic(), 0)
+            wait_for(self.fileno(), _WRITABLE, left)
+            sent += self.send(view[sent:], flags | _AT_ONCE)
+
+
+@contextmanager
+def _at_once(sock: socket.socket) -> Iterator[float | None]:
+    """Let a socket raise exceptions instead of waiting; yield its timeout."""
+    timeout = sock.gettimeout()
+    sock.settimeout(0)
+    try:
+        yield timeout
+    finally:
+        sock.settimeout(timeout)
+
+
+class PolledSSLSocket(ssl.SSLSocket):
+    """The counterpart of :class:`PolledSocket` for TLS."""
+
+    def _polled(self, act: Callable[[], Any]) -> Any:
+        with _at_once(self) as timeout:
+            while True:
+                try:
+                    return act()
+                except ssl.SSLWantReadError:
+                    wait_for(self.fileno(), READABLE, timeout)
+                except ssl.SSLWantWriteError:
+                    wait_for(self.fileno(), _WRITABLE, timeout)
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Perform the handshake; see ``SSLSocket.do_handshake``."""
+        if type(getcurrent()) is not Call:
+            super().do_handshake(block)
+            return
+        self._polled(super().do_handshake)
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        """Receive; see ``SSLSocket.recv_into``."""
+        plain = super().recv_into
+        if type(getcurrent()) is not Call:
+            return plain(*args, **kwargs)
+        found: int = self._polled(partial(plain, *args, **kwargs))
+        return found
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Send all data; see ``SSLSocket.sendall``."""
+        if type(getcurrent()) is not Call:
+            super().sendall(data, flags)
+            return
+        plain = super().send
+        view = memoryview(data)
+        while view:
+            # A record that could not be sent must be sent again unchanged.
+            part = view[:_RECORD]
+            view = view[self._polled(partial(plain, part, flags)) :]

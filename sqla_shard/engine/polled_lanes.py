@@ -1,0 +1,148 @@
+"""Several servers awaited in one thread, by polling their sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import Future
+from time import monotonic
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from sqla_shard.dialects import Backend
+from sqla_shard.dialects.polling import Call
+from sqla_shard.dialects.polling import Poller
+from sqla_shard.engine.lanes import AwaitedLanes
+from sqla_shard.engine.lanes import Expiry
+from sqla_shard.engine.lanes import Lanes
+
+__all__ = ["POLLED", "PolledLanes", "lanes_for"]
+
+T = TypeVar("T")
+
+
+class PolledLanes:
+    """The counterpart of :class:`.Lanes` for drivers whose sockets are polled.
+
+    It starts no thread, and has no state.
+    """
+
+    def run(
+        self,
+        jobs: Sequence[Callable[[], T]],
+        abort: Callable[[int], None] | None = None,
+        servers: Sequence[Hashable] = (),
+        expiry: Expiry | None = None,
+    ) -> list[T]:
+        """Run jobs at the same time, as :meth:`.Lanes.run` does.
+
+        :param abort: is not called: an interrupt is raised in each job that
+            waits, and the driver closes its connection.
+        :param servers: are not used, since a waiting job occupies no thread.
+        """
+        calls = [Call(job) for job in jobs]
+        _run(calls, expiry, stops=True)
+        for call in calls:
+            if call.failure is not None:
+                raise call.failure
+        return [call.result for call in calls]
+
+    def attempt(
+        self,
+        jobs: Sequence[Callable[[], T]],
+        timeout: float | None,
+        servers: Sequence[Hashable] = (),
+    ) -> list[Future[T]]:
+        """Run jobs until a timeout, as :meth:`.Lanes.attempt` does.
+
+        Jobs that have not ended before the timeout are cancelled.
+        """
+        calls = [Call(job) for job in jobs]
+        poller = Poller()
+        expiry = None
+        if timeout is not None:
+            expiry = timeout, lambda: poller.end(calls)
+        _run(calls, expiry, stops=False, poller=poller)
+        futures: list[Future[T]] = [Future() for _ in jobs]
+        for call, future in zip(calls, futures, strict=True):
+            if call.done:
+                future.set_result(call.result)
+            elif isinstance(call.failure, Exception):
+                future.set_exception(call.failure)
+            else:
+                future.cancel()
+        return futures
+
+
+#: The only object of this class that is needed.
+POLLED = PolledLanes()
+
+
+def lanes_for(
+    lanes: Lanes | AwaitedLanes,
+    connections: Iterable[tuple[Backend, Connection]],
+) -> Lanes | AwaitedLanes | PolledLanes:
+    """Return the lanes that can wait for all of some connections.
+
+    :param lanes: the lanes to use if a driver cannot be polled.
+    """
+    if isinstance(lanes, AwaitedLanes):
+        return lanes
+    for backend, connection in connections:
+        # A statement on an invalidated connection fails without waiting.
+        if not connection.invalidated and not backend.polls(
+            connection.connection.dbapi_connection
+        ):
+            return lanes
+    return POLLED
+
+
+def _run(
+    calls: Sequence[Call],
+    expiry: Expiry | None,
+    *,
+    stops: bool,
+    poller: Poller | None = None,
+) -> None:
+    """Run calls until all have ended.
+
+    :param stops: whether no other call is started after the error of one.
+    :raises BaseException: an interrupt, such as Ctrl-C.
+    """
+    poller = poller or Poller()
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            if interrupt is None:
+                _begin(poller, calls, expiry, stops=stops)
+            else:
+                poller.end(calls)
+            break
+        except BaseException as error:
+            interrupt = interrupt or error
+    if interrupt is not None:
+        raise interrupt
+
+
+def _begin(
+    poller: Poller,
+    calls: Sequence[Call],
+    expiry: Expiry | None,
+    *,
+    stops: bool,
+) -> None:
+    end = None if expiry is None else monotonic() + expiry[0]
+    for call in calls:
+        poller.resume(call)
+        if stops and call.failure is not None:
+            break
+    while poller.waiting:
+        left = None if end is None else end - monotonic()
+        if expiry is not None and left is not None and left <= 0:
+            end = None
+            expiry[1]()
+        else:
+            poller.step(left)
