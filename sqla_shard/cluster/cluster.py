@@ -120,6 +120,9 @@ class Cluster(FromSources, EventTarget):
     :param threads: maximum number of threads that wait for servers, in
         addition to the threads of the sessions: a statement for several
         servers uses one for each server but the first.
+    :param polling: whether the thread of the session sends to all servers
+        and polls their sockets, where the driver can do so, such as PyMySQL;
+        otherwise threads wait.
     :param scatters: whether statements may be sent to all shards, by
         :func:`~sqla_shard.scatter`.
     :param comments: add a comment with the shards to each statement of a
@@ -147,6 +150,7 @@ class Cluster(FromSources, EventTarget):
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
+        polling: bool = True,
         scatters: bool = True,
         comments: bool = False,
         grace: float = 30.0,
@@ -166,6 +170,7 @@ class Cluster(FromSources, EventTarget):
             environ=environ,
             lanes=Lanes(threads),
             grace=grace,
+            polling=polling,
         )
         if async_engine_options is not None:
             options = async_engine_options

@@ -8,6 +8,7 @@
 ``sorting``    sort keys that compare in Python as on the server
 ``numbers``    numbers as servers compute and return them
 ``decimals``   precision and scale of computed numbers
+``polling``    sockets of several servers, awaited in one thread
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ __all__ = [
 
 
 def backend_for(
-    drivername: str, *, driver: str, asynchronous: bool = False
+    drivername: str,
+    *,
+    driver: str,
+    asynchronous: bool = False,
+    polls: bool = True,
 ) -> Backend:
     """Return the backend of a URL's scheme.
 
@@ -42,7 +47,8 @@ def backend_for(
     :param driver: the driver for MySQL URLs that do not name one, or for all
         MySQL URLs if it is asynchronous.
     :param asynchronous: whether the driver must be asynchronous.
+    :param polls: whether one thread may wait for several servers.
     """
     if drivername.partition("+")[0] == "sqlite":
         return SQLite(asynchronous=asynchronous)
-    return MySQL(driver, asynchronous=asynchronous)
+    return MySQL(driver, asynchronous=asynchronous, polls=polls)

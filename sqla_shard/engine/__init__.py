@@ -8,6 +8,7 @@ topology, the engine of a shard.
 ``plans``        the shards and limits of one execution, and its report
 ``preparation``  each statement, before it is sent
 ``lanes``        the threads, or event loop, that wait for several servers
+``polled_lanes`` one thread that polls the sockets of several servers
 ``execution``    the statements of a plan, and the merged rows
 ``hub``          several executions of one session, as greenlets
 ``overlapping``  the same with or without an event loop

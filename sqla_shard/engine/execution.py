@@ -458,7 +458,9 @@ def _run_together(
 
     jobs = [one.job for one in work]
     chosen = lanes_for(
-        lanes, [(job.places[0].backend, job.connection) for job in jobs]
+        lanes,
+        {job.places[0].backend for job in jobs},
+        [job.connection for job in jobs],
     )
     try:
         chosen.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -83,19 +84,22 @@ POLLED = PolledLanes()
 
 def lanes_for(
     lanes: Lanes | AwaitedLanes,
-    connections: Iterable[tuple[Backend, Connection]],
+    backends: Collection[Backend],
+    connections: Iterable[Connection],
 ) -> Lanes | AwaitedLanes | PolledLanes:
     """Return the lanes that can wait for all of some connections.
 
     :param lanes: the lanes to use if a driver cannot be polled.
+    :param backends: the backends of the connections.
     """
     if isinstance(lanes, AwaitedLanes):
         return lanes
-    for backend, connection in connections:
+    for connection in connections:
         # A statement on an invalidated connection fails without waiting.
-        if not connection.invalidated and not backend.polls(
-            connection.connection.dbapi_connection
-        ):
+        if connection.invalidated:
+            continue
+        wire = connection.connection.dbapi_connection
+        if not any(backend.polls(wire) for backend in backends):
             return lanes
     return POLLED
 

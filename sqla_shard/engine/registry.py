@@ -31,6 +31,8 @@ from sqla_shard.engine.hooks import OpenConnections
 from sqla_shard.engine.hooks import Retired
 from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Lanes
+from sqla_shard.engine.polled_lanes import POLLED
+from sqla_shard.engine.polled_lanes import PolledLanes
 from sqla_shard.engine.pools import Answer
 from sqla_shard.engine.pools import answer_of
 from sqla_shard.engine.pools import EngineStats
@@ -97,6 +99,8 @@ class Engines:
     :param lanes: threads, or the event loop, that wait for several servers.
     :param grace: number of seconds for which transactions may use a server
         that was removed from the topology.
+    :param polling: whether one thread waits for several servers where the
+        driver can do so.
     """
 
     #: Whether an event loop waits for the servers.
@@ -110,6 +114,7 @@ class Engines:
         environ: Mapping[str, str],
         lanes: Lanes | AwaitedLanes,
         grace: float = 30.0,
+        polling: bool = True,
     ) -> None:
         #: The newest topology that was passed to :meth:`follow`.
         self.topology: Topology | None = None
@@ -121,6 +126,7 @@ class Engines:
         #: Threads, or the event loop, that wait for several servers.
         self.lanes = lanes
         self._driver = driver
+        self._polling = polling
         # The listener in hooks.py resets connections.
         self._options = {"pool_reset_on_return": None, **options}
         self._environ = environ
@@ -199,6 +205,7 @@ class Engines:
             url.drivername,
             driver=self._driver,
             asynchronous=self.asynchronous,
+            polls=self._polling,
         )
         return url, backend
 
@@ -388,7 +395,11 @@ class Engines:
                 return {}
         if not cold:
             return {}
-        futures = self.lanes.attempt(
+        lanes: Lanes | AwaitedLanes | PolledLanes = self.lanes
+        backends = [self._backends.get(engine.url) for engine in cold]
+        if all(found is not None and found.polls_new for found in backends):
+            lanes = POLLED
+        futures = lanes.attempt(
             [partial(warm, engine, 1) for engine in cold], timeout, cold
         )
         failed: dict[Engine, Exception | None] = {}

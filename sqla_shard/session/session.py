@@ -202,9 +202,7 @@ class ShardSession(ShardedSession):
             if self._process != os.getpid():
                 leave_to_parent(self._connections)
             elif len(self._connections) > 1:
-                roll_back_together(
-                    self._connections, self.places.engines.lanes
-                )
+                roll_back_together(self._connections, self.places.engines)
         except BaseException as error:
             failed = error
         try:

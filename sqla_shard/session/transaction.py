@@ -41,9 +41,9 @@ from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects import Failure
-from sqla_shard.engine import AwaitedLanes
-from sqla_shard.engine import Lanes
+from sqla_shard.engine import Engines
 from sqla_shard.engine import Places
+from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import CrossShardWriteError
@@ -616,7 +616,7 @@ def leave_to_parent(connections: Iterable[Connection]) -> None:
 
 
 def roll_back_together(
-    connections: Iterable[Connection], lanes: Lanes | AwaitedLanes
+    connections: Iterable[Connection], engines: Engines
 ) -> None:
     """Roll back on several servers at the same time.
 
@@ -630,8 +630,12 @@ def roll_back_together(
     open_ = [c for c in dict.fromkeys(connections) if _is_open(c)]
     if len(open_) < 2:
         return
-    engines = [c.engine for c in open_]
-    lanes.run([partial(_roll_back, c) for c in open_], None, engines)
+    chosen = lanes_for(engines.lanes, engines.backends(), open_)
+    chosen.run(
+        [partial(_roll_back, c) for c in open_],
+        None,
+        [c.engine for c in open_],
+    )
 
 
 def _is_open(connection: Connection) -> bool:

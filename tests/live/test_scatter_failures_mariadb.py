@@ -67,9 +67,14 @@ def test_ctrl_c(
 
 
 def test_ctrl_c_when_a_server_has_just_answered(
-    cluster: Cluster, ids: list[int]
+    fleet: MariaDBFleet, ids: list[int]
 ) -> None:
     """It is not replaced by the error of rolling back a cut connection."""
+    with opened(fleet, polling=False) as cluster:
+        _interrupted_at_the_end(cluster, ids)
+
+
+def _interrupted_at_the_end(cluster: Cluster, ids: list[int]) -> None:
     main = threading.main_thread()
     last = cluster.places.place(cluster.topology.sole("objects"), SHARDS - 1)
 

@@ -22,6 +22,8 @@ import ssl
 from functools import cache
 from typing import Any
 
+from sqlalchemy import Engine
+
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 from sqla_shard.dialects.polling import CAN_POLL
 from sqla_shard.dialects.polling import PolledSocket
@@ -44,15 +46,21 @@ class Connecting:
         self._shares = shares
         self._polls = polls
 
+    def polls(self, engine: Engine) -> bool:
+        """Return whether the connections of an engine will be polled."""
+        base = engine.dialect.loaded_dbapi.connections.Connection  # type: ignore[attr-defined]  # of PyMySQL
+        return issubclass(self._class_of(base), _Polled)
+
+    def _class_of(self, base: type[Any]) -> type[Any]:
+        return _class_of(base, self._shares, self._polls)
+
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
         """Handle ``do_connect``."""
         dbapi = dialect.loaded_dbapi
         refuse_clear_passwords(cparams, dbapi)
-        made = _class_of(
-            dbapi.connections.Connection, self._shares, self._polls
-        )
+        made = self._class_of(dbapi.connections.Connection)
         return made(*cargs, **cparams)
 
 
