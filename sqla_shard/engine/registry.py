@@ -399,6 +399,10 @@ class Engines:
         backends = [self._backends.get(engine.url) for engine in cold]
         if all(found is not None and found.polls_new for found in backends):
             lanes = POLLED
+            # The first connection of an engine is made under a lock, which
+            # is held while others of this thread connect: in another order
+            # two threads would wait for each other.
+            cold.sort(key=lambda engine: str(engine.url))
         futures = lanes.attempt(
             [partial(warm, engine, 1) for engine in cold], timeout, cold
         )

@@ -48,10 +48,11 @@ class Connecting:
 
     def polls(self, engine: Engine) -> bool:
         """Return whether the connections of an engine will be polled."""
-        base = engine.dialect.loaded_dbapi.connections.Connection  # type: ignore[attr-defined]  # of PyMySQL
-        return issubclass(self._class_of(base), _Polled)
+        dbapi: Any = engine.dialect.loaded_dbapi
+        return issubclass(self._class_of(dbapi), _Polled)
 
-    def _class_of(self, base: type[Any]) -> type[Any]:
+    def _class_of(self, dbapi: Any) -> type[Any]:
+        base = dbapi.connections.Connection
         return _class_of(base, self._shares, self._polls)
 
     def __call__(
@@ -60,8 +61,7 @@ class Connecting:
         """Handle ``do_connect``."""
         dbapi = dialect.loaded_dbapi
         refuse_clear_passwords(cparams, dbapi)
-        made = self._class_of(dbapi.connections.Connection)
-        return made(*cargs, **cparams)
+        return self._class_of(dbapi)(*cargs, **cparams)
 
 
 # Not one for each engine: SQLAlchemy's statement caches refer to a hundred

@@ -1,0 +1,138 @@
+"""Several servers that one thread waits for, with and without TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+
+from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard.dialects.polling import PolledConnection
+from sqla_shard.dialects.polling import PolledSocket
+from sqla_shard.dialects.polling import PolledSSLSocket
+from sqla_shard.testing import MariaDBFleet
+from tests.servers.faults import Base
+from tests.servers.faults import busy
+from tests.servers.faults import opened
+from tests.servers.faults import Pin
+from tests.servers.faults import SERVERS
+from tests.servers.faults import SHARDS
+from tests.servers.processes import begun_since
+from tests.servers.processes import running
+from tests.test_docs import certificates  # noqa: F401  # a fixture
+
+pytestmark = pytest.mark.live
+
+#: More than the buffers of a socket can hold, in both directions.
+LARGE = 6_000_000
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    mariadb_installed: None,
+    certificates: Path,  # noqa: F811  # the fixture
+) -> Iterator[MariaDBFleet]:
+    files = {"cert": "server.pem", "key": "server.key"}
+    options = [
+        *(f"--ssl-{key}={certificates / name}" for key, name in files.items()),
+        "--max-allowed-packet=64M",
+    ]
+    with MariaDBFleet(
+        servers=SERVERS, shards=SHARDS, fast=True, options=options
+    ) as made:
+        yield made
+
+
+@pytest.fixture(params=["plain", "tls"])
+def cluster(
+    request: pytest.FixtureRequest,
+    fleet: MariaDBFleet,
+    certificates: Path,  # noqa: F811  # the fixture
+) -> Iterator[Cluster]:
+    arguments: dict[str, Any] = {"max_allowed_packet": 1 << 26}
+    if request.param == "tls":
+        ca = str(certificates / "ca.pem")
+        arguments["ssl"] = {"ca": ca, "check_hostname": False}
+    else:
+        arguments["ssl_disabled"] = True
+    with opened(fleet, connect_args=arguments) as made:
+        made.create_all(Base.metadata)
+        kinds = {"plain": PolledSocket, "tls": PolledSSLSocket}
+        for wire in wires(made):
+            assert isinstance(wire, PolledConnection)
+            assert type(wire._sock) is kinds[request.param]  # type: ignore[attr-defined]  # PyMySQL's
+        yield made
+        assert busy(made) == 0
+
+
+def wires(cluster: Cluster) -> list[Any]:
+    """Return a connection of PyMySQL to each server."""
+    with cluster.session() as session:
+        return [
+            session.connection(
+                {"shard_id": shard_id}
+            ).connection.dbapi_connection
+            for shard_id in range(0, SHARDS, SHARDS // SERVERS)
+        ]
+
+
+def add(cluster: Cluster, body: str) -> list[int]:
+    ids = []
+    for shard_id in range(0, SHARDS, SHARDS // SERVERS):
+        with cluster.begin(shard_id=shard_id) as session:
+            pin = Pin(body=body)
+            session.add(pin)
+            session.flush()
+            ids.append(pin.id)
+    return ids
+
+
+def test_no_thread_is_started(cluster: Cluster) -> None:
+    ids = add(cluster, "it")
+    before = running()
+    with cluster.session() as session:
+        assert None not in session.get_many(Pin, ids)
+        found = select(Pin).options(scatter(timeout=60))
+        assert {pin.id for pin in session.scalars(found)} >= set(ids)
+    assert begun_since(before) == []
+
+
+def test_large_statements_and_responses_do_not_block_each_other(
+    cluster: Cluster,
+) -> None:
+    ids = add(cluster, "it")
+    long = func.repeat(Pin.body, LARGE // 2)
+    statement = select(Pin.id, long.label("long")).where(
+        Pin.id.in_(ids), Pin.body != "x" * LARGE
+    )
+    with cluster.session() as session:
+        rows = session.execute(statement).all()
+    assert {row.id for row in rows} == set(ids)
+    assert all(row.long == "it" * (LARGE // 2) for row in rows)
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_a_lost_connection_leaves_the_others_in_order(
+    cluster: Cluster, fleet: MariaDBFleet, number: int
+) -> None:
+    ids = add(cluster, "it")
+    with cluster.session() as session:
+        assert None not in session.get_many(Pin, ids)
+        session.expunge_all()
+        used = session.connection(
+            {"shard_id": number * (SHARDS // SERVERS)}
+        ).connection.dbapi_connection
+        lost = used.thread_id()  # type: ignore[attr-defined]  # PyMySQL's
+        fleet.servers[number].root_execute(f"KILL {lost}")
+        with pytest.raises(OperationalError) as raised:
+            session.get_many(Pin, ids)
+        assert raised.value.connection_invalidated
+    with cluster.session() as session:
+        found = session.get_many(Pin, ids)
+        assert [pin.id for pin in found if pin is not None] == ids
