@@ -114,7 +114,7 @@ class Engines:
         environ: Mapping[str, str],
         lanes: Lanes | AwaitedLanes,
         grace: float = 30.0,
-        polling: bool = True,
+        polling: bool = False,
     ) -> None:
         #: The newest topology that was passed to :meth:`follow`.
         self.topology: Topology | None = None

@@ -61,7 +61,7 @@ def cluster(
         arguments["ssl"] = {"ca": ca, "check_hostname": False}
     else:
         arguments["ssl_disabled"] = True
-    with opened(fleet, connect_args=arguments) as made:
+    with opened(fleet, polling=True, connect_args=arguments) as made:
         made.create_all(Base.metadata)
         kinds = {"plain": PolledSocket, "tls": PolledSSLSocket}
         for wire in wires(made):

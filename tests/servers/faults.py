@@ -58,12 +58,15 @@ def own_fleet() -> Any:
     return fleet
 
 
-def opened(fleet: MariaDBFleet, **options: Any) -> Cluster:
+def opened(
+    fleet: MariaDBFleet, *, polling: bool = False, **options: Any
+) -> Cluster:
     """Return a cluster of the servers; ``options`` are the engines'."""
     return Cluster.from_topology(
         fleet.topology_mapping(),
         environ=fleet.environ,
         engine_options=options,
+        polling=polling,
     )
 
 
