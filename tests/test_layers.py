@@ -28,7 +28,7 @@ LAYERS = {
     "ids": "",
     "types": "sqlalchemy",
     "topology": "kazoo tomli",
-    "dialects": "sqlalchemy",
+    "dialects": "greenlet sqlalchemy",
     "engine": "greenlet sqlalchemy",
     "routing": "sqlalchemy",
     "merging": "sqlalchemy",

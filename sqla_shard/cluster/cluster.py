@@ -150,7 +150,7 @@ class Cluster(FromSources, EventTarget):
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
-        polling: bool = False,
+        polling: bool = True,
         scatters: bool = True,
         comments: bool = False,
         grace: float = 30.0,

@@ -276,14 +276,12 @@ class Backend(Protocol):
     :ivar waits: whether statements wait for another process, so that several
         can run at the same time.
     :ivar collates: whether strings have collations that Python does not have.
-    :ivar polls_new: whether connecting waits in :mod:`.polling`, too.
     :ivar catalogue: reads which databases and tables exist.
     :ivar ddl: changes tables in many databases.
     """
 
     waits: bool
     collates: bool
-    polls_new: bool = False
     catalogue: Catalogue
     ddl: DDL
 

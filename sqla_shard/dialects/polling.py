@@ -17,8 +17,6 @@ needs it.
 from __future__ import annotations
 
 import contextvars
-import errno
-import os
 import select
 import socket
 import ssl
@@ -41,7 +39,6 @@ __all__ = [
     "PolledSSLSocket",
     "PolledSocket",
     "Poller",
-    "is_ready",
     "wait_for",
 ]
 
@@ -111,21 +108,6 @@ def wait_for(fd: int, events: int, timeout: float | None) -> bool:
         return False
     call.wait(fd, events, timeout)
     return True
-
-
-def is_ready(fd: int, seconds: float) -> bool:
-    """Wait for a response; return whether there is one, or an end.
-
-    Other calls of the thread continue.
-    """
-    try:
-        if wait_for(fd, READABLE, seconds):
-            return True
-    except TimeoutError:
-        return False
-    poll = select.poll()
-    poll.register(fd, READABLE)
-    return bool(poll.poll(int(seconds * 1000)))
 
 
 class Poller:
@@ -199,19 +181,6 @@ class Poller:
 class PolledSocket(socket.socket):
     """A socket whose waits in a :class:`Call` let other calls continue."""
 
-    def connect(self, address: Any) -> None:
-        """Connect; see ``socket.connect``."""
-        if type(getcurrent()) is not Call or self.family == socket.AF_UNIX:
-            super().connect(address)
-            return
-        with _at_once(self) as timeout:
-            code = self.connect_ex(address)
-            if code == errno.EINPROGRESS:
-                wait_for(self.fileno(), _WRITABLE, timeout)
-                code = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
-
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``socket.recv_into``."""
         wait_for(self.fileno(), READABLE, self.gettimeout())
@@ -255,13 +224,6 @@ class PolledSSLSocket(ssl.SSLSocket):
                     wait_for(self.fileno(), READABLE, timeout)
                 except ssl.SSLWantWriteError:
                     wait_for(self.fileno(), _WRITABLE, timeout)
-
-    def do_handshake(self, block: bool = False) -> None:
-        """Perform the handshake; see ``SSLSocket.do_handshake``."""
-        if type(getcurrent()) is not Call:
-            super().do_handshake(block)
-            return
-        self._polled(super().do_handshake)
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``SSLSocket.recv_into``."""

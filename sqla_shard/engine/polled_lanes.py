@@ -7,7 +7,6 @@ from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
-from concurrent.futures import Future
 from time import monotonic
 from typing import TypeVar
 
@@ -45,37 +44,11 @@ class PolledLanes:
         :param servers: are not used, since a waiting job occupies no thread.
         """
         calls = [Call(job) for job in jobs]
-        _run(calls, expiry, stops=True)
+        _run(calls, expiry)
         for call in calls:
             if call.failure is not None:
                 raise call.failure
         return [call.result for call in calls]
-
-    def attempt(
-        self,
-        jobs: Sequence[Callable[[], T]],
-        timeout: float | None,
-        servers: Sequence[Hashable] = (),
-    ) -> list[Future[T]]:
-        """Run jobs until a timeout, as :meth:`.Lanes.attempt` does.
-
-        Jobs that have not ended before the timeout are cancelled.
-        """
-        calls = [Call(job) for job in jobs]
-        poller = Poller()
-        expiry = None
-        if timeout is not None:
-            expiry = timeout, lambda: poller.end(calls)
-        _run(calls, expiry, stops=False, poller=poller)
-        futures: list[Future[T]] = [Future() for _ in jobs]
-        for call, future in zip(calls, futures, strict=True):
-            if call.done:
-                future.set_result(call.result)
-            elif isinstance(call.failure, Exception):
-                future.set_exception(call.failure)
-            else:
-                future.cancel()
-        return futures
 
 
 #: The only object of this class that is needed.
@@ -104,24 +77,19 @@ def lanes_for(
     return POLLED
 
 
-def _run(
-    calls: Sequence[Call],
-    expiry: Expiry | None,
-    *,
-    stops: bool,
-    poller: Poller | None = None,
-) -> None:
-    """Run calls until all have ended.
+def _run(calls: Sequence[Call], expiry: Expiry | None) -> None:
+    """Run calls until all that were started have ended.
 
-    :param stops: whether no other call is started after the error of one.
+    No other call is started after the error of one.
+
     :raises BaseException: an interrupt, such as Ctrl-C.
     """
-    poller = poller or Poller()
+    poller = Poller()
     interrupt: BaseException | None = None
     while True:
         try:
             if interrupt is None:
-                _begin(poller, calls, expiry, stops=stops)
+                _poll(poller, calls, expiry)
             else:
                 poller.end(calls)
             break
@@ -131,17 +99,13 @@ def _run(
         raise interrupt
 
 
-def _begin(
-    poller: Poller,
-    calls: Sequence[Call],
-    expiry: Expiry | None,
-    *,
-    stops: bool,
+def _poll(
+    poller: Poller, calls: Sequence[Call], expiry: Expiry | None
 ) -> None:
     end = None if expiry is None else monotonic() + expiry[0]
     for call in calls:
         poller.resume(call)
-        if stops and call.failure is not None:
+        if call.failure is not None:
             break
     while poller.waiting:
         left = None if end is None else end - monotonic()

@@ -31,8 +31,6 @@ from sqla_shard.engine.hooks import OpenConnections
 from sqla_shard.engine.hooks import Retired
 from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Lanes
-from sqla_shard.engine.polled_lanes import POLLED
-from sqla_shard.engine.polled_lanes import PolledLanes
 from sqla_shard.engine.pools import Answer
 from sqla_shard.engine.pools import answer_of
 from sqla_shard.engine.pools import EngineStats
@@ -114,7 +112,7 @@ class Engines:
         environ: Mapping[str, str],
         lanes: Lanes | AwaitedLanes,
         grace: float = 30.0,
-        polling: bool = False,
+        polling: bool = True,
     ) -> None:
         #: The newest topology that was passed to :meth:`follow`.
         self.topology: Topology | None = None
@@ -395,15 +393,9 @@ class Engines:
                 return {}
         if not cold:
             return {}
-        lanes: Lanes | AwaitedLanes | PolledLanes = self.lanes
-        backends = [self._backends.get(engine.url) for engine in cold]
-        if all(found is not None and found.polls_new for found in backends):
-            lanes = POLLED
-            # The first connection of an engine is made under a lock, which
-            # is held while others of this thread connect: in another order
-            # two threads would wait for each other.
-            cold.sort(key=lambda engine: str(engine.url))
-        futures = lanes.attempt(
+        # In threads, also for drivers whose sockets are polled: pools block
+        # a thread, and its other calls would hold connections meanwhile.
+        futures = self.lanes.attempt(
             [partial(warm, engine, 1) for engine in cold], timeout, cold
         )
         failed: dict[Engine, Exception | None] = {}

@@ -13,7 +13,6 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard import scatter
-from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import PolledSocket
 from sqla_shard.dialects.polling import PolledSSLSocket
 from sqla_shard.testing import MariaDBFleet
@@ -61,12 +60,11 @@ def cluster(
         arguments["ssl"] = {"ca": ca, "check_hostname": False}
     else:
         arguments["ssl_disabled"] = True
-    with opened(fleet, polling=True, connect_args=arguments) as made:
+    with opened(fleet, connect_args=arguments) as made:
         made.create_all(Base.metadata)
         kinds = {"plain": PolledSocket, "tls": PolledSSLSocket}
         for wire in wires(made):
-            assert isinstance(wire, PolledConnection)
-            assert type(wire._sock) is kinds[request.param]  # type: ignore[attr-defined]  # PyMySQL's
+            assert type(wire._sock) is kinds[request.param]
         yield made
         assert busy(made) == 0
 

@@ -59,7 +59,7 @@ def own_fleet() -> Any:
 
 
 def opened(
-    fleet: MariaDBFleet, *, polling: bool = False, **options: Any
+    fleet: MariaDBFleet, *, polling: bool = True, **options: Any
 ) -> Cluster:
     """Return a cluster of the servers; ``options`` are the engines'."""
     return Cluster.from_topology(

@@ -139,7 +139,6 @@ class MySQL(Backend):
                 key.startswith("ssl") for key in {*url.query, *arguments}
             )
             made = Connecting(shares=not tls, polls=self._polls)
-            self.polls_new = made.polls(engine) and "creator" not in options
             event.listen(engine, "do_connect", made)
         if engine.dialect.driver == "asyncmy":
             event.listen(engine, "do_connect", adapt_connecting)

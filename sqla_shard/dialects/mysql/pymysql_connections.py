@@ -22,8 +22,6 @@ import ssl
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Engine
-
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 from sqla_shard.dialects.polling import CAN_POLL
 from sqla_shard.dialects.polling import PolledSocket
@@ -46,22 +44,14 @@ class Connecting:
         self._shares = shares
         self._polls = polls
 
-    def polls(self, engine: Engine) -> bool:
-        """Return whether the connections of an engine will be polled."""
-        dbapi: Any = engine.dialect.loaded_dbapi
-        return issubclass(self._class_of(dbapi), _Polled)
-
-    def _class_of(self, dbapi: Any) -> type[Any]:
-        base = dbapi.connections.Connection
-        return _class_of(base, self._shares, self._polls)
-
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
         """Handle ``do_connect``."""
         dbapi = dialect.loaded_dbapi
         refuse_clear_passwords(cparams, dbapi)
-        return self._class_of(dbapi)(*cargs, **cparams)
+        base = dbapi.connections.Connection
+        return _class_of(base, self._shares, self._polls)(*cargs, **cparams)
 
 
 # Not one for each engine: SQLAlchemy's statement caches refer to a hundred
