@@ -253,12 +253,22 @@ _held = and_(
 # A job that was enqueued again while it ran is run again.
 _is_last = _job.duplicates == 0
 
+
+def _released(ends: Any) -> Any:
+    """Return the new ``key_release``, if the job ends.
+
+    That of a job without a key must not change: its new entry in the index of
+    keys would wait for a transaction that has enqueued the next key.
+    """
+    return case((and_(ends, _job.unique_key.is_not(None)), _job.id), else_=0)
+
+
 _ACKNOWLEDGE = _update(_job.id.in_(_ids), _held).values(
     state=case((_is_last, DONE), else_=PENDING),
     due_at=Moment(),
     attempts=case((_is_last, _job.attempts), else_=0),
     token=case((_is_last, _job.token), else_=None),
-    key_release=case((_is_last, _job.id), else_=0),
+    key_release=_released(_is_last),
     error=None,
 )
 
@@ -303,7 +313,7 @@ def reopened(is_final: Any, pause: Any) -> dict[Any, Any]:
         _job.state: case((ends, FAILED), else_=PENDING),
         _job.due_at: case((ends, Moment()), else_=pause),
         _job.token: case((ends, _job.token), else_=None),
-        _job.key_release: case((ends, _job.id), else_=0),
+        _job.key_release: _released(ends),
         _job.error: bindparam("the_error"),
         _job.attempts: case((is_final & ~ends, 0), else_=_job.attempts),
     }

@@ -3,16 +3,18 @@
 A statement reads up to 256 shards.  On each of them it reads, for each queue
 and priority, the first entry of the index with the state: not the backlog,
 and no job that is scheduled for later.  So it takes as long for a million
-jobs as for one, and returns nothing for a shard without work.
+jobs as for one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timedelta
+from functools import lru_cache
 from functools import partial
 from typing import Any
 from typing import TYPE_CHECKING
@@ -21,20 +23,15 @@ from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
 from sqlalchemy import func
 from sqlalchemy import literal
-from sqlalchemy import or_
 from sqlalchemy import select
 
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.ids import SHARD_SHIFT
-from sqla_shard.jobs.claims import DONE
-from sqla_shard.jobs.claims import FAILED
 from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.claims import PENDING
-from sqla_shard.jobs.claims import RUNNING
+from sqla_shard.jobs.enqueue import PRIORITIES
 from sqla_shard.outbox.scan import scan
-from sqla_shard.outbox.tables import JOB_INDEX
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types.shard_bound import Prefix
@@ -42,7 +39,7 @@ from sqla_shard.types.shard_bound import Prefix
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
 
-__all__ = ["DueGroup", "due_for_repair", "due_jobs"]
+__all__ = ["Ages", "DueGroup", "due_jobs", "due_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,37 +62,8 @@ class DueGroup:
         return self.keyspace, self.shard_id
 
 
-_job = JOBS.c
-_oldest = func.min(_job.due_at).label("oldest")
-_GROUPS = select(
-    # The prefix of an id contains the number of the shard.
-    literal(Prefix(0), BigInteger()).label("prefix"),
-    _job.state,
-    _job.queue,
-    _job.priority,
-    _oldest,
-).group_by(_job.state, _job.queue, _job.priority)
-for _name in ("mysql", "mariadb"):
-    _GROUPS = _GROUPS.with_hint(JOBS, f"FORCE INDEX ({JOB_INDEX})", _name)
-_PENDING = _GROUPS.where(
-    _job.state == PENDING,
-    _job.queue.in_(bindparam("queues", expanding=True)),
-).having(_oldest <= Moment())
-
-
-def _ago(name: str) -> Moment:
-    return Moment(bindparam(name, type_=BigInteger()))
-
-
-_UNCLEAN = _GROUPS.where(
-    _job.state.in_((RUNNING, DONE, FAILED)),
-).having(
-    or_(
-        (_job.state == RUNNING) & (_oldest <= Moment()),
-        (_job.state == DONE) & (_oldest <= _ago("done_before")),
-        (_job.state == FAILED) & (_oldest <= _ago("failed_before")),
-    )
-)
+#: How long a state has lasted at least, for a row to be due.
+Ages = Mapping[JobState, timedelta]
 
 
 def due_jobs(
@@ -106,57 +74,83 @@ def due_jobs(
     :param queues: names of queues.
     :returns: the groups, and the servers that were not read.
     """
-    return _survey(cluster, _PENDING, {"queues": list(queues)})
+    return due_rows(cluster, queues, {JobState.PENDING: timedelta(0)})
 
 
-def due_for_repair(
-    cluster: AnyCluster, *, keep_done: timedelta, keep_failed: timedelta
+def due_rows(
+    cluster: AnyCluster, queues: Collection[str], ages: Ages
 ) -> tuple[list[DueGroup], list[UnreadServer]]:
-    """Return expired claims, and finished jobs that are old enough to delete.
+    """Return the due rows of some states, by shard, queue and priority.
 
-    :param keep_done: time for which jobs that have succeeded are kept.
-    :param keep_failed: time for which failed jobs are kept.
+    :param queues: names of queues.
+    :param ages: the states, and how long rows must have been due.
     :returns: the groups, and the servers that were not read.
     """
-    ago = timedelta(microseconds=-1)
-    return _survey(
-        cluster,
-        _UNCLEAN,
-        {
-            "done_before": keep_done // ago,
-            "failed_before": keep_failed // ago,
-        },
-    )
-
-
-def _survey(
-    cluster: AnyCluster, statement: Any, parameters: dict[str, Any]
-) -> tuple[list[DueGroup], list[UnreadServer]]:
+    groups = [
+        (state, name, priority)
+        for state in ages
+        for name in sorted(set(queues))
+        for priority in PRIORITIES
+    ]
+    parameters: dict[str, Any] = {}
+    for number, (state, name, priority) in enumerate(groups):
+        parameters[f"state{number}"] = state.value
+        parameters[f"queue{number}"] = name
+        parameters[f"priority{number}"] = priority
+        parameters[f"since{number}"] = ages[state] // timedelta(
+            microseconds=-1
+        )
     return scan(
         cluster,
-        partial(_read, statement, parameters),
+        partial(_read, groups, parameters),
         purpose="jobs",
         kinds=("objects",),
     )
 
 
+@lru_cache(maxsize=64)
+def _statement(count: int) -> Any:
+    """Return a SELECT of the oldest due row of each of some groups.
+
+    Each is a subquery with constants, which reads one entry of the index.
+    The server would answer a GROUP BY by reading all entries, if it takes the
+    backlog for small.
+    """
+    columns = []
+    for number in range(count):
+        # Constants of the statement, so that each is the first of its range.
+        since = bindparam(f"since{number}", type_=BigInteger())
+        oldest = select(func.min(JOBS.c.due_at)).where(
+            JOBS.c.state == bindparam(f"state{number}"),
+            JOBS.c.queue == bindparam(f"queue{number}"),
+            JOBS.c.priority == bindparam(f"priority{number}"),
+            JOBS.c.due_at <= Moment(since),
+        )
+        columns.append(oldest.scalar_subquery().label(f"oldest{number}"))
+    # The prefix of an id contains the number of the shard.
+    return select(literal(Prefix(0), BigInteger()).label("prefix"), *columns)
+
+
 def _read(
-    statement: Any,
+    groups: Sequence[tuple[JobState, str, int]],
     parameters: dict[str, Any],
     session: ShardSession,
     places: Sequence[Place],
 ) -> list[DueGroup]:
     rows = session.execute(
-        statement, parameters, bind_arguments={"places": places}
+        _statement(len(groups)), parameters, bind_arguments={"places": places}
     )
     return [
         DueGroup(
             keyspace=places[0].keyspace,
-            shard_id=row.prefix >> SHARD_SHIFT,
-            state=JobState(row.state),
-            queue=row.queue,
-            priority=row.priority,
-            oldest=row.oldest,
+            shard_id=prefix >> SHARD_SHIFT,
+            state=state,
+            queue=name,
+            priority=priority,
+            oldest=oldest,
         )
-        for row in rows
+        for prefix, *found in rows
+        if any(found)
+        for (state, name, priority), oldest in zip(groups, found, strict=True)
+        if oldest is not None
     ]

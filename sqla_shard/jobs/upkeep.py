@@ -7,8 +7,8 @@ changed in batches, each in a transaction of its own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterable
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,7 +26,8 @@ from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.claims import locked_batch
 from sqla_shard.jobs.claims import reopened
 from sqla_shard.jobs.claims import RUNNING
-from sqla_shard.jobs.survey import due_for_repair
+from sqla_shard.jobs.survey import Ages
+from sqla_shard.jobs.survey import due_rows
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.outbox.apply import place_at
 from sqla_shard.outbox.tables import JOBS
@@ -66,23 +67,23 @@ class UpkeepReport:
 
 def keep_up(
     cluster: Cluster,
+    queues: Collection[str],
     *,
     keep_done: timedelta = KEEP_DONE,
     keep_failed: timedelta = KEEP_FAILED,
 ) -> UpkeepReport:
     """Recover jobs with expired claims and delete old jobs, on all shards.
 
+    :param queues: names of queues.
     :param keep_done: time for which jobs that have succeeded are kept.
     :param keep_failed: time for which failed jobs are kept.
     """
-    groups, unread = due_for_repair(
-        cluster, keep_done=keep_done, keep_failed=keep_failed
-    )
     ages = {
         JobState.RUNNING: timedelta(0),
         JobState.DONE: keep_done,
         JobState.FAILED: keep_failed,
     }
+    groups, unread = due_rows(cluster, queues, ages)
     counts = dict.fromkeys(JobState, 0)
     troubles = describe_unread(unread)
     by_shard: dict[tuple[str, int], list[DueGroup]] = {}
@@ -103,7 +104,7 @@ def keep_up(
 def _keep_shard(
     cluster: Cluster,
     groups: Iterable[DueGroup],
-    ages: Mapping[JobState, timedelta],
+    ages: Ages,
     counts: dict[JobState, int],
 ) -> None:
     """Change the due rows of a shard until there are none, or it is locked.

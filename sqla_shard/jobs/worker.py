@@ -348,7 +348,7 @@ class Worker:
         return found
 
     def _keep_up(self) -> None:
-        done = keep_up(self._cluster, **self._keep)
+        done = keep_up(self._cluster, self._queues, **self._keep)
         self._report.recovered += done.recovered
         self._report.deleted += done.deleted
         for line in done.troubles:
