@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from sqla_shard.dialects.base import Backend
+from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import Catalogue
 from sqla_shard.dialects.base import check_driver
 from sqla_shard.dialects.base import DDL
@@ -25,6 +26,7 @@ from sqla_shard.dialects.sqlite import SQLite
 __all__ = [
     "DDL",
     "Backend",
+    "Batch",
     "Catalogue",
     "Failure",
     "backend_for",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
+from collections.abc import Generator
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from sqlalchemy import Connection
 from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.ext.compiler import compiles
@@ -36,9 +38,11 @@ __all__ = [
     "DDL",
     "Averaged",
     "Backend",
+    "Batch",
     "Catalogue",
     "Failure",
     "NumberForm",
+    "Statement",
     "check_driver",
     "hashed",
     "interrupt",
@@ -120,6 +124,64 @@ def hashed(parts: Iterable[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+Statement = tuple[str, Sequence[Any]]
+"""The text of a statement, and its parameters in the style of the driver."""
+
+
+class Batch(Protocol):
+    """Statements that are sent to a server in one round trip."""
+
+    def send(
+        self, statements: Sequence[Statement]
+    ) -> Generator[tuple[int, Sequence[Any]]]:
+        """Send statements; the server stops at the first one that fails.
+
+        :returns: the number of changed rows and the rows of each statement.
+        :raises DBAPIError: after the results of the statements before the
+            one that has failed.
+        """
+        ...
+
+    def end(self) -> None:
+        """End sending several statements at once on the connection."""
+        ...
+
+    def enter(self, schema: str, seconds: float) -> list[Statement]:
+        """Return statements that enter a database and acquire its lock.
+
+        The last one returns a row with 1 if the lock was acquired.
+
+        :param seconds: maximum time to wait for the lock.
+        """
+        ...
+
+    def leave(self, schema: str) -> list[Statement]:
+        """Return statements that commit and release the lock."""
+        ...
+
+    def names(self) -> Statement:
+        """Return the query of the names of the tables of the database."""
+        ...
+
+    def definition(self, table: str) -> Statement:
+        """Return the query of the definition of a table.
+
+        :param table: name of the table, quoted if necessary.
+        """
+        ...
+
+    def is_absent(self, error: DBAPIError) -> bool:
+        """Return whether :meth:`definition` has failed without a table."""
+        ...
+
+    def digest(self, rows: Sequence[Any]) -> str:
+        """Return the definition, as :meth:`DDL.definitions` does.
+
+        :param rows: the result of :meth:`definition`.
+        """
+        ...
+
+
 class DDL(Protocol):
     """DDL on many databases of a kind of server, ``backend.ddl``.
 
@@ -184,6 +246,10 @@ class DDL(Protocol):
     def rolls_back(self, connection: Connection) -> bool:
         """Return whether every table of the database has transactions."""
         return True
+
+    def batch(self, connection: Connection) -> Batch | None:
+        """Return the batches of a connection; None if it has none."""
+        return None
 
     def is_killed(self, error: BaseException) -> bool:
         """Return whether an error of a driver was caused by KILL QUERY.

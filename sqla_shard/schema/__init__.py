@@ -12,6 +12,7 @@ commands of alembic work on all virtual shards of a keyspace.
 ``topology_changes``    shards that were moved during a run
 ``journal``             a revision on a shard, statement by statement
 ``static_revisions``    revisions that send the same to every shard
+``replay``              these, on a shard, in few round trips
 ``applier``             a process that changes shards of a server
 ``waves``               canary, wave, all: the processes of a run
 ``environment``         a command of alembic on many shards

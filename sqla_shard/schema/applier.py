@@ -35,6 +35,10 @@ from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.journal import UnfinishedError
 from sqla_shard.schema.ledger import Entry
 from sqla_shard.schema.ledger import one_line
+from sqla_shard.schema.replay import NotAsPlannedError
+from sqla_shard.schema.replay import Plan
+from sqla_shard.schema.replay import PlannedStep
+from sqla_shard.schema.replay import Replay
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selection import RunOptions
@@ -148,13 +152,17 @@ _OF_READ_ONLY = (
 class Applier:
     """Runs an alembic command on shards and records it in their ledgers.
 
-    The connection of the previous shard on the same server is reused.
+    The connection of the previous shard on the same server is reused, and so
+    is what was sent there, if it is the same for every shard.
 
     :param context: alembic's environment context.
     :param fn: returns the migration steps of a database, as alembic's
         commands define it.
     :param settings: keyword arguments for ``context.configure()``.
     """
+
+    #: Whether shards may be changed without running alembic on them.
+    replays = True
 
     def __init__(
         self,
@@ -172,6 +180,10 @@ class Applier:
         self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
         #: The statements of static revisions, by direction and revision.
         self._sent: dict[tuple[str, str], list[str]] = {}
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        #: The steps on the current shard; None if they cannot be a plan.
+        self._planned: list[PlannedStep] | None = None
+        self._first: tuple[str, ...] = ()
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._journal: Journal | None = None
@@ -202,19 +214,11 @@ class Applier:
         """Run the command on one shard and return its outcome."""
         shard, began = version.shard, monotonic()
         self._steps.clear()
-        count = 0
-        found: dict[str, Any]
-        try:
-            connection, journal = self._connected(shard)
-        except (DBAPIError, OSError) as error:
-            self.close()
-            found = {"state": State.UNREACHABLE, "error": _error_text(error)}
+        replayed = self._replayed(version)
+        if replayed is not None:
+            found, count = replayed
         else:
-            found = self._attempt(version, connection, journal)
-            count = journal.count
-            if journal.has_session_state:
-                # The next shard must not inherit session variables.
-                self.close()
+            found, count = self._run(version)
         return Outcome.of(
             shard,
             steps=tuple(self._steps),
@@ -222,6 +226,106 @@ class Applier:
             seconds=monotonic() - began,
             **found,
         )
+
+    def _run(self, version: Version) -> tuple[dict[str, Any], int]:
+        """Run alembic; return the state and the number of statements."""
+        try:
+            connection, journal = self._connected(version.shard)
+        except (DBAPIError, OSError) as error:
+            self.close()
+            return {
+                "state": State.UNREACHABLE,
+                "error": _error_text(error),
+            }, 0
+        found = self._attempt(version, connection, journal)
+        if journal.has_session_state:
+            # The next shard must not inherit session variables.
+            self.close()
+        return found, journal.count
+
+    def _replayed(self, version: Version) -> tuple[dict[str, Any], int] | None:
+        """Send the plan for the revisions of a shard.
+
+        :returns: the state and the number of statements; None if alembic
+            has to run.
+        """
+        connection, journal = self._connection, self._journal
+        plan = self._plans.get(version.heads)
+        if (
+            plan is None
+            or connection is None
+            or journal is None
+            or not self._suits(version)
+        ):
+            return None
+        shard = version.shard
+        ddl = shard.place.backend.ddl
+        batch = ddl.batch(connection)
+        assert batch is not None  # noqa: S101 - of _plan()
+        replay = Replay(plan, connection, batch, journal, self._done)
+        table = self._settings.get("version_table", "alembic_version")
+        try:
+            replay.run(version, table)
+        except (NotAsPlannedError, DBAPIError) as error:
+            if replay.is_positioned:
+                found = self._failed(shard, journal, State.FAILED, error)
+                return found, journal.count
+            # Nothing was changed.  The connection may be lost since the last
+            # shard, or the database be gone: alembic's way reports it.
+            self._abandon(shard, error)
+            return None
+        except Interrupted as stopped:
+            found = self._failed(shard, journal, State.INTERRUPTED, stopped)
+        except (Exception, *_ENDINGS) as error:
+            # As of any shard: the others continue.
+            found = self._failed(shard, journal, State.FAILED, error)
+        else:
+            found = {"state": State.CHANGED}
+        return found, journal.count
+
+    def _suits(self, version: Version) -> bool:
+        """Return whether a plan can be sent over the open connection."""
+        connection, engine = self._connection, self._engine
+        known = (ledger.own_head(), *(() if version.heads else (None,)))
+        return (
+            connection is not None
+            and engine is not None
+            and not connection.closed
+            and not connection.invalidated
+            and engine.url == version.shard.place.engine.url
+            and version.open is None
+            and version.internal in known
+        )
+
+    def _done(self, step: PlannedStep) -> None:
+        self._steps.append(step.title)
+
+    def _abandon(self, shard: Shard, error: BaseException) -> None:
+        """Leave a shard on which a plan has changed nothing."""
+        try:
+            if self._is_lost(shard, error):
+                self.close()
+            else:
+                self._roll_back()
+                self._release(shard)
+        except (SQLAlchemyError, OSError):
+            # The connection broke just now; the next one is a new one.
+            self.close()
+
+    def _plan(self, heads: tuple[str, ...], shard: Shard) -> None:
+        """Make a plan of what alembic has sent to a shard."""
+        connection, steps = self._connection, self._planned
+        if (
+            self.replays
+            and steps
+            and connection is not None
+            and self._fn.__name__ in _CACHED
+            and bool(heads) != bool(self._first)
+            and not self._settings.get("on_version_apply")
+            and not self._settings.get("version_table_schema")
+            and shard.place.backend.ddl.batch(connection) is not None
+        ):
+            self._plans[heads] = Plan(first=self._first, steps=tuple(steps))
 
     def _connected(self, shard: Shard) -> tuple[Connection, Journal]:
         engine, ddl = shard.place.engine, shard.place.backend.ddl
@@ -274,6 +378,9 @@ class Applier:
     ) -> dict[str, Any]:
         shard, ddl = version.shard, version.shard.place.backend.ddl
         try:
+            batch = ddl.batch(connection)
+            if batch is not None:
+                batch.end()
             ddl.enter(connection, shard.schema)
             holder = ddl.hold(
                 connection, shard.database, self._options.runner_wait
@@ -286,8 +393,7 @@ class Applier:
                     "another runner, or a statement that outlived its runner",
                 }
             self._migrate(version, connection, journal)
-            ddl.release(connection, shard.database)
-            connection.commit()
+            self._release(shard)
         except Interrupted as stopped:
             return self._failed(shard, journal, State.INTERRUPTED, stopped)
         except InDoubtError as error:
@@ -309,6 +415,8 @@ class Applier:
         if self._fn.__name__ == "do_stamp":
             journal.check_finished("a stamp would hide it")
         self._expected = version.heads
+        self._planned = None if journal.entries else []
+        journal.apart.clear()
         # Alembic does not commit a transaction that it did not begin.
         connection.commit()
         self._context.configure(
@@ -326,6 +434,7 @@ class Applier:
         with self._context.begin_transaction():
             self._context.run_migrations()
         journal.check_finished("this command does not resume it")
+        self._plan(version.heads, version.shard)
 
     def _steps_with_journal(
         self, heads: Any, context: Any
@@ -370,6 +479,8 @@ class Applier:
             def journalled(**kwargs: Any) -> None:
                 journal = self._journal
                 assert journal is not None  # noqa: S101 - of _connected()
+                if not self._steps:
+                    self._first = _texts(journal)
                 journal.begin(direction, revision)
                 sent = self._sent.get((direction, revision))
                 if sent is None:
@@ -384,8 +495,10 @@ class Applier:
         return step
 
     def _applied(self, *, step: Any, **kwargs: Any) -> None:
-        assert self._journal is not None  # noqa: S101 - of _connected()
-        self._journal.close()
+        journal = self._journal
+        assert journal is not None  # noqa: S101 - of _connected()
+        versions = _texts(journal)
+        journal.close()
         verb = "stamp"
         if not step.is_stamp:
             verb = "upgrade" if step.is_upgrade else "downgrade"
@@ -395,6 +508,18 @@ class Applier:
             else (step.down_revision_ids or ("base",))
         )
         self._steps.append(f"{verb} of {', '.join(revisions)}")
+        sent = self._sent.get((verb, journal.revision))
+        if self._planned is None or sent is None or not versions:
+            self._planned = None
+            return
+        one = PlannedStep(
+            direction=verb,
+            revision=journal.revision,
+            statements=tuple(sent),
+            versions=versions,
+            title=self._steps[-1],
+        )
+        self._planned = [*self._planned, one] if one.is_plain else None
 
     def _failed(
         self,
@@ -478,13 +603,25 @@ class Applier:
     def _roll_back(self) -> None:
         assert self._connection is not None  # noqa: S101 - of _connected()
         self._connection.rollback()
+        # SQLAlchemy does not send it for what a plan or the journal has sent.
+        self._connection.connection.rollback()
 
     def _release(self, shard: Shard) -> None:
-        """Release the lock of a shard and commit the ledger."""
+        """Commit the ledger, and release the lock of a shard."""
         connection = self._connection
         assert connection is not None  # noqa: S101 - of _connected()
+        # Not later: the next runner must read this version.
+        connection.commit()
         shard.place.backend.ddl.release(connection, shard.database)
         connection.commit()
+
+
+def _texts(journal: Journal) -> tuple[str, ...]:
+    """Return what alembic has sent since; nothing if it has parameters."""
+    found = [text for text in journal.apart if text is not None]
+    is_complete = len(found) == len(journal.apart)
+    journal.apart.clear()
+    return tuple(found) if is_complete else ()
 
 
 def _is_killed(shard: Shard, error: BaseException) -> bool:

@@ -44,6 +44,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import DDL
+from sqla_shard.dialects.base import Statement
 from sqla_shard.exc import InDoubtError
 from sqla_shard.exc import SchemaError
 from sqla_shard.outbox.tables import LEDGER
@@ -81,6 +82,11 @@ _CLOSE = (
     .where(LEDGER.c.is_open.is_(True))
     .values(is_open=False, state=FINISHED, ended_at=bindparam("moment"))
 )
+#: The same for a driver, in the style of MySQL.
+_CLOSE_TEXT = (
+    f"UPDATE {LEDGER.name} SET is_open = FALSE, "  # noqa: S608 - constants
+    f"state = '{FINISHED}', ended_at = %s WHERE is_open"
+)
 
 
 class Interrupted(Exception):  # noqa: N818 - a requested stop is no error
@@ -100,6 +106,8 @@ class Journal:
     :ivar count: number of statements that were executed on the shard.
     :ivar sent: the statements of the revision.
     :ivar is_repeatable: whether they can be sent to other shards unchanged.
+    :ivar apart: what alembic has sent between the revisions; None for a
+        statement with parameters.
     :ivar has_session_state: whether a statement may have changed the
         session of the connection, such as one of its variables.
     """
@@ -112,6 +120,7 @@ class Journal:
         self._runner = runner_name()
         self._listening = False
         self.entries: list[Entry] = []
+        self.apart: list[str | None] = []
         self.count = 0
         self.has_session_state = False
         self._reset()
@@ -136,11 +145,16 @@ class Journal:
 
     def enter(self) -> None:
         """Begin with a shard: read its open entries."""
+        self.start(open_entries(self._connection))
+
+    def start(self, entries: list[Entry]) -> None:
+        """Begin with a shard whose open entries are known."""
         self._listening = False
         self._reset()
         self.count = 0
         self.has_session_state = False
-        self.entries = open_entries(self._connection)
+        self.entries = entries
+        self.apart = []
 
     def begin(self, direction: str, revision: str) -> None:
         """Begin a revision, or resume it.
@@ -225,6 +239,11 @@ class Journal:
         return self._in_flight
 
     @property
+    def revision(self) -> str:
+        """The revision that has begun last on the shard."""
+        return self._revision
+
+    @property
     def step(self) -> str | None:
         """Direction and revision, such as ``upgrade of 1975ea83b712``."""
         if not self._revision:
@@ -293,6 +312,36 @@ class Journal:
             return error
         return None
 
+    def next_entry(
+        self, statement: str, properties: StatementProperties
+    ) -> int:
+        """Return the number of the next statement, which changes tables.
+
+        :raises Interrupted: if the run has to stop.
+        """
+        number = self._next_number(statement, (), properties)
+        assert number is not None  # noqa: S101 - it changes tables
+        return number
+
+    def entry(self, number: int, statement: str, before: str) -> Statement:
+        """Return the INSERT of the entry of a statement."""
+        return str(self._new), self._values(number, statement, before)
+
+    def started(self, number: int) -> None:
+        """Note that the entry was inserted, and its statement was sent."""
+        self._number = number + 1
+        self._in_flight = True
+
+    def ended(self) -> None:
+        """Note that the statement of the last entry has ended."""
+        self._in_flight = False
+        self.count += 1
+
+    @staticmethod
+    def closing() -> Statement:
+        """Return the UPDATE that closes the entries of a revision."""
+        return _CLOSE_TEXT, (now().isoformat(" ", "microseconds"),)
+
     def repeat(self, statements: Iterable[str]) -> None:
         """Send the statements that a static revision sent to another shard."""
         for statement in statements:
@@ -323,10 +372,12 @@ class Journal:
         many: bool = False,
     ) -> bool | None:
         if not self._listening:
+            if read(statement).effect not in (Effect.READS, Effect.SESSION):
+                self.apart.append(None if parameters else statement)
             return None
         self._is_many = many
+        properties = read(statement)
         try:
-            properties = read(statement)
             number = self._next_number(statement, parameters, properties)
         except (Interrupted, SchemaError) as refusal:
             self._refused = refusal
@@ -435,7 +486,24 @@ class Journal:
         state: str = STARTED,
         error: str | None = None,
     ) -> None:
-        values = (
+        values = self._values(number, statement, before, state, error)
+        # The parameters: a sequence in column order, or a mapping by name.
+        self._send(
+            str(self._new),
+            values
+            if self._new.positional
+            else dict(zip(_NEW, values, strict=True)),
+        )
+
+    def _values(
+        self,
+        number: int,
+        statement: str,
+        before: str | None,
+        state: str = STARTED,
+        error: str | None = None,
+    ) -> tuple[Any, ...]:
+        return (
             self._direction,
             self._revision,
             number,
@@ -447,13 +515,6 @@ class Journal:
             self._runner,
             now().isoformat(" ", "microseconds"),
             True,
-        )
-        # The parameters: a sequence in column order, or a mapping by name.
-        self._send(
-            str(self._new),
-            values
-            if self._new.positional
-            else dict(zip(_NEW, values, strict=True)),
         )
 
     def _send(self, statement: str, parameters: Any) -> None:

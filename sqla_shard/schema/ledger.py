@@ -42,6 +42,7 @@ from sqlalchemy import update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
+from sqla_shard.dialects import Batch
 from sqla_shard.dialects import DDL
 from sqla_shard.exc import InDoubtError
 from sqla_shard.outbox.tables import LEDGER
@@ -95,7 +96,9 @@ def own_head() -> str:
 _sent: dict[type[Dialect], list[str]] = {}
 
 
-def upgrade_own_tables(connection: Connection, version: str | None) -> None:
+def upgrade_own_tables(
+    connection: Connection, version: str | None, batch: Batch | None = None
+) -> None:
     """Upgrade the tables of this package in the database of a connection.
 
     The ledger has no entries for these revisions, so each is one statement
@@ -103,10 +106,11 @@ def upgrade_own_tables(connection: Connection, version: str | None) -> None:
 
     :param version: current revision of the tables; None if they do not
         exist.
+    :param batch: the batches of the connection, to send new tables at once.
     """
     kind = type(connection.dialect)
     sent = _sent.get(kind) if version is None else None
-    if sent is not None and _repeat(connection, sent):
+    if sent is not None and _repeat(connection, sent, batch):
         return
     sent = []
 
@@ -131,15 +135,21 @@ def upgrade_own_tables(connection: Connection, version: str | None) -> None:
         _sent[kind] = sent
 
 
-def _repeat(connection: Connection, statements: Iterable[str]) -> bool:
+def _repeat(
+    connection: Connection, statements: Iterable[str], batch: Batch | None
+) -> bool:
     """Send statements; return False if one of them fails."""
     try:
+        if batch is not None:
+            texts = [(text, ()) for text in (*statements, "COMMIT")]
+            return len(list(batch.send(texts))) == len(texts)
         for statement in statements:
             connection.exec_driver_sql(statement).close()
     except DBAPIError:
         # A killed or another runner has created some of the tables since the
         # version was read: alembic reads the version again.
         connection.rollback()
+        connection.connection.rollback()
         return False
     connection.commit()
     return True

@@ -320,6 +320,9 @@ class Provisioner(Applier):
     :param missing: the shards without a database.
     """
 
+    # Each database gets a mark before its revisions.
+    replays = False
+
     def __init__(
         self, *args: Any, epoch: int, missing: Collection[int]
     ) -> None:

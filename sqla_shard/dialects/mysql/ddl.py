@@ -6,11 +6,9 @@ cannot be rolled back.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from hashlib import sha256
 from math import ceil
 from typing import Any
 
@@ -19,17 +17,18 @@ from sqlalchemy import Engine
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import DDL
+from sqla_shard.dialects.mysql.batches import digest_of
+from sqla_shard.dialects.mysql.batches import lock_name
+from sqla_shard.dialects.mysql.batches import MySQLBatch
+from sqla_shard.dialects.mysql.batches import NO_SUCH_TABLE
 
 __all__ = ["MySQLDDL"]
 
-_NO_SUCH_TABLE = 1146
 _INTERRUPTED = 1317
 # More tables in one statement take longer than a second statement.
 _CHUNK = 256
-# MySQL 8 refuses longer names of locks.
-_LOCK_NAME = 64
-_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 _HAVING = text(
     "SELECT table_schema FROM information_schema.tables "
     "WHERE table_name = :name"
@@ -91,7 +90,7 @@ class MySQLDDL(DDL):
         self, connection: Connection, schema: str, seconds: float
     ) -> str | None:
         """Acquire the lock with ``GET_LOCK``."""
-        name = {"name": _lock_name(schema), "seconds": seconds}
+        name = {"name": lock_name(schema), "seconds": seconds}
         if connection.scalar(text("SELECT GET_LOCK(:name, :seconds)"), name):
             return None
         holder = connection.scalar(text("SELECT IS_USED_LOCK(:name)"), name)
@@ -99,7 +98,7 @@ class MySQLDDL(DDL):
 
     def release(self, connection: Connection, schema: str) -> None:
         """Release the lock with ``RELEASE_LOCK``."""
-        name = {"name": _lock_name(schema)}
+        name = {"name": lock_name(schema)}
         connection.execute(text("DO RELEASE_LOCK(:name)"), name)
 
     def names(self, connection: Connection) -> set[str]:
@@ -115,6 +114,12 @@ class MySQLDDL(DDL):
     def rolls_back(self, connection: Connection) -> bool:
         """Look for tables of storage engines without transactions."""
         return not connection.scalar(_NOT_TRANSACTIONAL)
+
+    def batch(self, connection: Connection) -> Batch | None:
+        """Use PyMySQL; other drivers send statement by statement."""
+        if connection.dialect.driver == "pymysql":
+            return MySQLBatch(connection)
+        return None
 
     def is_killed(self, error: BaseException) -> bool:
         """Read the number, which KILL QUERY and KILL CONNECTION share."""
@@ -147,21 +152,14 @@ class MySQLDDL(DDL):
         return found
 
 
-def _lock_name(schema: str) -> str:
-    name = f"sqla_shard.{schema}"
-    if len(name) <= _LOCK_NAME:
-        return name
-    return f"sqla_shard.{sha256(schema.encode()).hexdigest()[:48]}"
-
-
 def _definition(connection: Connection, table: str) -> str | None:
     try:
         row = connection.exec_driver_sql(f"SHOW CREATE TABLE {table}").one()
     except DBAPIError as error:
-        if error.orig is not None and error.orig.args[:1] == (_NO_SUCH_TABLE,):
+        if error.orig is not None and error.orig.args[:1] == (NO_SUCH_TABLE,):
             return None
         raise
-    return sha256(_COUNTER.sub("", row[1]).encode()).hexdigest()
+    return digest_of(row[1])
 
 
 def _chunks(schemas: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,0 +1,142 @@
+"""Several statements in one packet, on MySQL and MariaDB.
+
+The server stops at the first statement that fails, as a client does that sends
+one after another.  Unlike statements that are sent without waiting for the
+results of those before them, a statement is not executed if one before it has
+failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from collections.abc import Sequence
+from hashlib import sha256
+from struct import pack
+from typing import Any
+
+from pymysql.constants.COMMAND import COM_SET_OPTION
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.dialects.base import Batch
+from sqla_shard.dialects.base import Statement
+
+__all__ = ["NO_SUCH_TABLE", "MySQLBatch", "digest_of", "lock_name"]
+
+# MySQL 8 refuses longer names of locks.
+_LOCK_NAME = 64
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+#: Key of ``Connection.info``: whether several statements are allowed.
+_ALLOWED = "sqla_shard.several_statements"
+NO_SUCH_TABLE = 1146
+_NAMES = (
+    "SELECT table_name FROM information_schema.tables "
+    "WHERE table_schema = DATABASE()"
+)
+
+
+class MySQLBatch(Batch):
+    """Sends texts with semicolons, over PyMySQL."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(
+        self, statements: Sequence[Statement]
+    ) -> Generator[tuple[int, Sequence[Any]]]:
+        """Join the statements with semicolons, and read result by result."""
+        self._allow(True)
+        dialect = self._connection.dialect
+        errors = dialect.loaded_dbapi.Error
+        cursor: Any = self._connection.connection.cursor()
+        done = 0
+        try:
+            # A statement may end with a comment that extends to its line.
+            text = "\n;".join(
+                cursor.mogrify(statement, parameters)
+                for statement, parameters in statements
+            )
+            cursor.execute(text)
+            while True:
+                yield cursor.rowcount, cursor.fetchall()
+                done += 1
+                if not cursor.nextset():
+                    return
+        except errors as error:
+            statement, parameters = statements[done]
+            raise DBAPIError.instance(
+                statement, parameters, error, errors, dialect=dialect
+            ) from error
+        finally:
+            cursor.close()
+
+    def end(self) -> None:
+        """Allow one statement only: revisions must not depend on more."""
+        if self._connection.info.get(_ALLOWED):
+            self._allow(False)
+
+    def _allow(self, several: bool) -> None:
+        info = self._connection.info
+        if info.get(_ALLOWED, False) == several:
+            return
+        dialect = self._connection.dialect
+        errors = dialect.loaded_dbapi.Error
+        raw: Any = self._connection.connection.dbapi_connection
+        try:
+            # MYSQL_OPTION_MULTI_STATEMENTS_ON and _OFF.
+            raw._execute_command(COM_SET_OPTION, pack("<H", not several))
+            raw._read_packet()
+        except errors as error:
+            raise DBAPIError.instance(
+                None, None, error, errors, dialect=dialect
+            ) from error
+        info[_ALLOWED] = several
+
+    def enter(self, schema: str, seconds: float) -> list[Statement]:
+        """Send ``USE``, and take the lock with ``GET_LOCK``."""
+        dialect = self._connection.dialect
+        quoted = dialect.identifier_preparer.quote(schema)
+        # Otherwise inspect() and has_table() would read the previous database.
+        dialect.default_schema_name = schema
+        return [
+            (f"USE {quoted}", ()),
+            ("SELECT GET_LOCK(%s, %s)", (lock_name(schema), seconds)),
+        ]
+
+    def leave(self, schema: str) -> list[Statement]:
+        """Commit before another runner can acquire the lock."""
+        return [
+            ("COMMIT", ()),
+            ("DO RELEASE_LOCK(%s)", (lock_name(schema),)),
+        ]
+
+    def names(self) -> Statement:
+        """Read only the names, which opens no table."""
+        return _NAMES, ()
+
+    def definition(self, table: str) -> Statement:
+        """Read ``SHOW CREATE TABLE``."""
+        return f"SHOW CREATE TABLE {table}", ()
+
+    def is_absent(self, error: DBAPIError) -> bool:
+        """Read the number of the error."""
+        orig = error.orig
+        return orig is not None and orig.args[:1] == (NO_SUCH_TABLE,)
+
+    def digest(self, rows: Sequence[Any]) -> str:
+        """Hash ``SHOW CREATE TABLE``, without the counter."""
+        return digest_of(rows[0][1])
+
+
+def lock_name(schema: str) -> str:
+    """Return the name of the lock of a database."""
+    name = f"sqla_shard.{schema}"
+    if len(name) <= _LOCK_NAME:
+        return name
+    return f"sqla_shard.{sha256(schema.encode()).hexdigest()[:48]}"
+
+
+def digest_of(definition: str) -> str:
+    """Return a digest of ``SHOW CREATE TABLE``, without the counter."""
+    return sha256(_COUNTER.sub("", definition).encode()).hexdigest()

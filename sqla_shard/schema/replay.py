@@ -1,0 +1,249 @@
+"""Replay of static revisions on a shard, in few round trips.
+
+On its first shard a process runs a command through alembic.  If all revisions
+are static, everything that was sent becomes a :class:`Plan`.  On shards that
+are at the same revisions the plan is sent in packets of several statements:
+
+1. the lock, the open entries of the ledger, the revisions, and the definition
+   of the first table;
+2. the entry of a statement and the statement itself; with the last one, the
+   new version, and the end of the entries;
+3. COMMIT and the release of the lock.
+
+The server executes the same statements, in the same order, as without a plan,
+and stops at the first that fails.  The definition of a table that exists is
+read between two packets, so each ALTER TABLE is in a packet of its own.
+
+If the first packet finds a shard in another state, alembic runs there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.dialects.base import Batch
+from sqla_shard.dialects.base import Statement
+from sqla_shard.exc import SchemaError
+from sqla_shard.outbox.tables import LEDGER
+from sqla_shard.schema import ledger
+from sqla_shard.schema.effects import read
+from sqla_shard.schema.effects import StatementProperties
+from sqla_shard.schema.journal import Journal
+from sqla_shard.schema.versions import Version
+
+__all__ = ["NotAsPlannedError", "Plan", "PlannedStep", "Replay"]
+
+_OPEN = f"SELECT 1 FROM {LEDGER.name} WHERE is_open LIMIT 1"  # noqa: S608 - a constant
+
+_After = Callable[[int, Sequence[Any]], None]
+
+
+class NotAsPlannedError(Exception):
+    """Raised before anything is changed, if a shard is in another state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """What a static revision sends to every shard.
+
+    :ivar statements: the statements of the revision.
+    :ivar versions: those of alembic that record its revision.
+    :ivar title: its name in the report.
+    """
+
+    direction: str
+    revision: str
+    statements: tuple[str, ...]
+    versions: tuple[str, ...]
+    title: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each of its statements names one table."""
+        return all(len(read(one).tables) == 1 for one in self.statements)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a command sends to every shard that is at the same revisions.
+
+    :ivar first: the statements that create alembic's table, if it is new.
+    """
+
+    first: tuple[str, ...]
+    steps: tuple[PlannedStep, ...]
+
+    @property
+    def statements(self) -> list[str]:
+        """The statements of all revisions."""
+        return [one for step in self.steps for one in step.statements]
+
+
+class Replay:
+    """Sends a plan to one shard.
+
+    :param applied: called with each revision whose version was written.
+    :ivar is_positioned: whether the shard was found as planned.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        connection: Connection,
+        batch: Batch,
+        journal: Journal,
+        applied: Callable[[PlannedStep], None],
+    ) -> None:
+        self._plan = plan
+        self._connection = connection
+        self._batch = batch
+        self._journal = journal
+        self._applied = applied
+        self._names: set[str] = set()
+        self._trip: list[tuple[Statement, _After | None]] = []
+        self.is_positioned = False
+
+    def run(self, version: Version, version_table: str) -> None:
+        """Send the plan.
+
+        :param version_table: the name of alembic's table.
+        :raises NotAsPlannedError: if alembic has to run instead.
+        :raises Interrupted: if the run has to stop.
+        """
+        self._journal.start([])
+        self._position(version, version_table)
+        for step in self._plan.steps:
+            self._send(step)
+            self._applied(step)
+        for statement in self._batch.leave(version.shard.database):
+            self._add(statement)
+        self._flush()
+
+    def _position(self, version: Version, version_table: str) -> None:
+        shard = version.shard
+        use, lock = self._batch.enter(shard.schema, 0)
+        self._add(use)
+        self._add(lock, self._check_lock)
+        if version.internal is None:
+            self._flush()
+            ledger.upgrade_own_tables(self._connection, None, self._batch)
+        self._add((_OPEN, ()), self._check_open)
+        heads = version.heads
+        if heads:
+            quote = self._connection.dialect.identifier_preparer.quote
+            query = f"SELECT version_num FROM {quote(version_table)}"  # noqa: S608 - quoted
+            self._add((query, ()), partial(self._check_heads, heads))
+        statements = [read(one) for one in self._plan.statements]
+        if not heads or any(one.creates_table for one in statements):
+            absent = None if heads else version_table
+            self._add(self._batch.names(), partial(self._check_names, absent))
+        last, check = self._trip.pop()
+        self._add(last, partial(self._found, check))
+        if not statements or statements[0].creates_table or not heads:
+            self._flush()
+        # Otherwise the definition of the first table is read with these.
+        for statement in self._plan.first:
+            self._add((statement, ()))
+
+    def _check_lock(self, count: int, rows: Sequence[Any]) -> None:
+        if rows[0][0] != 1:
+            raise NotAsPlannedError
+
+    def _check_open(self, count: int, rows: Sequence[Any]) -> None:
+        if rows:
+            raise NotAsPlannedError
+
+    def _check_heads(
+        self, heads: tuple[str, ...], count: int, rows: Sequence[Any]
+    ) -> None:
+        if tuple(sorted(row[0] for row in rows)) != heads:
+            raise NotAsPlannedError
+
+    def _check_names(
+        self, absent: str | None, count: int, rows: Sequence[Any]
+    ) -> None:
+        self._names = {row[0] for row in rows}
+        if absent in self._names:
+            raise NotAsPlannedError
+
+    def _found(
+        self, check: _After | None, count: int, rows: Sequence[Any]
+    ) -> None:
+        if check is not None:
+            check(count, rows)
+        self.is_positioned = True
+
+    def _send(self, step: PlannedStep) -> None:
+        """Send a revision, its entries and its version, without COMMIT."""
+        journal = self._journal
+        journal.begin(step.direction, step.revision)
+        journal.mute()
+        for statement in step.statements:
+            properties = read(statement)
+            before = self._before(properties)
+            number = journal.next_entry(statement, properties)
+            self._add(
+                journal.entry(number, statement, json.dumps(before)),
+                partial(self._started, number),
+            )
+            self._add((statement, ()), self._ended)
+        for statement in step.versions:
+            self._add((statement, ()), self._check_version)
+        if step.statements:
+            self._add(journal.closing())
+        self._flush()
+
+    def _before(self, properties: StatementProperties) -> dict[str, Any]:
+        """Return the definition of the table before a statement."""
+        (table,) = properties.tables
+        name = table.strip("`")
+        is_local = properties.creates_table and "." not in name
+        if is_local and name not in self._names:
+            self._names.add(name)
+            return {table: None}
+        found: dict[str, Any] = {table: None}
+        query = self._batch.definition(table)
+
+        def after(count: int, rows: Sequence[Any]) -> None:
+            found[table] = self._batch.digest(rows)
+
+        self._add(query, after)
+        try:
+            self._flush()
+        except DBAPIError as error:
+            if error.statement != query[0] or not self._batch.is_absent(error):
+                raise
+        return found
+
+    def _started(self, number: int, count: int, rows: Sequence[Any]) -> None:
+        self._journal.started(number)
+
+    def _ended(self, count: int, rows: Sequence[Any]) -> None:
+        self._journal.ended()
+
+    def _check_version(self, count: int, rows: Sequence[Any]) -> None:
+        if count != 1:
+            raise SchemaError(
+                f"alembic's table was changed during the {self._journal.step}:"
+                f" {count} row(s) have the revision that it had before. "
+                "Correct the table and repeat the command"
+            )
+
+    def _add(self, statement: Statement, after: _After | None = None) -> None:
+        self._trip.append((statement, after))
+
+    def _flush(self) -> None:
+        trip, self._trip = self._trip, []
+        with closing(self._batch.send([one for one, _ in trip])) as results:
+            for (_, after), (count, rows) in zip(trip, results, strict=True):
+                if after is not None:
+                    after(count, rows)
