@@ -19,6 +19,7 @@ from tests.benchmarks import lists
 from tests.benchmarks import lookups
 from tests.benchmarks import operations
 from tests.benchmarks import reading
+from tests.benchmarks import scale
 from tests.benchmarks import scatter
 from tests.benchmarks import schema
 from tests.benchmarks import sessions
@@ -30,6 +31,7 @@ PARTS = {
     "sessions": sessions.run,
     "topology": topology.run,
     "reading": reading.run,
+    "scale": scale.run,
     "scatter": scatter.run,
     "lists": lists.run,
     "lookups": lookups.run,
