@@ -15,7 +15,6 @@ from hashlib import sha256
 from struct import pack
 from typing import Any
 
-from pymysql.constants.COMMAND import COM_SET_OPTION
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -30,6 +29,8 @@ _COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 #: Key of ``Connection.info``: whether several statements are allowed.
 _ALLOWED = "sqla_shard.several_statements"
 NO_SUCH_TABLE = 1146
+#: The command of the protocol that allows several statements, or one.
+_COM_SET_OPTION = 0x1B
 _NAMES = (
     "SELECT table_name FROM information_schema.tables "
     "WHERE table_schema = DATABASE()"
@@ -85,7 +86,7 @@ class MySQLBatch(Batch):
         raw: Any = self._connection.connection.dbapi_connection
         try:
             # MYSQL_OPTION_MULTI_STATEMENTS_ON and _OFF.
-            raw._execute_command(COM_SET_OPTION, pack("<H", not several))
+            raw._execute_command(_COM_SET_OPTION, pack("<H", not several))
             raw._read_packet()
         except errors as error:
             raise DBAPIError.instance(
