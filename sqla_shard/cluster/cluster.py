@@ -118,8 +118,8 @@ class Cluster(FromSources, EventTarget):
     :param environ: values of the placeholders in URLs; by default the
         environment variables.
     :param threads: maximum number of threads that wait for servers, in
-        addition to the threads of the sessions: a statement for several
-        servers uses one for each server but the first.
+        addition to the threads of the sessions: one for each server but the
+        first, for what is not polled.
     :param polling: whether the thread of the session sends to all servers
         and polls their sockets, where the driver can do so, such as PyMySQL;
         otherwise threads wait.
