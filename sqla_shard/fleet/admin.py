@@ -7,6 +7,7 @@ the session had set (a lock, a timeout) is silently gone in a later statement.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from sqlalchemy.pool import NullPool
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import original
+from sqla_shard.exc.base import shortened_list
 
 __all__ = ["SYSTEM", "Admin", "marked", "quoted"]
 
@@ -34,6 +36,14 @@ SYSTEM = frozenset(
 #: servers.  A process that takes the operation over kills the holder, so
 #: that one which was asleep cannot send another statement.
 _LOCK = "sqla_shard.fleet"
+#: Prefix of the lock of each further session of that operation, before its id.
+_PART = f"{_LOCK}."
+_PARTS = (
+    "SELECT id FROM information_schema.processlist"
+    " WHERE IS_USED_LOCK(CONCAT(%s, id)) = id"
+)
+#: Seconds until sessions that were killed have ended.
+_KILLED = 10.0
 _NO_SUCH_THREAD = 1094
 _GONE = 2006
 
@@ -64,6 +74,8 @@ class Admin:
             {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"},
             timeout=timeout,
         )
+        #: Id of this session, if it has claimed the server.
+        self._claimed: int | None = None
         self._connection: Connection
         with self._translated():
             self._connection = self._engine.connect()
@@ -87,8 +99,22 @@ class Admin:
         self._engine.dispose()
 
     def another(self, *, timeout: float = 10.0) -> Admin:
-        """Open another session on this server."""
-        return Admin(self._url, name=self.name, timeout=timeout)
+        """Open another session on this server.
+
+        If this session has claimed the server, a process that takes over ends
+        the other one, too.
+
+        :raises FleetServerError: if the server cannot be connected to, or
+            another process has taken over.
+        """
+        session = Admin(self._url, name=self.name, timeout=timeout)
+        if self._claimed is not None:
+            try:
+                session._join(self._claimed)
+            except BaseException:
+                session.close()
+                raise
+        return session
 
     @property
     def address(self) -> str:
@@ -223,19 +249,51 @@ class Admin:
     def claim(self) -> None:
         """Take the lock of operations on this server from any other process.
 
-        The session that has it is killed.  Call this only while holding the
-        lock of the fleet: then that session belongs to a process which has
-        lost it.
+        The session that has it is killed, with those that :meth:`another` has
+        opened from it.  Call this only while holding the lock of the fleet:
+        then they belong to a process which has lost it.
 
-        :raises FleetServerError: if the lock cannot be acquired in 10 s.
+        :raises FleetServerError: if the lock cannot be acquired in 10 s, or
+            they do not end.
         """
         for seconds in (0, 5, 5):
             if self.value("SELECT GET_LOCK(%s, %s)", _LOCK, seconds) == 1:
+                self._claimed = self.value("SELECT CONNECTION_ID()")
+                self._end_parts()
                 return
             holder = self.value("SELECT IS_USED_LOCK(%s)", _LOCK)
             if holder is not None:
                 self.kill(holder)
         raise self.error(f"the lock {_LOCK!r} is not released by its session")
+
+    def _join(self, owner: int) -> None:
+        """Become a session of the operation whose session has the lock.
+
+        The lock first: a process that takes over after the look ends it.
+        """
+        self.run("DO GET_LOCK(CONCAT(%s, CONNECTION_ID()), 0)", _PART)
+        # It is free if the server was restarted by the operation.
+        if self.value("SELECT IS_USED_LOCK(%s)", _LOCK) not in (None, owner):
+            raise FleetServerError(
+                server=str(self),
+                number=_GONE,
+                reason="another process has taken the operation over",
+            )
+
+    def _end_parts(self) -> None:
+        """End the further sessions of an operation that was taken over."""
+        deadline = time.monotonic() + _KILLED
+        while found := [number for (number,) in self.rows(_PARTS, _PART)]:
+            if time.monotonic() > deadline:
+                raise FleetServerError(
+                    server=str(self),
+                    number=0,
+                    reason=f"sessions {shortened_list(found, 5)} of an "
+                    f"earlier operation do not end in {_KILLED:g} s",
+                )
+            for number in found:
+                self.kill(number)
+            time.sleep(0.01)
 
     def kill(self, session_id: int) -> None:
         """End a session, if it still exists."""

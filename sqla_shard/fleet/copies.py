@@ -166,6 +166,8 @@ class Copy:
     :param account: account of the operator, for the way ``"clone"``.
     :param workers: number of sessions on each server.
     :param progress: is called about once a second, in any thread.
+    :param check: is called before the position is set, and raises an error
+        if another process has taken over.
     """
 
     def __init__(
@@ -180,6 +182,7 @@ class Copy:
         account: Account | None = None,
         workers: int = 4,
         progress: Callable[[CopyEvent], object] | None = None,
+        check: Callable[[], object] = str,
     ) -> None:
         self._source = source
         self._target = target
@@ -190,6 +193,7 @@ class Copy:
         self._account = account
         self._workers = workers
         self._progress = progress
+        self._check = check
 
     def check(self) -> list[Problem]:
         """Return everything that speaks against it; changes nothing."""
@@ -237,6 +241,8 @@ class Copy:
         if state is None or position is None or state.owner != self._owner:
             self._empty()
             position = rows.run() if self._way == "rows" else self._replace()
+            # A command restarts the server, which ends the claim on it.
+            self._check()
             with self._target.another() as target:
                 replication_of(target).adopt(position, rows.history)
             # Not before: a copy that is complete has its history.

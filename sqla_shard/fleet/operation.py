@@ -211,6 +211,9 @@ class Operation(ABC):
             admin = self.fleet.admin(url, name=name)
             self._open.callback(admin.close)
             if self.hold is not None:
+                # One that has lost the lock must not end the sessions of the
+                # process that has it.
+                self.hold.check()
                 admin.claim()
                 # A later owner kills this session; an earlier loss of the
                 # lock is noticed here.

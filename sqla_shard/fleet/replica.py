@@ -536,6 +536,7 @@ class Replica(Operation):
             clear=self._action == "rebuild",
             account=self.fleet.accounts.operator,
             progress=lambda event: self.report(str(event)),
+            check=str if self.hold is None else self.hold.check,
         )
 
     @property

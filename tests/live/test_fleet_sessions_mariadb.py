@@ -46,6 +46,21 @@ def test_a_session_that_is_taken_over_sends_nothing_more(sessions):
     assert second.value("SELECT @@GLOBAL.read_only") == 0
 
 
+def test_further_sessions_are_taken_over_with_it(sessions):
+    first, second = sessions
+    with first.another() as part, second.another() as stranger:
+        second.claim()
+        with pytest.raises(FleetServerError) as caught:
+            part.run("SET GLOBAL read_only = 1")
+        assert caught.value.is_unanswered
+        assert stranger.value("SELECT @@GLOBAL.read_only") == 0
+    # Nor does it get others.
+    with pytest.raises(FleetServerError, match="taken the operation over"):
+        first.another()
+    with second.another() as part:
+        assert part.value("SELECT 1") == 1
+
+
 def test_claiming_again_is_no_takeover(sessions):
     first, _ = sessions
     first.claim()
@@ -63,8 +78,13 @@ def test_an_operation_that_has_lost_its_lock_gets_no_session(pairs, tmp_path):
         try:
             # Another operation may have had the servers since.
             (pairs.path.parent / "topology.json.fleet" / "lock").unlink()
-            with pytest.raises(FleetLockLostError):
-                toy.admin(pairs["server1"].primary.url, "primary")
+            url = pairs["server1"].primary.url
+            with fleet.admin(url, name="owner") as owner:
+                owner.claim()
+                with pytest.raises(FleetLockLostError):
+                    toy.admin(url, "primary")
+                # Nor does it end those of the process that has the lock.
+                assert owner.value("SELECT 1") == 1
         finally:
             toy.hold.release()
 
