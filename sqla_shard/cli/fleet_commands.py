@@ -26,7 +26,6 @@ from sqla_shard.cli.fleet_plans import plan_options
 from sqla_shard.cli.fleet_plans import print_result
 from sqla_shard.cli.fleet_plans import progress_of
 from sqla_shard.cli.fleet_plans import run_plan
-from sqla_shard.cli.fleet_plans import yes_option
 from sqla_shard.cli.fleet_replica import replica_group
 from sqla_shard.cli.fleet_replica import retire_command
 from sqla_shard.cli.fleet_split import move_command
@@ -123,32 +122,50 @@ def apply_command(
 
 
 @click.command("resume", epilog=examples("sqla-shard fleet resume"))
-@yes_option
-@json_option
+@plan_options
 @pass_settings
-def resume_command(settings: Settings, yes: bool, as_json: bool) -> None:
+def resume_command(
+    settings: Settings, plan_only: bool, yes: bool, as_json: bool
+) -> None:
     """Finish an operation whose process has died or failed."""
     fleet = fleet_of(settings)
-    _ask("the rest of", status(fleet), yes=yes)
+    found = status(fleet)
+    if plan_only:
+        _show_only(found, as_json, possible=found.is_interrupted)
+        return
+    _ask("the rest of", found, yes=yes)
     with interruptible():
         result = resume(fleet, progress=progress_of(as_json))
     print_result(result, as_json)
 
 
 @click.command("undo", epilog=examples("sqla-shard fleet undo"))
-@yes_option
-@json_option
+@plan_options
 @pass_settings
-def undo_command(settings: Settings, yes: bool, as_json: bool) -> None:
+def undo_command(
+    settings: Settings, plan_only: bool, yes: bool, as_json: bool
+) -> None:
     """Undo an operation whose process has died or failed.
 
     It is refused after the operation has published its topology.
     """
     fleet = fleet_of(settings)
-    _ask("the undoing of", status(fleet), yes=yes)
+    found = status(fleet)
+    if plan_only:
+        possible = found.is_interrupted and not found.is_published
+        _show_only(found, as_json, possible=possible)
+        return
+    _ask("the undoing of", found, yes=yes)
     with interruptible():
         result = undo(fleet, progress=progress_of(as_json))
     print_result(result, as_json)
+
+
+def _show_only(found: FleetStatus, as_json: bool, *, possible: bool) -> None:
+    """Show the pending operation; exit with 1 if the command is refused."""
+    print_report(found, as_json)
+    if not possible:
+        sys.exit(FAILED)
 
 
 def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:

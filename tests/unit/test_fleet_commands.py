@@ -110,12 +110,27 @@ def test_it_is_resumed(run, monkeypatch):
     assert "finished" in run("history").output
 
 
+@pytest.mark.usefixtures("interrupted")
+def test_a_dry_run_shows_what_is_pending(run):
+    status = run("status", "--json").output
+    # It is published.
+    for name, code in (("resume", 0), ("undo", FAILED)):
+        done = run(name, "--dry-run", "--json")
+        assert (done.exit_code, done.output) == (code, status)
+
+
+def test_a_dry_run_without_an_operation_is_refused(run):
+    assert run("resume", "--dry-run").exit_code == FAILED
+
+
 def test_an_interrupted_undo_goes_on(run, fleet, tmp_path):
     (tmp_path / "undo_fails").touch()
     with pytest.raises(OperationFailedError):
         apply(fleet, Toy.plan(fleet, tmp_path, fails="fence"))
     assert "run: sqla-shard fleet undo" in run("status").output
     assert run("undo", "--yes").exit_code == FAILED
+    assert run("undo", "--dry-run").exit_code == 0
+    assert run("resume", "--dry-run").exit_code == 0
     (tmp_path / "undo_fails").unlink()
     done = run("undo", "--yes", "--json")
     assert done.exit_code == 0
