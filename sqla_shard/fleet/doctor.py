@@ -36,11 +36,17 @@ from sqla_shard.fleet.findings import findings_of
 from sqla_shard.fleet.findings import SEVERITIES
 from sqla_shard.fleet.findings import Severity
 from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.former import writable_formers
 
 __all__ = ["CHECKS", "DoctorReport", "check_names", "diagnose", "examine"]
 
 CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
 """The modules of the checks; the worst findings come from the first."""
+
+#: Operations of the journal in which former primaries are looked for, and
+#: seconds to wait for each of them.
+_HISTORY = 100
+_FORMER = 3.0
 
 _MODULES = [module.__name__ for module in CHECKS]
 
@@ -106,7 +112,7 @@ def examine(
     """Read all servers of a fleet, and return what is wrong.
 
     :param others: URLs or ``host:port`` of servers outside of the topology
-        that are looked at, too, such as former ones.
+        that are looked at, too.  Former primaries that can be written are.
     :param environ: values of placeholders in the topology, such as
         ``os.environ``; they say which users are those of the application.
     :param timeout: seconds after which a server that has not responded is
@@ -116,8 +122,16 @@ def examine(
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
+    formers = writable_formers(
+        fleet, fleet.journal.history(_HISTORY), timeout=_FORMER
+    )
     return diagnose(
-        read_facts(fleet, others=others, environ=environ, timeout=timeout),
+        read_facts(
+            fleet,
+            others=dict.fromkeys([*others, *formers]),
+            environ=environ,
+            timeout=timeout,
+        ),
         ignored=ignored,
     )
 

@@ -39,6 +39,7 @@ from sqla_shard.exc import UndoRefusedError
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.former import CloseFormer
 from sqla_shard.fleet.journal import holder_name
 from sqla_shard.fleet.journal import JournalHold
 from sqla_shard.fleet.journal import Record
@@ -69,6 +70,7 @@ _PATIENCE = 30.0
 T = TypeVar("T")
 
 _CLASSES: tuple[type[Operation], ...] = (
+    CloseFormer,
     CloseStandby,
     DeadFailover,
     Failover,

@@ -15,7 +15,8 @@ says why:
 Without ZooKeeper nothing is done.  If the leader dies in a failover, the next
 one finishes it.  A primary that was restarted and is read-only is reported,
 not opened.  A standby that can be written, as its primary can, is closed, see
-:mod:`~sqla_shard.fleet.single_writer`.
+:mod:`~sqla_shard.fleet.single_writer`; so is a former primary that is back and
+can be written, see :mod:`~sqla_shard.fleet.former`.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.former import CloseFormer
+from sqla_shard.fleet.former import writable_formers
 from sqla_shard.fleet.loss import Acknowledgements
 from sqla_shard.fleet.loss import acknowledgements
 from sqla_shard.fleet.loss import NONE
 from sqla_shard.fleet.loss import receiving
+from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.operation import Progress
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.role_change import RoleChange
 from sqla_shard.fleet.runner import apply
 from sqla_shard.fleet.runner import resume
 from sqla_shard.fleet.single_writer import CloseStandby
@@ -75,6 +78,8 @@ _DURATION = re.compile(r"-?\d[\d.,]* s\b")
 _RETRY = 60.0
 #: Operations of the history to look at.
 _HISTORY = 100
+#: Seconds between two looks at former primaries, which often do not respond.
+_FORMER = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +186,9 @@ class Watcher:
         )
         self._views: dict[tuple[str, str, str | None], _View] = {}
         self._paged: set[str] = set()
+        #: When the former primaries are looked at again, and the last result.
+        self._next = 0.0
+        self._formers: list[str] = []
 
     def __enter__(self) -> Watcher:
         return self
@@ -234,6 +242,7 @@ class Watcher:
                 for view in views
                 for done in self._act(view, votes)
             ]
+            lines += self._close_formers()
         return WatchReport(
             is_leader=is_leader, lines=tuple(lines), troubles=tuple(problems)
         )
@@ -277,6 +286,38 @@ class Watcher:
         return (
             f"two servers could be written; {result}; it may have writes of "
             "its own: sqla-shard fleet doctor"
+        )
+
+    def _close_formers(self) -> list[str]:
+        """Return what was done about former primaries that are back."""
+        if time.monotonic() >= self._next:
+            found = writable_formers(
+                self.fleet,
+                self.fleet.journal.history(_HISTORY),
+                timeout=self.policy.patience,
+            )
+            self._formers = [self._close_former(one) for one in found]
+            self._next = time.monotonic() + _FORMER
+        return self._formers
+
+    def _close_former(self, address: str) -> str:
+        text = f"{address}, a former primary, can be written"
+        if self.policy.dry_run:
+            return f"{text}; dry run: nothing is closed"
+        reason = self._held_off(address, CloseFormer)
+        if reason is not None:
+            return f"{text}; nothing is closed: {reason}"
+        try:
+            plan = CloseFormer.planned(self.fleet, address)
+            result = apply(self.fleet, plan, progress=self._progress)
+        except TopologyUnavailableError:
+            raise
+        except ShardError as error:
+            return f"{text}; closing failed: {error}"
+        return (
+            f"{result}; it may have writes of its own: save its binary log, "
+            f"then rebuild it as a standby, or: sqla-shard fleet retire "
+            f"{address}"
         )
 
     def _decide(self, pair: Pair, sights: Sequence[Sight]) -> str:
@@ -323,7 +364,7 @@ class Watcher:
             )
         return None
 
-    def _held_off(self, primary: str, *kinds: type[RoleChange]) -> str | None:
+    def _held_off(self, primary: str, *kinds: type[Operation]) -> str | None:
         """Return why no operation on a pair may be tried yet.
 
         :param primary: address of its primary now.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -17,9 +20,11 @@ from sqla_shard.fleet import access_checks
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import capacity
 from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import Plan
 from sqla_shard.fleet.capacity import measure
 from sqla_shard.fleet.capacity import suggest
 from sqla_shard.fleet.doctor import examine
+from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import free_port
@@ -178,6 +183,40 @@ def test_a_former_server_that_takes_writes(doctor, pairs):
         after = doctor(others=[at])
         # Whether it will be closed after a restart is not known any more.
         assert after.ok, str(after)
+        # The journal names it, until it is retired.
+        with was_primary(pairs, at):
+            assert doctor().ok
+            run(server, OPEN)
+            (one,) = doctor().at_least("critical")
+            assert one.check == "writable-outside"
+            assert at in str(one)
+            end(pairs, "retire", {"target": at})
+            assert doctor().ok
+
+
+def end(pairs, kind, arguments):
+    """Write an operation that has ended into the journal."""
+    plan = Plan(kind=kind, title=kind, epoch=1, arguments=arguments)
+    record = Record(
+        id=f"{kind} {time.time_ns()}",
+        plan=plan.as_dict(),
+        token=1,
+        holder="it",
+        started=time.time(),
+    )
+    hold = pairs.fleet().journal.begin(record)
+    hold.write(replace(record, state="finished"))
+    hold.release()
+
+
+@contextmanager
+def was_primary(pairs, address):
+    """Have a server in the journal that was lost as a primary."""
+    end(pairs, "dead-failover", {"old": address, "server": "server1"})
+    try:
+        yield
+    finally:
+        shutil.rmtree(pairs.path.with_name(f"{pairs.path.name}.fleet"))
 
 
 # -- replication --------------------------------------------------------------

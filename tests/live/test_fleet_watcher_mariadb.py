@@ -199,6 +199,19 @@ def test_a_lost_primary_is_replaced(scene, policy, say):
         scene.primary.start()
         looks(watching, 2)
         assert not scene.can_write(scene.primary)
+        # One that was only unreachable comes back open.
+        with scene.primary.connect() as session:
+            scene.primary.root_execute("SET GLOBAL read_only = 0")
+            assert wait_until(
+                lambda: any(
+                    one.said("it may have writes of its own")
+                    for one in watching
+                ),
+                seconds=LONG,
+            )
+            assert not scene.can_write(scene.primary)
+            with pytest.raises(pymysql.err.MySQLError):
+                session.ping(reconnect=False)
     say(
         f"from kill to writes {seconds:.2f} s, of which "
         f"{policy.dead_after:g} s are the threshold"
