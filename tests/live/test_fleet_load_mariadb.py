@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
 
 import pymysql
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("kazoo")
 
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.fleet import apply
+from sqla_shard.fleet import resume
 from sqla_shard.fleet import runner
 from sqla_shard.fleet.backup import create_backups
 from sqla_shard.fleet.backup import Scope
@@ -418,7 +420,18 @@ def test_random_operations_lose_nothing(ensemble, seed, tmp_path, say):
 def without_fence(scene, load, monkeypatch):
     monkeypatch.setitem(runner.KINDS, "failover", Unfenced)
     old, _ = scene.roles("server1")
-    apply(scene.fleet, Failover.planned(scene.fleet, "server1"))
+    plan = Failover.planned(scene.fleet, "server1")
+    call = partial(apply, scene.fleet, plan)
+    for left in reversed(range(5)):
+        try:
+            call()
+        except OperationFailedError as error:
+            # Without the lock a statement can be in the way of read_only.
+            if not left or "1205" not in error.reason:
+                raise
+            call = partial(resume, scene.fleet)
+        else:
+            break
     # Later steps may have closed it.
     old.root_execute("SET GLOBAL read_only = 0")
     # Those who do not follow the topology go on where they were.
@@ -500,7 +513,8 @@ def after_a_timeout(scene, load, monkeypatch):
 def test_losses_are_found(new_scene, control, monkeypatch, say):
     with new_scene.writing() as load:
         control(new_scene, load, monkeypatch)
-        load.wait_for_acks(ACKS)
+        # A writer that looks for a row which is lost writes none.
+        load.wait_for_acks(10)
     found = new_scene.problems()
     say(f"{control.__name__}: {len(found)} found, such as {found[:1]}")
     assert any("and lost" in problem for problem in found)
