@@ -8,6 +8,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``retry``      retry policies: ``Linear``, ``Exponential``
 ``enqueue``    the shard, the options and the row of a new job
 ``placing``    a random shard for a job that is not about an object
+``unique_keys``  keys of jobs that have not finished
 ``tasks``      the decorator ``task``, and tasks by name
 ``claims``     the states of a job; claims, and what their holders may write
 ``survey``     which shards have due jobs: one statement for a server

@@ -27,7 +27,6 @@ from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
 from sqlalchemy import Boolean
 from sqlalchemy import case
-from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import update
 
@@ -35,6 +34,8 @@ from sqla_shard.dialects.sql import Moment
 from sqla_shard.dialects.sql import SkipLocked
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobClaimLostError
+from sqla_shard.jobs.unique_keys import duplicates_of
+from sqla_shard.jobs.unique_keys import free_key
 from sqla_shard.outbox.apply import microseconds
 from sqla_shard.outbox.apply import place_at
 from sqla_shard.outbox.tables import JOB_INDEX
@@ -93,6 +94,8 @@ class ClaimedJob:
     :ivar checkpoint: the last value of :func:`checkpoint`; None if none.
     :ivar attempt: number of this attempt, from 1.
     :ivar max_attempts: maximum number of attempts.
+    :ivar unique_key: its unique key; None if it has none.
+    :ivar duplicates: how often the key was enqueued again before the claim.
     """
 
     keyspace: str
@@ -106,6 +109,8 @@ class ClaimedJob:
     checkpoint: Any = field(repr=False)
     attempt: int
     max_attempts: int
+    unique_key: bytes | None = None
+    duplicates: int = 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -169,13 +174,13 @@ _BATCH = locked_batch(
     _job.checkpoint,
     _job.attempts,
     _job.max_attempts,
+    _job.unique_key,
 )
 _CLAIM = _update(_job.id.in_(_ids), _job.state == PENDING).values(
     state=RUNNING,
     token=bindparam("the_token"),
     due_at=Moment(_later),
     attempts=_job.attempts + 1,
-    duplicates=0,
 )
 _MINE = select(_job.id).where(
     _job.id.in_(_ids),
@@ -225,6 +230,7 @@ def claim(
         values["state"] = RUNNING
         mine = set(session.execute(_MINE, values, bind_arguments=at).scalars())
         rows = [row for row in rows if row.id in mine]
+    duplicates = duplicates_of(session, at, rows)
     return [
         ClaimedJob(
             keyspace=place.keyspace,
@@ -240,6 +246,8 @@ def claim(
             ),
             attempt=row.attempts + 1,
             max_attempts=row.max_attempts,
+            unique_key=row.unique_key,
+            duplicates=duplicates.get(row.id, 0),
         )
         for row in rows
     ]
@@ -250,26 +258,12 @@ _held = and_(
     _job.state == RUNNING,
     _job.due_at > Moment(),
 )
-# A job that was enqueued again while it ran is run again.
-_is_last = _job.duplicates == 0
-
-
-def _released(ends: Any) -> Any:
-    """Return the new ``key_release``, if the job ends.
-
-    That of a job without a key must not change: its new entry in the index of
-    keys would wait for a transaction that has enqueued the next key.
-    """
-    return case((and_(ends, _job.unique_key.is_not(None)), _job.id), else_=0)
-
-
 _ACKNOWLEDGE = _update(_job.id.in_(_ids), _held).values(
-    state=case((_is_last, DONE), else_=PENDING),
-    due_at=Moment(),
-    attempts=case((_is_last, _job.attempts), else_=0),
-    token=case((_is_last, _job.token), else_=None),
-    key_release=_released(_is_last),
-    error=None,
+    state=DONE, due_at=Moment(), error=None
+)
+# A job that was enqueued again while it ran is run again.
+_AGAIN = _update(_job.id.in_(_ids), _held).values(
+    state=PENDING, due_at=Moment(), attempts=0, token=None, error=None
 )
 
 
@@ -283,50 +277,82 @@ def acknowledge(session: ShardSession, jobs: Sequence[ClaimedJob]) -> None:
     :raises JobClaimLostError: if claims are lost; the jobs that are not in
         the error are acknowledged.
     """
-    lost = []
+    lost: list[ClaimedJob] = []
     for token, its in _by_token(jobs):
-        values: dict[str, Any] = {
-            "ids": sorted(job.local_id for job in its),
-            "the_token": token,
-        }
         at = {"place": place_at(session, its[0].address)}
-        result: Any = session.execute(_ACKNOWLEDGE, values, bind_arguments=at)
-        if result.rowcount == len(its):
-            continue
-        values["state"] = DONE
-        done = set(session.execute(_MINE, values, bind_arguments=at).scalars())
-        lost += [job for job in its if job.local_id not in done]
+        again = {
+            job.local_id
+            for job in _locked(session, at, token, its)
+            if not free_key(session, at, job)
+        }
+        last = [job for job in its if job.local_id not in again]
+        lost += _end(session, at, token, last, _ACKNOWLEDGE)
+        repeated = [job for job in its if job.local_id in again]
+        lost += _end(session, at, token, repeated, _AGAIN)
     if lost:
         raise JobClaimLostError(jobs=tuple(map(str, lost)))
 
 
-def reopened(is_final: Any, pause: Any) -> dict[Any, Any]:
-    """Return what an attempt without success sets, in order.
+_LOCK = select(_job.id).where(_job.id.in_(_ids), _held).with_for_update()
 
-    :param is_final: SQL: whether there is no other attempt.
+
+def _locked(
+    session: ShardSession,
+    at: dict[str, Any],
+    token: bytes,
+    jobs: Iterable[ClaimedJob],
+) -> list[ClaimedJob]:
+    """Lock the jobs with a unique key; return those whose claims are valid.
+
+    The key of any other belongs to its next holder.
+    """
+    keyed = {job.local_id: job for job in jobs if job.unique_key is not None}
+    if not keyed:
+        return []
+    values = {"ids": sorted(keyed), "the_token": token}
+    found = session.execute(_LOCK, values, bind_arguments=at).scalars()
+    return [keyed[number] for number in sorted(found)]
+
+
+def _end(
+    session: ShardSession,
+    at: dict[str, Any],
+    token: bytes,
+    jobs: Sequence[ClaimedJob],
+    statement: Any,
+) -> list[ClaimedJob]:
+    """Update jobs that have succeeded; return those whose claims are lost."""
+    if not jobs:
+        return []
+    values: dict[str, Any] = {
+        "ids": sorted(job.local_id for job in jobs),
+        "the_token": token,
+    }
+    result: Any = session.execute(statement, values, bind_arguments=at)
+    if result.rowcount == len(jobs):
+        return []
+    values["state"] = DONE
+    done = set(session.execute(_MINE, values, bind_arguments=at).scalars())
+    return [job for job in jobs if job.local_id not in done]
+
+
+def reopened(pause: Any) -> dict[Any, Any]:
+    """Return what an attempt without success sets.
+
     :param pause: the time of the next one, in SQL.
     """
-    ends = and_(is_final, _is_last)
-    # MySQL and MariaDB read columns that were set before with their new
-    # values: attempts is the last one.
+    ends = bindparam("ends", type_=Boolean(create_constraint=False))
     return {
         _job.state: case((ends, FAILED), else_=PENDING),
         _job.due_at: case((ends, Moment()), else_=pause),
         _job.token: case((ends, _job.token), else_=None),
-        _job.key_release: _released(ends),
         _job.error: bindparam("the_error"),
-        _job.attempts: case((is_final & ~ends, 0), else_=_job.attempts),
+        _job.attempts: bindparam("the_attempts"),
     }
 
 
 _one = _job.id == bindparam("the_id")
-_is_final = or_(
-    _job.attempts >= _job.max_attempts,
-    bindparam("is_final", type_=Boolean(create_constraint=False)),
-)
-_FAIL = _update(_one, _held).ordered_values(
-    *reopened(_is_final, Moment(_later)).items()
-)
+_FAIL = _update(_one, _held).values(reopened(Moment(_later)))
 
 
 def fail(
@@ -346,13 +372,21 @@ def fail(
     :param is_final: whether the job is not to be tried again.
     :raises JobClaimLostError: if the claim is lost.
     """
+    at = {"place": place_at(session, job.address)}
+    ends = is_final or job.attempt >= job.max_attempts
+    attempts = job.attempt
+    if ends and _locked(session, at, job.token, [job]):
+        ends = free_key(session, at, job)
+        # The one who has enqueued it again gets all attempts.
+        attempts = attempts if ends else 0
     _fenced(
         session,
         job,
         _FAIL,
         the_error=error,
+        the_attempts=attempts,
         later=microseconds(delay),
-        is_final=is_final,
+        ends=ends,
     )
 
 

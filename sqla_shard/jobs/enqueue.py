@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
+from sqlalchemy import delete
 from sqlalchemy import insert
 from sqlalchemy import select
 
@@ -31,6 +32,7 @@ from sqla_shard.exc import JobOptionError
 from sqla_shard.ids import unpack
 from sqla_shard.jobs.claims import PENDING
 from sqla_shard.outbox.apply import microseconds
+from sqla_shard.outbox.tables import JOB_KEYS
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.outbox.tables import LONGEST_QUEUE
 from sqla_shard.outbox.tables import LONGEST_UNIQUE_KEY
@@ -225,32 +227,29 @@ _DUE = {
     "later": Moment(bindparam("later", type_=BigInteger())),
     "at": bindparam("at", type_=JOBS.c.due_at.type),
 }
-_NEW: Mapping[str, Any] = {
-    "state": PENDING,
-    "attempts": 0,
-    "key_release": 0,
-    "duplicates": 0,
-}
+_NEW: Mapping[str, Any] = {"state": PENDING, "attempts": 0}
 
 
 @cache
-def _statement(due: str, *, unique: bool) -> Any:
+def _statement(due: str) -> Any:
     """Return the INSERT of one job.
 
     :param due: how its time is given: a key of ``_DUE``.
     """
-    values: dict[str, Any] = {
-        name: bindparam(name) for name in (*_COLUMNS, "max_attempts")
-    }
-    if unique:
-        values["unique_key"] = bindparam("unique_key")
-    made = InsertCounting(JOBS) if unique else insert(JOBS)
-    return made.values(**values, **_NEW, due_at=_DUE[due], created_at=Moment())
+    names = (*_COLUMNS, "max_attempts", "unique_key")
+    values: dict[str, Any] = {name: bindparam(name) for name in names}
+    return insert(JOBS).values(
+        **values, **_NEW, due_at=_DUE[due], created_at=Moment()
+    )
 
 
-_FIND = select(JOBS.c.id, JOBS.c.duplicates).where(
-    JOBS.c.unique_key == bindparam("unique_key"), JOBS.c.key_release == 0
+_TAKE_KEY = InsertCounting(JOB_KEYS).values(
+    unique_key=bindparam("the_key"), job_id=bindparam("the_id"), duplicates=0
 )
+_HOLDER = select(JOB_KEYS.c.job_id).where(
+    JOB_KEYS.c.unique_key == bindparam("the_key")
+)
+_DELETE = delete(JOBS).where(JOBS.c.id == bindparam("the_id"))
 
 
 def insert_job(
@@ -266,7 +265,7 @@ def insert_job(
     :raises JobOptionError: if the session is in autocommit mode.
     """
     key = options.key
-    row = {**_row(place, task, arguments, options)}
+    row = {**_row(place, task, arguments, options), "unique_key": key}
     due = "now"
     after = options.run_after
     if isinstance(after, datetime):
@@ -274,19 +273,20 @@ def insert_job(
         row["at"] = after.astimezone(timezone.utc).replace(tzinfo=None)
     elif after:
         due, row["later"] = "later", microseconds(seconds_of(after))
-    if key is not None:
-        row["unique_key"] = key
     at = {"place": place}
     _refuse_autocommit(session, place)
-    result: Any = session.execute(
-        _statement(due, unique=key is not None), row, bind_arguments=at
-    )
+    result: Any = session.execute(_statement(due), row, bind_arguments=at)
+    local_id: int = result.inserted_primary_key[0]
     if key is None:
-        return _address(place, result.inserted_primary_key[0])
-    local_id, duplicates = session.execute(
-        _FIND, {"unique_key": key}, bind_arguments=at
-    ).one()
-    return _address(place, local_id, is_new=duplicates == 0)
+        return _address(place, local_id)
+    values: dict[str, Any] = {"the_key": key, "the_id": local_id}
+    session.execute(_TAKE_KEY, values, bind_arguments=at)
+    holder: int = session.execute(
+        _HOLDER, {"the_key": key}, bind_arguments=at
+    ).scalar_one()
+    if holder != local_id:
+        session.execute(_DELETE, {"the_id": local_id}, bind_arguments=at)
+    return _address(place, holder, is_new=holder == local_id)
 
 
 def insert_jobs(

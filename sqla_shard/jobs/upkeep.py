@@ -29,7 +29,9 @@ from sqla_shard.jobs.claims import RUNNING
 from sqla_shard.jobs.survey import Ages
 from sqla_shard.jobs.survey import due_rows
 from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.jobs.unique_keys import free_key
 from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.tables import JOB_KEYS
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 
@@ -139,16 +141,21 @@ def _change(
             place.backend.unlock(connection, name)
 
 
-_DUE = locked_batch(JOBS.c.id)
-_ids = JOBS.c.id.in_(bindparam("ids", expanding=True))
+_job = JOBS.c
+_DUE = locked_batch(_job.id, _job.unique_key, _job.attempts, _job.max_attempts)
 _RECOVER = (
     update(JOBS)
-    .where(_ids, JOBS.c.state == RUNNING, JOBS.c.due_at <= Moment())
-    .ordered_values(
-        *reopened(JOBS.c.attempts >= JOBS.c.max_attempts, Moment()).items()
+    .where(
+        _job.id == bindparam("the_id"),
+        _job.state == RUNNING,
+        _job.due_at <= Moment(),
     )
+    .values(reopened(Moment()))
 )
-_DELETE = delete(JOBS).where(_ids, JOBS.c.state == bindparam("state"))
+_DELETE = delete(JOBS).where(
+    _job.id.in_(bindparam("ids", expanding=True)),
+    _job.state == bindparam("state"),
+)
 _LOST = "its claim has expired: the worker was killed, or has hung"
 
 
@@ -163,16 +170,56 @@ def _change_locked(
         "batch": _BATCH,
         "since": age // timedelta(microseconds=-1),
     }
-    ids = list(session.execute(_DUE, what, bind_arguments=at).scalars())
-    if not ids:
-        return 0
-    values: dict[str, Any] = {"ids": sorted(ids)}
+    rows = session.execute(_DUE, what, bind_arguments=at).all()
     if group.state is JobState.RUNNING:
-        statement: Any = _RECOVER
-        values["the_error"] = _LOST
-    else:
-        statement = _DELETE
-        values["state"] = group.state.value
-    result: Any = session.execute(statement, values, bind_arguments=at)
+        return sum(_recover(session, at, row) for row in rows)
+    if not rows:
+        return 0
+    values: dict[str, Any] = {
+        "ids": sorted(row.id for row in rows),
+        "state": group.state.value,
+    }
+    result: Any = session.execute(_DELETE, values, bind_arguments=at)
+    count: int = result.rowcount
+    return count
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A job whose claim has expired, and the count that is known of it.
+
+    Of the last attempt: whether its key was enqueued before or after the
+    claim is unknown, and no duplicate must be dropped.
+    """
+
+    local_id: int
+    unique_key: bytes | None
+    duplicates: int = 0
+
+
+_START_COUNT = (
+    update(JOB_KEYS)
+    .where(JOB_KEYS.c.unique_key == bindparam("the_key"))
+    .values(duplicates=0)
+)
+
+
+def _recover(session: ShardSession, at: dict[str, Any], row: Any) -> int:
+    """Reopen a job, or let it fail; return 1 if it was changed."""
+    attempts = row.attempts
+    ends = attempts >= row.max_attempts
+    if ends and not free_key(session, at, _Lost(row.id, row.unique_key)):
+        ends, attempts = False, 0
+        # Otherwise a job that kills each worker would run for ever.
+        session.execute(
+            _START_COUNT, {"the_key": row.unique_key}, bind_arguments=at
+        )
+    values = {
+        "the_id": row.id,
+        "the_error": _LOST,
+        "the_attempts": attempts,
+        "ends": ends,
+    }
+    result: Any = session.execute(_RECOVER, values, bind_arguments=at)
     count: int = result.rowcount
     return count

@@ -32,6 +32,7 @@ __all__ = [
     "INTENTS",
     "JOBS",
     "JOB_INDEX",
+    "JOB_KEYS",
     "LEDGER",
     "LONGEST_CACHE_KEY",
     "LONGEST_NAME",
@@ -180,8 +181,6 @@ JOB_INDEX = "sqla_shard_job_due"
 #: ``due_at`` is the time at which something may be done with the row: a
 #: pending job may run, a claim expires, a finished job has finished and may
 #: be deleted later.  So one index serves claims, recovery and deletion.
-#: ``key_release`` is 0 while the unique key of the job is in use; then the
-#: id, so that the key may be used again.
 JOBS = _table(
     "sqla_shard_job",
     Column(
@@ -204,20 +203,29 @@ JOBS = _table(
     Column("context", _LONG, nullable=True),
     Column("token", _bytes(TOKEN_BYTES), nullable=True),
     Column("unique_key", _bytes(LONGEST_UNIQUE_KEY), nullable=True),
-    Column("key_release", BigInteger, nullable=False),
-    Column("duplicates", Integer, nullable=False),
     Column("error", _LONG, nullable=True),
     UniqueConstraint(
         "state", "queue", "priority", "due_at", "id", name=JOB_INDEX
     ),
-    UniqueConstraint("unique_key", "key_release", name="sqla_shard_job_key"),
     # The id is read from the response of the INSERT.
     implicit_returning=False,
-    info={COUNTING: (("unique_key", "key_release"), "duplicates")},
+)
+
+#: One row for each unique key of a job that has not finished.  A table of its
+#: own: the check of a unique key locks the gap before it, where a key of
+#: another job, or the NULL of a job without one, may have to be inserted.
+JOB_KEYS = _table(
+    "sqla_shard_job_key",
+    Column("unique_key", _bytes(LONGEST_UNIQUE_KEY), primary_key=True),
+    Column("job_id", BigInteger, nullable=False),
+    # How often the key was enqueued since the last claim of the job.
+    Column("duplicates", Integer, nullable=False),
+    implicit_returning=False,
+    info={COUNTING: (("unique_key",), "duplicates")},
 )
 
 #: The tables that transactions of an application write.
-OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX, JOBS)
+OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX, JOBS, JOB_KEYS)
 
 _KEY = re.compile(rf"[!-~]{{1,{LONGEST_CACHE_KEY}}}")
 _KEYS = re.compile(rf"{_KEY.pattern}(?: {_KEY.pattern})*")

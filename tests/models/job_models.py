@@ -23,6 +23,7 @@ from sqla_shard.jobs import claims
 from sqla_shard.jobs import EnqueuedJob
 from sqla_shard.jobs import Linear
 from sqla_shard.jobs import task
+from sqla_shard.outbox.tables import JOB_KEYS
 from sqla_shard.outbox.tables import JOBS
 from tests.models.backends import Clusters
 
@@ -38,6 +39,8 @@ __all__ = [
     "expire",
     "fails",
     "on_shard",
+    "pause",
+    "pausing",
     "rows",
     "take",
 ]
@@ -59,6 +62,16 @@ def add(session: ShardSession, counter_id: int, n: int = 1) -> None:
     """Add to a counter; a second run is seen."""
     more = update(Counter).where(Counter.id == counter_id)
     session.execute(more.values(count=Counter.count + n))
+
+
+def pause() -> None:
+    """Do nothing; a process may have another function here."""
+
+
+@task("tests.pausing", queue="pausing", retry=Linear(2, step=0))
+def pausing(session: ShardSession, counter_id: int) -> None:
+    pause()
+    add(session, counter_id)
 
 
 @task("tests.fails", queue="failing", retry=Linear(2, step=0))
@@ -103,6 +116,7 @@ def empty(cluster: Cluster) -> None:
     """Delete all jobs."""
     for shard_id in range(SHARDS):
         on_shard(cluster, shard_id, delete(JOBS))
+        on_shard(cluster, shard_id, delete(JOB_KEYS))
 
 
 def expire(cluster: Cluster, job: ClaimedJob | EnqueuedJob) -> None:

@@ -50,15 +50,10 @@ def upgrade() -> None:
         sa.Column("context", long, nullable=True),
         sa.Column("token", _bytes(16), nullable=True),
         sa.Column("unique_key", _bytes(255), nullable=True),
-        sa.Column("key_release", sa.BigInteger(), nullable=False),
-        sa.Column("duplicates", sa.Integer(), nullable=False),
         sa.Column("error", long, nullable=True),
         sa.UniqueConstraint(
             *("state", "queue", "priority", "due_at", "id"),
             name="sqla_shard_job_due",
-        ),
-        sa.UniqueConstraint(
-            "unique_key", "key_release", name="sqla_shard_job_key"
         ),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",

@@ -1,0 +1,380 @@
+"""Jobs on servers: locks, indexes, and processes that race or die.
+
+The processes share the servers, which are the only thing that they agree by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from sqla_shard import Cluster
+from sqla_shard.exc import UnsafeBinaryLogError
+from sqla_shard.jobs import claims
+from sqla_shard.jobs import JobState
+from sqla_shard.jobs import Worker
+from sqla_shard.jobs.survey import due_jobs
+from sqla_shard.jobs.upkeep import keep_up
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import StatementLog
+from sqla_shard.testing.local_server import wait_until
+from tests.models.job_models import add
+from tests.models.job_models import Base
+from tests.models.job_models import Counter
+from tests.models.job_models import counter
+from tests.models.job_models import counters
+from tests.models.job_models import empty
+from tests.models.job_models import expire
+from tests.models.job_models import pausing
+from tests.models.job_models import rows
+from tests.models.job_models import SHARDS
+from tests.models.job_models import take
+from tests.servers.command_line import environment
+
+pytestmark = pytest.mark.live
+
+SECONDS = 60
+SOAK = "SQLA_SHARD_SOAK" in os.environ
+
+
+@pytest.fixture(scope="module")
+def document(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
+    found = mariadb_fleet.topology_mapping(
+        shards=SHARDS, database="db_jobs{shard:05d}"
+    )
+    mariadb_fleet.create_databases(found)
+    yield found
+    mariadb_fleet.drop_databases(found)
+
+
+@pytest.fixture(scope="module")
+def cluster(document: Any, mariadb_fleet: MariaDBFleet) -> Iterator[Cluster]:
+    with Cluster.from_topology(
+        document, environ=mariadb_fleet.environ
+    ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@pytest.fixture
+def near(cluster: Cluster) -> int:
+    empty(cluster)
+    return counter(cluster)
+
+
+@pytest.fixture
+def topology(document: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "topology.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@contextmanager
+def started(
+    fleet: MariaDBFleet, program: str, *arguments: object
+) -> Iterator[Any]:
+    """Start a process, and kill it at the end of the block."""
+    with subprocess.Popen(
+        [sys.executable, *program.split(), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**environment(), **fleet.environ},
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# -- Locks and indexes.
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
+def test_an_open_producer_blocks_nobody(
+    cluster: Cluster, near: int, isolation: str
+) -> None:
+    add.enqueue_now(cluster, near, near=near)
+    add.enqueue_now(cluster, near, near=near, unique_key="again")
+    with cluster.session() as producer:
+        producer.connection(
+            {"shard_id": 1}, execution_options={"isolation_level": isolation}
+        )
+        producer.get(Counter, near)
+        add.enqueue(producer, near, near=near)
+        add.enqueue(producer, near, near=near, unique_key="open")
+        add.enqueue(producer, near, near=near, unique_key="again")
+        add.enqueue_many(producer, [{"counter_id": near}] * 20, near=near)
+        done = threading.Event()
+        found: list[Any] = []
+
+        def others() -> None:
+            add.enqueue_now(cluster, near, near=near)
+            add.enqueue_now(cluster, near, near=near, unique_key="other")
+            with cluster.begin() as session:
+                jobs = take(session, near)
+                found.extend(jobs)
+            with cluster.begin() as session:
+                # Only that of a job which is being enqueued again waits.
+                claims.acknowledge(
+                    session, [j for j in jobs if j.unique_key != b"again"]
+                )
+            done.set()
+
+        thread = threading.Thread(target=others)
+        thread.start()
+        # The producer ends only after the others have: whoever waited for
+        # its locks would wait for ever.
+        assert done.wait(SECONDS)
+        thread.join()
+        assert len(found) == 4
+        producer.commit()
+    assert len(rows(cluster)) == 26
+
+
+def test_an_open_claim_blocks_nobody(cluster: Cluster, near: int) -> None:
+    calls = [{"counter_id": near}] * 20
+    with cluster.begin() as session:
+        add.enqueue_many(session, calls, near=near)
+    with cluster.begin() as holder:
+        first = take(holder, near, limit=5)
+        done = threading.Event()
+        second: list[Any] = []
+
+        def others() -> None:
+            add.enqueue_now(cluster, near, near=near)
+            with cluster.begin() as session:
+                second.extend(take(session, near, limit=5))
+            done.set()
+
+        thread = threading.Thread(target=others)
+        thread.start()
+        assert done.wait(SECONDS)
+        thread.join()
+    numbers = {job.local_id for job in (*first, *second)}
+    assert len(numbers) == 10
+
+
+def test_reads_use_the_index(cluster: Cluster, near: int) -> None:
+    for priority, state, due in (
+        *((p, 0, "INTERVAL 1 YEAR") for p in (1, 2, 3)),
+        (2, 2, "INTERVAL -1 HOUR"),
+        (2, 0, "INTERVAL -1 HOUR"),
+    ):
+        with cluster.begin() as session:
+            session.execute(
+                text(
+                    "INSERT INTO __sqla_shard__.sqla_shard_job (shard_id, "
+                    "task, queue, priority, state, due_at, created_at, "
+                    "attempts, max_attempts, arguments) "
+                    "SELECT 1, 'tests.add', 'adding', "
+                    f"{priority}, {state}, CURRENT_TIMESTAMP(6) + {due}, "
+                    f"CURRENT_TIMESTAMP(6), 0, 3, '{{}}' "
+                    "FROM seq_1_to_2000"
+                ),
+                bind_arguments={"shard_id": 1},
+            )
+    place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
+    with StatementLog(place.engine) as log:
+        with cluster.begin() as session:
+            jobs = take(session, near, limit=50)
+            claims.acknowledge(session, jobs)
+        groups, _ = due_jobs(cluster, ["adding"])
+        keep_up(cluster, ["adding"])
+    assert len(jobs) == 50
+    assert [(g.shard_id, g.priority) for g in groups] == [(1, 2)]
+    checked = 0
+    for event in log.executions:
+        if "sqla_shard_job" not in event.statement:
+            continue
+        for row in explain(place.engine, event):
+            if "db_jobs00001" not in event.statement:
+                continue
+            checked += 1
+            assert row["key"] in ("sqla_shard_job_due", "PRIMARY"), row
+            assert "filesort" not in (row["Extra"] or ""), event.statement
+            assert int(row["rows"]) <= 4100, (row, event.statement)
+    # Claim and acknowledgement; a survey reads no table, but its minima.
+    assert checked == 3
+
+
+def explain(engine: Any, event: Any) -> list[Any]:
+    statement = re.sub(r" FOR UPDATE SKIP LOCKED$", "", event.statement)
+    if not statement.startswith(("SELECT", "UPDATE", "(")):
+        return []
+    with engine.connect() as connection:
+        cursor = connection.exec_driver_sql(
+            f"EXPLAIN {statement}", event.parameters
+        )
+        found = [dict(row) for row in cursor.mappings()]
+    return [
+        row
+        for row in found
+        if row["table"] not in (None, "<union1,2>")
+        and not str(row["table"]).startswith("<")
+    ]
+
+
+def test_a_binary_log_of_statements_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
+    monkeypatch.setattr(
+        type(place.backend), "logs_statements", lambda self, c: True
+    )
+    with pytest.raises(UnsafeBinaryLogError):
+        Worker(cluster, queues=["adding"]).run(until_empty=True)
+
+
+# -- Processes.
+
+_ENQUEUE = """
+import sys
+from sqla_shard import Cluster
+from tests.models.job_models import add
+path, near = sys.argv[1:]
+with Cluster.from_file(path) as cluster:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    made = [
+        add.enqueue_now(cluster, int(near), near=int(near), unique_key="one")
+        for _ in range(5)
+    ]
+    print(sum(job.is_new for job in made), flush=True)
+"""
+
+
+def test_a_unique_key_of_racing_processes(
+    cluster: Cluster,
+    near: int,
+    topology: Path,
+    tmp_path: Path,
+    mariadb_fleet: MariaDBFleet,
+) -> None:
+    program = tmp_path / "enqueue.py"
+    program.write_text(_ENQUEUE)
+    with ExitStack() as stack:
+        racing = [
+            stack.enter_context(
+                started(mariadb_fleet, str(program), topology, near)
+            )
+            for _ in range(8)
+        ]
+        for one in racing:
+            assert one.stdout.readline() == "ready\n"
+        for one in racing:
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        new = [int(one.stdout.readline()) for one in racing]
+    assert sum(new) == 1
+    (row,) = rows(cluster)
+    assert row.unique_key == b"one"
+
+
+_WORKER = "-m tests.workers.job_worker"
+
+
+def test_a_worker_that_slept_through_its_claim(
+    cluster: Cluster, near: int, topology: Path, mariadb_fleet: MariaDBFleet
+) -> None:
+    pausing.enqueue_now(cluster, near, near=near)
+    with started(mariadb_fleet, _WORKER, topology, 60, "pause") as sleeper:
+        assert sleeper.stdout.readline() == "ready\n"
+        assert sleeper.stdout.readline() == "inside\n"
+        sleeper.send_signal(signal.SIGSTOP)
+        (row,) = rows(cluster)
+        assert row.state == JobState.RUNNING
+        expire(cluster, _address(row))
+        report = Worker(cluster, queues=["pausing"]).run(until_empty=True)
+        assert (report.recovered, report.succeeded) == (1, 1)
+        assert counters(cluster, [near]) == [1]
+        before = rows(cluster)
+        sleeper.send_signal(signal.SIGCONT)
+        sleeper.stdin.write("go on\n")
+        sleeper.stdin.flush()
+        assert sleeper.stdout.readline() == "0 1\n"  # succeeded, lost
+        assert sleeper.wait(SECONDS) == 0
+    assert counters(cluster, [near]) == [1]
+    assert rows(cluster) == before
+
+
+def _address(row: Any) -> Any:
+    return claims.ClaimedJob(
+        keyspace="objects",
+        shard_id=row.shard_id,
+        local_id=row.id,
+        token=b"",
+        task=row.task,
+        queue=row.queue,
+        priority=row.priority,
+        arguments={},
+        checkpoint=None,
+        attempt=1,
+        max_attempts=1,
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("turn", range(20 if SOAK else 1))
+def test_workers_that_are_killed(
+    cluster: Cluster,
+    near: int,
+    topology: Path,
+    mariadb_fleet: MariaDBFleet,
+    rng: random.Random,
+    turn: int,
+) -> None:
+    each = 60
+    ids = [near, *(counter(cluster, n) for n in range(2, SHARDS))]
+    for one in ids:
+        with cluster.begin() as session:
+            add.enqueue_many(
+                session,
+                [{"counter_id": one}] * each,
+                near=one,
+                max_attempts=1000,
+            )
+
+    def states() -> list[int]:
+        return [row.state for n in range(SHARDS) for row in rows(cluster, n)]
+
+    def is_done() -> bool:
+        keep_up(cluster, ["adding"])
+        return set(states()) == {JobState.DONE}
+
+    for _ in range(4):
+        with started(mariadb_fleet, _WORKER, topology, 1) as worker:
+            assert worker.stdout.readline() == "ready\n"
+            left = states().count(JobState.PENDING)
+            some = max(1, left - rng.randrange(1, 40))
+            wait_until(
+                lambda some=some: (
+                    states().count(JobState.PENDING) < some
+                    or worker.poll() is not None
+                ),
+                seconds=SECONDS,
+            )
+            worker.send_signal(signal.SIGKILL)
+    while not is_done():
+        with started(mariadb_fleet, _WORKER, topology, 1) as worker:
+            assert worker.wait(SECONDS) == 0
+    # Each was acknowledged by one transaction, with what it has written.
+    assert counters(cluster, ids) == [each] * len(ids)
+    attempts = [
+        row.attempts for n in range(SHARDS) for row in rows(cluster, n)
+    ]
+    assert min(attempts) >= 1
