@@ -462,7 +462,7 @@ class Split(Operation):
             raise source.admin.error(
                 f"it was at {position} when writes were stopped, and "
                 f"is at {last} now, which {target.admin.name} has applied up "
-                f"to {applied}: somebody bypasses read_only"
+                f"to {applied}: a client bypasses read_only"
             )
         if self._contents is not None:
             self._contents.take(last)

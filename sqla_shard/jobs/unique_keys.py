@@ -94,5 +94,5 @@ def free_key(session: ShardSession, at: dict[str, Any], job: Keyed) -> bool:
     )
     if result.rowcount == 1:
         return True
-    # A key that somebody has deleted must not run the job for ever.
+    # A key that was deleted by hand must not run the job for ever.
     return session.execute(_FIND, values, bind_arguments=at).first() is None

@@ -1,7 +1,7 @@
-"""Expired claims, and old jobs: what somebody has to do for every shard.
+"""Recovery of expired claims, and deletion of old jobs, on every shard.
 
-Every worker looks for them, with the same statements as for work, and one at
-a time changes a shard: the others find its lock taken, and go on.  Rows are
+Every worker looks for them, with the same statements as for work; one at a
+time changes a shard: the others find its lock taken, and go on.  Rows are
 changed in batches, each in a transaction of its own.
 """
 

@@ -137,8 +137,8 @@ def test_an_open_producer_blocks_nobody(
 
         thread = threading.Thread(target=others)
         thread.start()
-        # The producer ends only after the others have: whoever waited for
-        # its locks would wait for ever.
+        # The producer ends only after the others have: a worker that waits
+        # for its locks would wait for ever.
         assert done.wait(SECONDS)
         thread.join()
         assert len(found) == 4

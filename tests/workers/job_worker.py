@@ -14,7 +14,7 @@ from tests.models import job_models
 
 
 def _pause() -> None:
-    print("inside", flush=True)  # noqa: T201 - whoever started us reads it
+    print("inside", flush=True)  # noqa: T201 - the parent process reads it
     sys.stdin.readline()
 
 
