@@ -2,9 +2,9 @@
 
 A key is a row of ``sqla_shard_job_key``, which counts how often it was
 enqueued again.  A claim reads the count without a lock, so it does not wait
-for a transaction that is enqueueing the key.  When the job ends, the row is deleted
-if the count is still the same; otherwise the job is run again: it may have
-read before that transaction has written.
+for a transaction that is enqueueing the key.  When the job ends, the row is
+deleted if the count is still the same; otherwise the job is run again: it may
+have read before that transaction has written.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from tests.benchmarks import cached
 from tests.benchmarks import caching
 from tests.benchmarks import fleet_compare
 from tests.benchmarks import ids
+from tests.benchmarks import jobs
 from tests.benchmarks import lists
 from tests.benchmarks import lookups
 from tests.benchmarks import operations
@@ -39,6 +40,7 @@ PARTS = {
     "cached": cached.run,
     "writing": writing.run,
     "operations": operations.run,
+    "jobs": jobs.run,
     "schema": schema.run,
     "compare": fleet_compare.run,
 }
