@@ -19,10 +19,12 @@ from functools import partial
 from typing import Any
 from typing import TYPE_CHECKING
 
+from sqlalchemy import and_
 from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
 from sqlalchemy import func
 from sqlalchemy import literal
+from sqlalchemy import or_
 from sqlalchemy import select
 
 from sqla_shard.dialects.sql import Moment
@@ -32,6 +34,7 @@ from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import PRIORITIES
 from sqla_shard.outbox.scan import scan
+from sqla_shard.outbox.tables import JOB_INDEX
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types.shard_bound import Prefix
@@ -61,6 +64,8 @@ class DueGroup:
         """The keyspace and the number of the shard."""
         return self.keyspace, self.shard_id
 
+
+_AGO = timedelta(microseconds=-1)
 
 #: How long a state has lasted at least, for a row to be due.
 Ages = Mapping[JobState, timedelta]
@@ -92,20 +97,54 @@ def due_rows(
         for name in sorted(set(queues))
         for priority in PRIORITIES
     ]
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = {"queues": sorted(set(queues))}
+    for number, (state, age) in enumerate(ages.items()):
+        parameters[f"the_state{number}"] = state.value
+        parameters[f"the_since{number}"] = age // _AGO
     for number, (state, name, priority) in enumerate(groups):
         parameters[f"state{number}"] = state.value
         parameters[f"queue{number}"] = name
         parameters[f"priority{number}"] = priority
-        parameters[f"since{number}"] = ages[state] // timedelta(
-            microseconds=-1
-        )
+        parameters[f"since{number}"] = ages[state] // _AGO
     return scan(
         cluster,
-        partial(_read, groups, parameters),
+        partial(_read, len(ages), groups, parameters),
         purpose="jobs",
         kinds=("objects",),
     )
+
+
+_job = JOBS.c
+
+
+@lru_cache(maxsize=8)
+def _which(states: int) -> Any:
+    """Return a SELECT of the shards that have a due row.
+
+    The table occurs once, and is read once: of thousands of shards most have
+    no work, and to open their tables takes most of the time.
+
+    :param states: number of states.
+    """
+    due = [
+        and_(
+            _job.state == bindparam(f"the_state{number}"),
+            _job.queue.in_(bindparam("queues", expanding=True)),
+            # Without it the rows that are due later would be read, too.
+            _job.priority.in_(PRIORITIES),
+            _job.due_at <= _ago(f"the_since{number}"),
+        )
+        for number in range(states)
+    ]
+    # The prefix of an id contains the number of the shard.
+    found = select(literal(Prefix(0), BigInteger()).label("prefix"))
+    for name in ("mysql", "mariadb"):
+        found = found.with_hint(JOBS, f"FORCE INDEX ({JOB_INDEX})", name)
+    return found.select_from(JOBS).where(or_(*due)).limit(1)
+
+
+def _ago(name: str) -> Moment:
+    return Moment(bindparam(name, type_=BigInteger()))
 
 
 @lru_cache(maxsize=64)
@@ -118,13 +157,11 @@ def _statement(count: int) -> Any:
     """
     columns = []
     for number in range(count):
-        # Constants of the statement, so that each is the first of its range.
-        since = bindparam(f"since{number}", type_=BigInteger())
-        oldest = select(func.min(JOBS.c.due_at)).where(
-            JOBS.c.state == bindparam(f"state{number}"),
-            JOBS.c.queue == bindparam(f"queue{number}"),
-            JOBS.c.priority == bindparam(f"priority{number}"),
-            JOBS.c.due_at <= Moment(since),
+        oldest = select(func.min(_job.due_at)).where(
+            _job.state == bindparam(f"state{number}"),
+            _job.queue == bindparam(f"queue{number}"),
+            _job.priority == bindparam(f"priority{number}"),
+            _job.due_at <= _ago(f"since{number}"),
         )
         columns.append(oldest.scalar_subquery().label(f"oldest{number}"))
     # The prefix of an id contains the number of the shard.
@@ -132,11 +169,19 @@ def _statement(count: int) -> Any:
 
 
 def _read(
+    states: int,
     groups: Sequence[tuple[JobState, str, int]],
     parameters: dict[str, Any],
     session: ShardSession,
     places: Sequence[Place],
 ) -> list[DueGroup]:
+    prefixes = session.execute(
+        _which(states), parameters, bind_arguments={"places": places}
+    ).scalars()
+    numbers = {prefix >> SHARD_SHIFT for prefix in prefixes}
+    places = [place for place in places if place.shard_id in numbers]
+    if not places:
+        return []
     rows = session.execute(
         _statement(len(groups)), parameters, bind_arguments={"places": places}
     )

@@ -208,8 +208,9 @@ def test_reads_use_the_index(cluster: Cluster, near: int) -> None:
             assert row["key"] in ("sqla_shard_job_due", "PRIMARY"), row
             assert "filesort" not in (row["Extra"] or ""), event.statement
             assert int(row["rows"]) <= 4100, (row, event.statement)
-    # Claim and acknowledgement; a survey reads no table, but its minima.
-    assert checked == 3
+    # Claim and acknowledgement, and which shards have work; the minima of a
+    # survey read no table.
+    assert checked >= 4
 
 
 def explain(engine: Any, event: Any) -> list[Any]:
