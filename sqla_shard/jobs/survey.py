@@ -12,19 +12,16 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from datetime import timedelta
 from functools import lru_cache
 from functools import partial
 from typing import Any
 from typing import TYPE_CHECKING
 
-from sqlalchemy import and_
 from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
-from sqlalchemy import func
+from sqlalchemy import exists
 from sqlalchemy import literal
-from sqlalchemy import or_
 from sqlalchemy import select
 
 from sqla_shard.dialects.sql import Moment
@@ -34,7 +31,6 @@ from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import PRIORITIES
 from sqla_shard.outbox.scan import scan
-from sqla_shard.outbox.tables import JOB_INDEX
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types.shard_bound import Prefix
@@ -47,17 +43,13 @@ __all__ = ["Ages", "DueGroup", "due_jobs", "due_rows"]
 
 @dataclass(frozen=True, kw_only=True)
 class DueGroup:
-    """Jobs of a shard with one state, queue and priority, of which one is due.
-
-    :ivar oldest: the time at which the first of them was due, in UTC.
-    """
+    """Jobs of a shard with a state, a queue and a priority; one is due."""
 
     keyspace: str
     shard_id: int
     state: JobState
     queue: str
     priority: int
-    oldest: datetime
 
     @property
     def address(self) -> tuple[str, int]:
@@ -97,10 +89,9 @@ def due_rows(
         for name in sorted(set(queues))
         for priority in PRIORITIES
     ]
-    parameters: dict[str, Any] = {"queues": sorted(set(queues))}
-    for number, (state, age) in enumerate(ages.items()):
-        parameters[f"the_state{number}"] = state.value
-        parameters[f"the_since{number}"] = age // _AGO
+    parameters: dict[str, Any] = {
+        f"the_state{number}": state.value for number, state in enumerate(ages)
+    }
     for number, (state, name, priority) in enumerate(groups):
         parameters[f"state{number}"] = state.value
         parameters[f"queue{number}"] = name
@@ -119,28 +110,22 @@ _job = JOBS.c
 
 @lru_cache(maxsize=8)
 def _which(states: int) -> Any:
-    """Return a SELECT of the shards that have a due row.
+    """Return a SELECT that tells of each state whether there is a row.
 
-    The table occurs once, and is read once: of thousands of shards most have
-    no work, and to open their tables takes most of the time.
+    For each state a table is opened once: of thousands of shards most have no
+    work, and that takes most of the time.  A statement with a LIMIT could not
+    read hundreds of shards.
 
     :param states: number of states.
     """
-    due = [
-        and_(
-            _job.state == bindparam(f"the_state{number}"),
-            _job.queue.in_(bindparam("queues", expanding=True)),
-            # Without it the rows that are due later would be read, too.
-            _job.priority.in_(PRIORITIES),
-            _job.due_at <= _ago(f"the_since{number}"),
-        )
+    there = [
+        exists()
+        .where(_job.state == bindparam(f"the_state{number}"))
+        .label(f"there{number}")
         for number in range(states)
     ]
     # The prefix of an id contains the number of the shard.
-    found = select(literal(Prefix(0), BigInteger()).label("prefix"))
-    for name in ("mysql", "mariadb"):
-        found = found.with_hint(JOBS, f"FORCE INDEX ({JOB_INDEX})", name)
-    return found.select_from(JOBS).where(or_(*due)).limit(1)
+    return select(literal(Prefix(0), BigInteger()).label("prefix"), *there)
 
 
 def _ago(name: str) -> Moment:
@@ -149,23 +134,24 @@ def _ago(name: str) -> Moment:
 
 @lru_cache(maxsize=64)
 def _statement(count: int) -> Any:
-    """Return a SELECT of the oldest due row of each of some groups.
+    """Return a SELECT that tells of each of some groups whether one is due.
 
     Each is a subquery with constants, which reads one entry of the index.
     The server would answer a GROUP BY by reading all entries, if it takes the
     backlog for small.
     """
-    columns = []
-    for number in range(count):
-        oldest = select(func.min(_job.due_at)).where(
+    due = [
+        exists()
+        .where(
             _job.state == bindparam(f"state{number}"),
             _job.queue == bindparam(f"queue{number}"),
             _job.priority == bindparam(f"priority{number}"),
             _job.due_at <= _ago(f"since{number}"),
         )
-        columns.append(oldest.scalar_subquery().label(f"oldest{number}"))
-    # The prefix of an id contains the number of the shard.
-    return select(literal(Prefix(0), BigInteger()).label("prefix"), *columns)
+        .label(f"due{number}")
+        for number in range(count)
+    ]
+    return select(literal(Prefix(0), BigInteger()).label("prefix"), *due)
 
 
 def _read(
@@ -175,10 +161,10 @@ def _read(
     session: ShardSession,
     places: Sequence[Place],
 ) -> list[DueGroup]:
-    prefixes = session.execute(
+    found = session.execute(
         _which(states), parameters, bind_arguments={"places": places}
-    ).scalars()
-    numbers = {prefix >> SHARD_SHIFT for prefix in prefixes}
+    )
+    numbers = {prefix >> SHARD_SHIFT for prefix, *there in found if any(there)}
     places = [place for place in places if place.shard_id in numbers]
     if not places:
         return []
@@ -192,10 +178,8 @@ def _read(
             state=state,
             queue=name,
             priority=priority,
-            oldest=oldest,
         )
-        for prefix, *found in rows
-        if any(found)
-        for (state, name, priority), oldest in zip(groups, found, strict=True)
-        if oldest is not None
+        for prefix, *due in rows
+        for (state, name, priority), is_due in zip(groups, due, strict=True)
+        if is_due
     ]
