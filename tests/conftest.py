@@ -16,7 +16,9 @@ from typing import Any
 
 import hypothesis
 import pytest
+from sqlalchemy import event
 
+from sqla_shard import Cluster
 from tests.collecting import is_suite
 from tests.collecting import run_in_loop
 from tests.collecting import SuiteFile
@@ -246,6 +248,19 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
     pytest-xdist run the test.
     """
     return lambda line: request.node.user_properties.append((_SAID, line))
+
+
+@pytest.fixture
+def nobody_listens(request: pytest.FixtureRequest) -> None:
+    """Remove the listener of the run's own linter from all clusters.
+
+    It stays after the first test that is linted, in any module that this
+    process has run before.
+    """
+    hooks: Any = request.config.pluginmanager.get_plugin("sqla_shard_lint")
+    if hooks._listening:
+        event.remove(Cluster, "after_statement", hooks._see)
+        hooks._listening = False
 
 
 @pytest.fixture(autouse=True)

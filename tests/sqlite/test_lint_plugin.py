@@ -102,7 +102,7 @@ def run(pytester, tests, *args, ini=""):
     )
 
 
-def test_off_by_default(pytester):
+def test_off_by_default(nobody_listens, pytester):
     check = (
         "\ndef test_nobody_listens(cluster):\n    assert cluster.watch is None"
     )

@@ -382,7 +382,7 @@ class TestListening:
                 session.scalars(select(Pin.id).options(scatter())).all()
             assert only(lint).kind == "scatter"
 
-    def test_nothing_is_left_behind(self, cluster):
+    def test_nothing_is_left_behind(self, nobody_listens, cluster):
         assert cluster.watch is None
         with ShardLint():
             assert cluster.watch is not None
