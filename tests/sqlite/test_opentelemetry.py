@@ -401,7 +401,7 @@ def test_unsampled_spans_cost_none_inside(cluster, pins):
     assert telemetry.points("sqla_shard.fan_out")
 
 
-def test_all_clusters_of_the_process(cluster):
+def test_all_clusters_of_the_process(nobody_listens, cluster):
     telemetry = Telemetry()
     running = instrument(
         tracer_provider=telemetry.tracers, meter_provider=telemetry.meters
