@@ -378,10 +378,6 @@ class Backend(Protocol):
         """
         ...
 
-    def polls(self, dbapi_connection: Any) -> bool:
-        """Return whether calls on a connection wait in :mod:`.polling`."""
-        return False
-
     def abandon(self, dbapi_connection: Any) -> None:
         """Drop a connection that the parent process is using.
 

@@ -34,8 +34,8 @@ from greenlet import GreenletExit
 
 __all__ = [
     "CAN_POLL",
-    "READABLE",
     "Call",
+    "PolledConnection",
     "PolledSSLSocket",
     "PolledSocket",
     "Poller",
@@ -45,7 +45,7 @@ __all__ = [
 
 #: Whether the system can poll; Windows cannot.
 CAN_POLL = hasattr(select, "poll")
-READABLE = getattr(select, "POLLIN", 1)
+_READABLE = getattr(select, "POLLIN", 1)
 _WRITABLE = getattr(select, "POLLOUT", 4)
 # Do not block, even if the socket has no timeout.
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
@@ -178,12 +178,16 @@ class Poller:
                     continue
 
 
+class PolledConnection:
+    """Base of the connections of drivers that have these sockets."""
+
+
 class PolledSocket(socket.socket):
     """A socket whose waits in a :class:`Call` let other calls continue."""
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``socket.recv_into``."""
-        wait_for(self.fileno(), READABLE, self.gettimeout())
+        wait_for(self.fileno(), _READABLE, self.gettimeout())
         return super().recv_into(*args, **kwargs)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
@@ -221,7 +225,7 @@ class PolledSSLSocket(ssl.SSLSocket):
                 try:
                     return act()
                 except ssl.SSLWantReadError:
-                    wait_for(self.fileno(), READABLE, timeout)
+                    wait_for(self.fileno(), _READABLE, timeout)
                 except ssl.SSLWantWriteError:
                     wait_for(self.fileno(), _WRITABLE, timeout)
 

@@ -456,16 +456,10 @@ def _run_together(
         if _abort(work[index].job):
             cut.append(work[index].job.connection)
 
-    jobs = [one.job for one in work]
-    chosen = lanes_for(
-        lanes,
-        {job.places[0].backend for job in jobs},
-        [job.connection for job in jobs],
-    )
+    connections = [one.job.connection for one in work]
+    chosen = lanes_for(lanes, connections)
     try:
-        chosen.run(
-            work, abort, [job.connection.engine for job in jobs], expiry
-        )
+        chosen.run(work, abort, [c.engine for c in connections], expiry)
     finally:
         invalidate(cut)
 

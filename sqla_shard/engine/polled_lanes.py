@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from sqla_shard.dialects import Backend
 from sqla_shard.dialects.polling import Call
+from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Expiry
@@ -56,23 +55,19 @@ POLLED = PolledLanes()
 
 
 def lanes_for(
-    lanes: Lanes | AwaitedLanes,
-    backends: Collection[Backend],
-    connections: Iterable[Connection],
+    lanes: Lanes | AwaitedLanes, connections: Iterable[Connection]
 ) -> Lanes | AwaitedLanes | PolledLanes:
     """Return the lanes that can wait for all of some connections.
 
     :param lanes: the lanes to use if a driver cannot be polled.
-    :param backends: the backends of the connections.
     """
     if isinstance(lanes, AwaitedLanes):
         return lanes
     for connection in connections:
         # A statement on an invalidated connection fails without waiting.
-        if connection.invalidated:
-            continue
-        wire = connection.connection.dbapi_connection
-        if not any(backend.polls(wire) for backend in backends):
+        if not connection.invalidated and not isinstance(
+            connection.connection.dbapi_connection, PolledConnection
+        ):
             return lanes
     return POLLED
 

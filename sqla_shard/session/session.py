@@ -202,7 +202,9 @@ class ShardSession(ShardedSession):
             if self._process != os.getpid():
                 leave_to_parent(self._connections)
             elif len(self._connections) > 1:
-                roll_back_together(self._connections, self.places.engines)
+                roll_back_together(
+                    self._connections, self.places.engines.lanes
+                )
         except BaseException as error:
             failed = error
         try:

@@ -41,7 +41,8 @@ from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects import Failure
-from sqla_shard.engine import Engines
+from sqla_shard.engine import AwaitedLanes
+from sqla_shard.engine import Lanes
 from sqla_shard.engine import Places
 from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.rendering import Place
@@ -616,7 +617,7 @@ def leave_to_parent(connections: Iterable[Connection]) -> None:
 
 
 def roll_back_together(
-    connections: Iterable[Connection], engines: Engines
+    connections: Iterable[Connection], lanes: Lanes | AwaitedLanes
 ) -> None:
     """Roll back on several servers at the same time.
 
@@ -630,8 +631,7 @@ def roll_back_together(
     open_ = [c for c in dict.fromkeys(connections) if _is_open(c)]
     if len(open_) < 2:
         return
-    chosen = lanes_for(engines.lanes, engines.backends(), open_)
-    chosen.run(
+    lanes_for(lanes, open_).run(
         [partial(_roll_back, c) for c in open_],
         None,
         [c.engine for c in open_],

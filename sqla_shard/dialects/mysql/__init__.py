@@ -42,7 +42,6 @@ from sqla_shard.dialects.mysql.driver import transport_of
 from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
 from sqla_shard.dialects.mysql.pymysql_connections import Connecting
-from sqla_shard.dialects.mysql.pymysql_connections import is_polled
 
 __all__ = ["MySQL"]
 
@@ -162,10 +161,6 @@ class MySQL(Backend):
             driver,
             extra={"action": "open engine", "server": where},
         )
-
-    def polls(self, dbapi_connection: Any) -> bool:
-        """Return whether PyMySQL has a socket that can be polled."""
-        return is_polled(dbapi_connection)
 
     def abandon(self, dbapi_connection: Any) -> None:
         """Close the child's copy of the socket without sending QUIT."""

@@ -9,10 +9,11 @@ They differ from those of the driver:
 * all connections of a process share a TLS context;
 * clear-text passwords are sent only to verified servers.
 
-The tests have run with PyMySQL 1.2.0 to 1.2.4.  Besides documented attributes,
-these classes use ``_read_timeout``, ``_secure`` and ``_create_ssl_ctx``, and
-``connect()`` with a socket.  If a version lacks one of them, its connections
-are those of the driver in this respect, and threads wait for the servers.
+The tests have run with PyMySQL 1.2.0 and 1.2.4.  Besides documented
+attributes, these classes use ``_read_timeout``, ``_secure`` and
+``_create_ssl_ctx``, and ``connect()`` with a socket.  If a version lacks one
+of them, its connections are those of the driver in this respect, and threads
+wait for the servers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from typing import Any
 
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 from sqla_shard.dialects.polling import CAN_POLL
+from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import PolledSocket
 from sqla_shard.dialects.polling import PolledSSLSocket
 
-__all__ = ["Connecting", "is_polled"]
+__all__ = ["Connecting"]
 
 # The client error of a server that cannot be connected to.
 _CANNOT_CONNECT = 2003
@@ -98,7 +100,7 @@ class _SharedContext:
         return made.shared_context
 
 
-class _Polled:
+class _Polled(PolledConnection):
     host: Any
     port: Any
     unix_socket: Any
@@ -160,9 +162,3 @@ class _Polled:
         if context is not options:
             context.sslsocket_class = PolledSSLSocket
         return context
-
-
-def is_polled(connection: Any) -> bool:
-    """Return whether the socket of a connection is polled."""
-    kind = type(getattr(connection, "_sock", None))
-    return kind is PolledSocket or kind is PolledSSLSocket
