@@ -13,6 +13,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``claims``     the states of a job; claims, and what their holders may write
 ``survey``     which shards have due jobs: one statement for a server
 ``upkeep``     expired claims and old jobs, one process at a time for a shard
+``queue_limits``  pauses and limits of queues, shared by all workers
 ``running``    one run: the call of a task, and how it has ended
 ``handling``   one transaction of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
@@ -24,6 +25,11 @@ from __future__ import annotations
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import EnqueuedJob
+from sqla_shard.jobs.queue_limits import limits
+from sqla_shard.jobs.queue_limits import pause
+from sqla_shard.jobs.queue_limits import QueueLimit
+from sqla_shard.jobs.queue_limits import resume
+from sqla_shard.jobs.queue_limits import set_limit
 from sqla_shard.jobs.retry import Exponential
 from sqla_shard.jobs.retry import Linear
 from sqla_shard.jobs.retry import RetryPolicy
@@ -40,11 +46,16 @@ __all__ = [
     "Exponential",
     "JobState",
     "Linear",
+    "QueueLimit",
     "RetryPolicy",
     "RunReport",
     "RunningJob",
     "Task",
     "Worker",
     "current_job",
+    "limits",
+    "pause",
+    "resume",
+    "set_limit",
     "task",
 ]

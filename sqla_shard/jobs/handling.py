@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,12 +55,14 @@ def exchange(
     outcomes: Sequence[Outcome],
     groups: Iterable[DueGroup],
     limit: int,
+    allowed: Mapping[str, int],
     lease: float,
 ) -> Exchange:
     """Write the outcomes of jobs of a shard, and claim others.
 
     :param groups: where to claim, in this order.
     :param limit: maximum number of claimed jobs.
+    :param allowed: the same for each queue.
     :param lease: seconds until the claims expire.
     """
     place = place_at(session, address)
@@ -67,14 +70,16 @@ def exchange(
     lost = _write(session, outcomes)
     claimed: list[ClaimedJob] = []
     emptied: list[DueGroup] = []
+    left = dict(allowed)
     for group in groups:
-        wanted = limit - len(claimed)
+        wanted = min(limit - len(claimed), left[group.queue])
         if wanted < 1:
-            break
+            continue
         found = claim(
             session, place, group.queue, group.priority, wanted, lease=lease
         )
         claimed += found
+        left[group.queue] -= len(found)
         if len(found) < wanted:
             emptied.append(group)
     return Exchange(claimed=claimed, emptied=emptied, lost=lost)

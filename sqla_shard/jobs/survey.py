@@ -83,6 +83,8 @@ def due_rows(
     :param ages: the states, and how long rows must have been due.
     :returns: the groups, and the servers that were not read.
     """
+    if not queues:
+        return [], []
     groups = [
         (state, name, priority)
         for state in ages

@@ -15,6 +15,7 @@ import logging
 import queue
 import random
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs
 from sqla_shard.jobs.handling import Exchange
 from sqla_shard.jobs.handling import exchange
+from sqla_shard.jobs.queue_limits import LimitedQueues
 from sqla_shard.jobs.running import Ending
 from sqla_shard.jobs.running import Outcome
 from sqla_shard.jobs.running import run_job
@@ -147,6 +149,7 @@ class Worker:
         self._outcomes: dict[Address, list[Outcome]] = {}
         self._oldest = 0.0
         self._report = RunReport()
+        self._limits = LimitedQueues(cluster, self._queues)
         self._schedule = Schedule(random.Random())  # noqa: S311  # no secret
 
     def stop(self) -> None:
@@ -294,20 +297,31 @@ class Worker:
     # -- Transactions.
 
     def _survey(self) -> None:
-        groups, unread = due_jobs(self._cluster, self._queues)
+        queues = self._limits.open_queues()
+        groups, unread = due_jobs(self._cluster, queues)
         for line in describe_unread(unread):
             _log.warning("%s", line, extra={"action": "survey"})
         self._schedule.surveyed(
-            groups, self._cluster.places, complete=not unread
+            groups,
+            self._cluster.places,
+            complete=self._limits.is_known and not unread,
         )
 
     def _exchange(self, address: Address, limit: int) -> list[ClaimedJob]:
         """Claim jobs of a shard, and write its outcomes."""
         groups = self._schedule.groups(address)
-        found = self._send(address, groups, limit)
+        allowed = {
+            name: self._limits.allowance(name, limit)
+            for name in {group.queue for group in groups}
+        }
+        found = None
+        if any(allowed.values()):
+            found = self._send(address, groups, limit, allowed)
         if found is None:
             self._schedule.drop(address)
             return []
+        for name, count in Counter(j.queue for j in found.claimed).items():
+            self._limits.use(name, count)
         self._schedule.emptied(address, found.emptied)
         return found.claimed
 
@@ -316,13 +330,17 @@ class Worker:
         if not self._outcomes:
             return
         for address in list(self._outcomes):
-            self._send(address, [], 0)
+            self._send(address, [], 0, {})
         self._oldest = monotonic()
         # A job that has failed, or is one step of many, may be due again.
         self._schedule.reset()
 
     def _send(
-        self, address: Address, groups: Sequence[DueGroup], limit: int
+        self,
+        address: Address,
+        groups: Sequence[DueGroup],
+        limit: int,
+        allowed: Mapping[str, int],
     ) -> Exchange | None:
         """Send a transaction; return None if the shard cannot be used.
 
@@ -332,7 +350,8 @@ class Worker:
         outcomes = self._outcomes.pop(address, [])
         try:
             found = self._cluster.run(
-                exchange, address, outcomes, groups, limit, self._lease
+                exchange,
+                *(address, outcomes, groups, limit, allowed, self._lease),
             )
         except SQLAlchemyError as error:
             keyspace, shard_id = address

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger
 from sqlalchemy import Boolean
 from sqlalchemy import Column
 from sqlalchemy import DateTime
+from sqlalchemy import Double
 from sqlalchemy import Integer
 from sqlalchemy import LargeBinary
 from sqlalchemy import MetaData
@@ -44,6 +45,7 @@ __all__ = [
     "OF_TRANSACTIONS",
     "OUTBOX",
     "PREFIX",
+    "QUEUES",
     "TOKENS",
     "TOKEN_BYTES",
     "check_keys",
@@ -224,8 +226,21 @@ JOB_KEYS = _table(
     info={COUNTING: (("unique_key",), "duplicates")},
 )
 
+#: One row for each queue that is paused, or was, or has a limit; on one shard
+#: only, which all workers read.
+QUEUES = _table(
+    "sqla_shard_queue",
+    Column("queue", _ascii(LONGEST_QUEUE), primary_key=True),
+    Column("is_paused", Boolean(create_constraint=False), nullable=False),
+    # Jobs a second, of all workers together; NULL for no limit.
+    Column("per_second", Double, nullable=True),
+    # A token bucket: how many jobs may be claimed at once, and since when.
+    Column("tokens", Double, nullable=False),
+    Column("filled_at", _MOMENT, nullable=False),
+)
+
 #: The tables that transactions of an application write.
-OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX, JOBS, JOB_KEYS)
+OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX, JOBS, JOB_KEYS, QUEUES)
 
 _KEY = re.compile(rf"[!-~]{{1,{LONGEST_CACHE_KEY}}}")
 _KEYS = re.compile(rf"{_KEY.pattern}(?: {_KEY.pattern})*")

@@ -6,12 +6,15 @@ Each class is a suite; a test module has a fixture ``cluster``.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from sqla_shard import Cluster
+from sqla_shard import jobs
 from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs import current_job
@@ -21,19 +24,23 @@ from sqla_shard.jobs import Linear
 from sqla_shard.jobs import task
 from sqla_shard.jobs import tasks
 from sqla_shard.jobs import Worker
+from sqla_shard.outbox.tables import QUEUES
+from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add
 from tests.models.job_models import Counter
 from tests.models.job_models import counter
 from tests.models.job_models import counters
+from tests.models.job_models import empty
 from tests.models.job_models import expire
 from tests.models.job_models import fails
 from tests.models.job_models import JOB_CLUSTERS
+from tests.models.job_models import on_shard
 from tests.models.job_models import rows
 from tests.models.job_models import SHARDS
 from tests.models.job_models import take
 from tests.suites.jobs import Suite
 
-__all__ = ["Running", "Tasks"]
+__all__ = ["Limits", "Running", "Tasks"]
 
 cluster = JOB_CLUSTERS.on_backend()
 WAIT = 60
@@ -308,3 +315,71 @@ class Tasks(Suite):
     def test_no_job_runs_here(self):
         with pytest.raises(LookupError):
             current_job()
+
+
+class Limits(Suite):
+    """Pauses and limits, which workers follow without a restart."""
+
+    @pytest.fixture
+    def near(self, cluster: Cluster) -> Iterator[int]:
+        empty(cluster)
+        on_shard(cluster, 0, delete(QUEUES))
+        made = counter(cluster)
+        with cluster.begin() as session:
+            add.enqueue_many(session, [{"counter_id": made}] * 40, near=made)
+        yield made
+        on_shard(cluster, 0, delete(QUEUES))
+
+    def test_what_was_set(self, cluster, near):
+        assert jobs.limits(cluster) == []
+        assert jobs.pause(cluster, "adding").is_open is False
+        assert jobs.set_limit(cluster, "other", 2.5).is_open is True
+        assert jobs.set_limit(cluster, "adding", 10).per_second == 10
+        assert jobs.resume(cluster, "adding").is_open is True
+        assert jobs.set_limit(cluster, "other", 0).is_open is False
+        assert [one.as_dict() for one in jobs.limits(cluster)] == [
+            {"queue": "adding", "is_paused": False, "per_second": 10.0},
+            {"queue": "other", "is_paused": False, "per_second": 0.0},
+        ]
+        assert jobs.set_limit(cluster, "other", None).is_open is True
+
+    @pytest.mark.parametrize("wrong", [-1, True, "5", float("nan"), 10**9])
+    def test_bad_limits(self, cluster, wrong):
+        with pytest.raises(JobOptionError):
+            jobs.set_limit(cluster, "adding", wrong)
+        with pytest.raises(JobOptionError):
+            jobs.pause(cluster, "a b")
+
+    @pytest.mark.parametrize("how", ["pause", "limit"])
+    def test_a_pause(self, cluster, near, how):
+        if how == "pause":
+            jobs.pause(cluster, "adding")
+        else:
+            jobs.set_limit(cluster, "adding", 0)
+        assert work(cluster, "adding", "own").succeeded == 0
+        assert counters(cluster, [near]) == [0]
+        worker = Worker(cluster, queues=["adding"])
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        if how == "pause":
+            jobs.resume(cluster, "adding")
+        else:
+            jobs.set_limit(cluster, "adding", None)
+        wait_until(lambda: counters(cluster, [near]) == [40], seconds=WAIT)
+        worker.stop()
+        thread.join(WAIT)
+
+    def test_a_limit_of_all_workers(self, cluster, near):
+        jobs.set_limit(cluster, "adding", 10)
+        begin = time.monotonic()
+        threads = [
+            threading.Thread(target=work, args=(cluster, "adding"))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        # 20 at once, after two seconds without a job, then 10 a second.
+        assert time.monotonic() - begin >= 1.9
+        assert counters(cluster, [near]) == [40]
