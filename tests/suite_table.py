@@ -154,6 +154,7 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("mariadb-loop", only="Enqueueing Claiming"),
     ),
     "jobs_working": BOTH,
+    "jobs_operating": BOTH,
     # Object classes.
     "objects_aliases": BOTH,
     "objects_attributes": BOTH,

@@ -22,6 +22,7 @@ servers.  ::
     sqla-shard repair                  run pending operations
     sqla-shard key KEY                 check if a transaction has committed
     sqla-shard halves                  list partially committed transactions
+    sqla-shard queue ...               show, retry and delete jobs
     sqla-shard cache repair            run pending cache invalidations
     sqla-shard cache stats             cache nodes and pending invalidations
     sqla-shard verify lookups          check lookup keys against objects
@@ -31,9 +32,9 @@ servers.  ::
     sqla-shard shell ID                SQL client or Python on a virtual shard
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-Only ``schema``, ``repair``, ``key``, ``halves``, ``cache``, ``verify`` and
-``shell`` connect to databases and need their passwords; ``fleet`` has
-accounts of its own.  The topology is
+Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``cache``,
+``verify`` and ``shell`` connect to databases and need their passwords;
+``fleet`` has accounts of its own.  The topology is
 the file given with ``--topology``, or in the environment variable
 ``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.  It
 can also be a URL, ``zookeeper://host:port/path``, with the credentials in

@@ -121,9 +121,19 @@ def _fleet_group() -> click.Command:
     return fleet_group
 
 
+def _queue_group() -> click.Command:
+    from sqla_shard.cli.queue_commands import queue_group
+
+    return queue_group
+
+
 #: Commands to import on first use: importing alembic doubles the startup
 #: time.
-_LAZY = {"schema": _schema_group, "fleet": _fleet_group}
+_LAZY = {
+    "schema": _schema_group,
+    "fleet": _fleet_group,
+    "queue": _queue_group,
+}
 
 
 def _unavailable_command(

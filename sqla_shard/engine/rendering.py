@@ -145,6 +145,7 @@ _UNFIT = re.compile(
 # Clauses of a branch that require parentheses; the rows of sorted branches
 # must be sorted again.
 _OWN = re.compile(r"\b(ORDER BY)|\b(?:LIMIT)\b")
+_PARENTHESES = re.compile(r"\([^()]*\)")
 
 
 @lru_cache(maxsize=1024)
@@ -154,7 +155,14 @@ def _reads(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _own_clauses(text: str) -> tuple[bool, bool]:
-    """Return whether SQL has an ORDER BY, and whether it has that or LIMIT."""
+    """Return whether SQL has an ORDER BY, and whether it has that or LIMIT.
+
+    The clauses of a subquery do not count.
+    """
+    inner = None
+    # Parentheses in a literal could hide a clause.
+    while "'" not in text and '"' not in text and text != inner:
+        inner, text = text, _PARENTHESES.sub("", text)
     found = [match.group(1) for match in _OWN.finditer(text)]
     return any(found), bool(found)
 

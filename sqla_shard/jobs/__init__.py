@@ -18,6 +18,9 @@ writes the shard of its job is acknowledged by the same transaction.
 ``handling``   one transaction of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
 ``worker``     the loop of a worker, and its threads
+``queue_counts``    how many jobs each queue has, by state and by task
+``stored_jobs``     jobs by id, by unique key, or those of a queue
+``stored_changes``  retries and deletion by an operator
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from __future__ import annotations
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import EnqueuedJob
+from sqla_shard.jobs.queue_counts import count_queues
+from sqla_shard.jobs.queue_counts import QueueCount
 from sqla_shard.jobs.queue_limits import limits
 from sqla_shard.jobs.queue_limits import pause
 from sqla_shard.jobs.queue_limits import QueueLimit
@@ -35,27 +40,49 @@ from sqla_shard.jobs.retry import Linear
 from sqla_shard.jobs.retry import RetryPolicy
 from sqla_shard.jobs.running import current_job
 from sqla_shard.jobs.running import RunningJob
+from sqla_shard.jobs.stored_changes import ChangeReport
+from sqla_shard.jobs.stored_changes import delete_jobs
+from sqla_shard.jobs.stored_changes import delete_of
+from sqla_shard.jobs.stored_changes import retry_failed
+from sqla_shard.jobs.stored_changes import retry_jobs
+from sqla_shard.jobs.stored_jobs import JobPage
+from sqla_shard.jobs.stored_jobs import jobs_by_key
+from sqla_shard.jobs.stored_jobs import jobs_of
+from sqla_shard.jobs.stored_jobs import stored_job
+from sqla_shard.jobs.stored_jobs import StoredJob
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.jobs.tasks import task
 from sqla_shard.jobs.worker import RunReport
 from sqla_shard.jobs.worker import Worker
 
 __all__ = [
+    "ChangeReport",
     "ClaimedJob",
     "EnqueuedJob",
     "Exponential",
+    "JobPage",
     "JobState",
     "Linear",
+    "QueueCount",
     "QueueLimit",
     "RetryPolicy",
     "RunReport",
     "RunningJob",
+    "StoredJob",
     "Task",
     "Worker",
+    "count_queues",
     "current_job",
+    "delete_jobs",
+    "delete_of",
+    "jobs_by_key",
+    "jobs_of",
     "limits",
     "pause",
     "resume",
+    "retry_failed",
+    "retry_jobs",
     "set_limit",
+    "stored_job",
     "task",
 ]

@@ -60,6 +60,7 @@ __all__ = [
     "locked_batch",
     "release",
     "reopened",
+    "using_index",
 ]
 
 #: Seconds until a claim expires.
@@ -138,7 +139,7 @@ def locked_batch(*columns: Any) -> Any:
     the server can do that.  Its parameters are ``state``, ``queue``,
     ``priority`` and ``batch``.
     """
-    statement = (
+    return using_index(
         select(*columns)
         .where(
             _job.state == bindparam("state"),
@@ -151,6 +152,10 @@ def locked_batch(*columns: Any) -> Any:
         .limit(bindparam("batch"))
         .suffix_with(SkipLocked())
     )
+
+
+def using_index(statement: Any) -> Any:
+    """Return a SELECT of jobs that reads their index in its order."""
     for name in _MYSQL:
         statement = statement.with_hint(JOBS, _HINT, name)
     return statement

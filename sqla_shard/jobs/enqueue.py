@@ -51,6 +51,8 @@ __all__ = [
     "insert_jobs",
     "place_near",
     "seconds_of",
+    "stored_key",
+    "take_key",
 ]
 
 #: The priorities of jobs: 1 is the most urgent.
@@ -133,19 +135,26 @@ class JobOptions:
 
         :raises JobOptionError: if it is not valid.
         """
-        if self.unique_key is None:
-            return None
-        try:
-            key = self.unique_key.encode()
-        except (AttributeError, UnicodeEncodeError):
-            key = b""
-        if not 0 < len(key) <= LONGEST_UNIQUE_KEY:
-            raise JobOptionError(
-                f"must be a string of 1 to {LONGEST_UNIQUE_KEY} bytes",
-                option="unique_key",
-                value=self.unique_key,
-            )
-        return key
+        key = self.unique_key
+        return None if key is None else stored_key(key)
+
+
+def stored_key(unique_key: str) -> bytes:
+    """Return a unique key as it is stored.
+
+    :raises JobOptionError: if it is not valid.
+    """
+    try:
+        key = unique_key.encode()
+    except (AttributeError, UnicodeEncodeError):
+        key = b""
+    if not 0 < len(key) <= LONGEST_UNIQUE_KEY:
+        raise JobOptionError(
+            f"must be a string of 1 to {LONGEST_UNIQUE_KEY} bytes",
+            option="unique_key",
+            value=unique_key,
+        )
+    return key
 
 
 def check_queue(queue: object) -> str:
@@ -279,14 +288,26 @@ def insert_job(
     local_id: int = result.inserted_primary_key[0]
     if key is None:
         return _address(place, local_id)
+    holder = take_key(session, at, key, local_id)
+    if holder != local_id:
+        session.execute(_DELETE, {"the_id": local_id}, bind_arguments=at)
+    return _address(place, holder, is_new=holder == local_id)
+
+
+def take_key(
+    session: ShardSession, at: dict[str, Any], key: bytes, local_id: int
+) -> int:
+    """Take a unique key for a job, unless another job has it.
+
+    :param at: the shard, as ``bind_arguments``.
+    :returns: the number of the job that has it; another one is run again.
+    """
     values: dict[str, Any] = {"the_key": key, "the_id": local_id}
     session.execute(_TAKE_KEY, values, bind_arguments=at)
     holder: int = session.execute(
         _HOLDER, {"the_key": key}, bind_arguments=at
     ).scalar_one()
-    if holder != local_id:
-        session.execute(_DELETE, {"the_id": local_id}, bind_arguments=at)
-    return _address(place, holder, is_new=holder == local_id)
+    return holder
 
 
 def insert_jobs(

@@ -45,6 +45,21 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "repair": (("repair", "--once", *MODELS), NOT_READ, "server2"),
     "key": (("key", "order-17"), NOT_READ, "server2"),
     "halves": (("halves",), NOT_READ, "server2"),
+    "queue list": (("queue", "list"), NOT_READ, "server2"),
+    "queue stats": (("queue", "stats", "titles"), NOT_READ, "server2"),
+    "queue scan": (("queue", "scan", "titles"), NOT_READ, "server2"),
+    # Shard 5 is on the server that hangs.
+    "queue show": (("queue", "show", "objects/5/1"), NOT_READ, ""),
+    "queue retry": (
+        ("queue", "retry", "--queue", "titles"),
+        NOT_READ,
+        "server2",
+    ),
+    "queue delete": (
+        ("queue", "delete", "objects/5/1"),
+        NOT_READ,
+        "shard 5 of objects",
+    ),
     "cache stats": (
         ("cache", "stats", "--cache", "cache.toml"),
         NOT_READ,

@@ -200,6 +200,26 @@ CASES: dict[str, list[Case]] = {
     ],
     "sqla-shard key": [Case("key 'user 0'"), Case("key 'user 7'")],
     "sqla-shard halves": [Case("halves")],
+    "sqla-shard queue list": [Case("queue list")],
+    "sqla-shard queue stats": [Case("queue stats titles")],
+    "sqla-shard queue scan": [
+        Case("queue scan titles"),
+        Case("queue scan --unique-key k"),
+    ],
+    "sqla-shard queue show": [
+        Case("queue show objects/7/1", says=""),
+        Case(
+            "queue show objects/0/1", status=FAILED, most=0, says="not found"
+        ),
+    ],
+    "sqla-shard queue retry": [
+        Case("queue retry --queue titles"),
+        Case("queue retry objects/7/1", says="shard 7 of objects"),
+    ],
+    "sqla-shard queue delete": [
+        Case("queue delete --queue titles --state done"),
+        Case("queue delete objects/7/1 --dry-run", says="shard 7"),
+    ],
     "sqla-shard cache repair": [
         Case("cache repair --once --cache {dir}/cache.toml")
     ],

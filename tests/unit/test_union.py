@@ -83,6 +83,20 @@ def test_names_that_look_like_clauses_do_not_matter() -> None:
     assert len(statements_for(text, (), [place(1), place(2)], "%s")) == 1
 
 
+def test_the_limit_of_a_subquery_is_its_own() -> None:
+    text = "SELECT (SELECT 1 FROM (SELECT a FROM {}.t LIMIT 5) AS x) AS n"
+    (found,) = statements_for(
+        text.format("__sqla_shard__"), (), [place(1), place(2)], "%s"
+    )
+    assert found[0].split("\nUNION ALL\n") == [
+        text.format("db00001"),
+        text.format("db00002"),
+    ]
+    # A parenthesis in a literal may not hide the LIMIT of a branch.
+    text = "SELECT a FROM __sqla_shard__.t WHERE a = '(' LIMIT 5 OFFSET ')'"
+    assert len(statements_for(text, (), [place(1), place(2)], "%s")) == 2
+
+
 def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [place(i) for i in range(10)]
     monkeypatch.setattr(rendering, "MOST_BRANCHES", 4)

@@ -1,0 +1,381 @@
+"""``sqla-shard queue``: jobs, by queue, task, state, unique key and id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from typing import TypeVar
+
+import click
+
+from sqla_shard.cli.application_options import models_option
+from sqla_shard.cli.application_options import names
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import CommandT
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import with_options
+from sqla_shard.engine.unread import describe_unread
+from sqla_shard.exc import JobOptionError
+from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.queue_counts import queue_counts
+from sqla_shard.jobs.queue_counts import task_counts
+from sqla_shard.jobs.stored_changes import ChangeReport
+from sqla_shard.jobs.stored_changes import DELETABLE
+from sqla_shard.jobs.stored_changes import delete_jobs
+from sqla_shard.jobs.stored_changes import delete_of
+from sqla_shard.jobs.stored_changes import retry_failed
+from sqla_shard.jobs.stored_changes import retry_jobs
+from sqla_shard.jobs.stored_jobs import jobs_by_key
+from sqla_shard.jobs.stored_jobs import jobs_of
+from sqla_shard.jobs.stored_jobs import stored_job
+
+__all__ = ["queue_group"]
+
+_UNKNOWN = "not defined in the modules of --models"
+
+T = TypeVar("T")
+
+
+@click.group("queue")
+def queue_group() -> None:
+    """Show the queues and their jobs, run failed jobs again, delete jobs.
+
+    An ID is the keyspace, the shard and the number of a job, such as
+    objects/7/1234.
+    """
+
+
+def _checked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function; an invalid id, queue or key is a usage error."""
+    try:
+        return function(*args, **kwargs)
+    except JobOptionError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _state_option(
+    states: tuple[JobState, ...], *, required: bool, text: str
+) -> Callable[[CommandT], CommandT]:
+    return with_options(
+        click.option(
+            "--state",
+            "states",
+            multiple=True,
+            required=required,
+            type=click.Choice([one.name.lower() for one in states]),
+            help=text,
+        )
+    )
+
+
+task_option = with_options(
+    click.option("--task", metavar="NAME", help="Only jobs of this task.")
+)
+dry_run_option = with_options(
+    click.option(
+        "--dry-run", is_flag=True, help="Print the number; write nothing."
+    )
+)
+
+
+@queue_group.command(
+    "list",
+    epilog=examples("sqla-shard queue list", "sqla-shard queue list --json"),
+)
+@json_option
+@pass_settings
+def list_command(settings: Settings, as_json: bool) -> None:
+    """Show the number of jobs of each queue, by state.
+
+    Of each shard, queue and state up to 10,000 jobs are counted; a number
+    with a plus sign is a minimum.  The status is 1 if a queue has failed jobs.
+    """
+    with settings.cluster() as cluster:
+        found, troubles = queue_counts(cluster)
+    unread = describe_unread(troubles)
+    if as_json:
+        print_json({"queues": found, "troubles": unread})
+    else:
+        for line in (*map(str, found), *unread):
+            echo(line)
+        if not found and not unread:
+            echo("no jobs")
+    end(is_good=not any(one.failed for one in found), is_read=not unread)
+
+
+@queue_group.command(
+    "stats",
+    epilog=examples(
+        "sqla-shard queue stats titles",
+        "sqla-shard queue stats titles --models shop.tasks --json",
+    ),
+)
+@click.argument("queue")
+@models_option
+@json_option
+@pass_settings
+def stats_command(
+    settings: Settings, queue: str, models: tuple[str, ...], as_json: bool
+) -> None:
+    """Show the number of jobs of a QUEUE, by task and state.
+
+    Of each shard and state the first 10,000 jobs are counted.  With --models,
+    the status is 1 if a task is not defined in the modules.
+    """
+    names(models)
+    with settings.cluster() as cluster:
+        found, troubles = _checked(task_counts, cluster, queue)
+    unread = describe_unread(troubles)
+    unknown = {one.task for one in found if models and not one.is_known}
+    if as_json:
+        print_json(
+            {
+                "queue": queue,
+                "tasks": found,
+                "unknown": sorted(unknown),
+                "troubles": unread,
+            }
+        )
+    else:
+        for one in found:
+            echo(f"{one}{f' ({_UNKNOWN})' if one.task in unknown else ''}")
+        for line in unread:
+            echo(line)
+    end(is_good=not unknown, is_read=not unread)
+
+
+@queue_group.command(
+    "scan",
+    epilog=examples(
+        "sqla-shard queue scan titles --state failed",
+        "sqla-shard queue scan titles --task pins.fetch_title --limit 20",
+        "sqla-shard queue scan --unique-key 'refresh 17' --json",
+    ),
+)
+@click.argument("queue", required=False)
+@_state_option(
+    tuple(JobState),
+    required=False,
+    text="Only jobs with this state; repeatable.",
+)
+@task_option
+@click.option(
+    "--unique-key",
+    metavar="KEY",
+    help="Only the unfinished jobs with this key, of all queues.",
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    help="Maximum number of jobs.",
+)
+@models_option
+@json_option
+@pass_settings
+def scan_command(
+    settings: Settings,
+    queue: str | None,
+    states: tuple[str, ...],
+    task: str | None,
+    unique_key: str | None,
+    limit: int,
+    models: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """List jobs of a QUEUE, those that have been due longest first.
+
+    With --task, the first 10,000 jobs of each shard and state are searched.
+    """
+    names(models)
+    if (queue is None) == (unique_key is None):
+        raise click.UsageError("pass either QUEUE or --unique-key")
+    if unique_key is not None and (states or task):
+        raise click.UsageError("--unique-key excludes --state and --task")
+    with settings.cluster() as cluster:
+        if queue is None:
+            page = _checked(jobs_by_key, cluster, unique_key)
+        else:
+            page = _checked(
+                jobs_of,
+                cluster,
+                queue,
+                _states(states) or tuple(JobState),
+                task=task,
+                limit=limit,
+            )
+    unread = describe_unread(page.unread)
+    if as_json:
+        print_json(
+            {
+                "jobs": page.jobs,
+                "is_complete": page.is_complete,
+                "troubles": unread,
+            }
+        )
+    else:
+        for one in page.jobs:
+            is_unknown = models and not one.is_known
+            unknown = f" ({_UNKNOWN})" if is_unknown else ""
+            echo(" ".join(f"{one}{unknown}".split()))
+        if not page.is_complete:
+            echo(f"more than {limit:,} jobs; raise --limit for others")
+        for line in unread:
+            echo(line)
+    end(is_good=True, is_read=not unread)
+
+
+@queue_group.command(
+    "show",
+    epilog=examples("sqla-shard queue show objects/7/1234"),
+)
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@json_option
+@pass_settings
+def show_command(
+    settings: Settings, job_ids: tuple[str, ...], as_json: bool
+) -> None:
+    """Show jobs with their arguments and progress.
+
+    Jobs that have succeeded are deleted after a day, failed ones after a
+    week, unless the worker has other times.  The status is 1 if a job is not
+    there.
+    """
+    with settings.cluster() as cluster:
+        found = {one: _checked(stored_job, cluster, one) for one in job_ids}
+    jobs = [job for job in found.values() if job is not None]
+    missing = [name for name, job in found.items() if job is None]
+    if as_json:
+        print_json({"jobs": jobs, "missing": missing})
+    else:
+        for job in jobs:
+            echo(" ".join(str(job).split()))
+            echo(f"  enqueued: {job.created_at:%Y-%m-%d %H:%M:%S} UTC")
+            echo(f"  arguments: {json.dumps(job.arguments)}")
+            if job.checkpoint is not None:
+                echo(f"  checkpoint: {json.dumps(job.checkpoint)}")
+        for name in missing:
+            echo(f"{name} not found", err=True)
+    end(is_good=not missing, is_read=True)
+
+
+@queue_group.command(
+    "retry",
+    epilog=examples(
+        "sqla-shard queue retry objects/7/1234",
+        "sqla-shard queue retry --queue titles --dry-run",
+        "sqla-shard queue retry --queue titles --task pins.fetch_title",
+    ),
+)
+@click.argument("job_ids", metavar="[ID...]", nargs=-1)
+@click.option("--queue", metavar="NAME", help="All failed jobs of this queue.")
+@task_option
+@dry_run_option
+@json_option
+@pass_settings
+def retry_command(
+    settings: Settings,
+    job_ids: tuple[str, ...],
+    queue: str | None,
+    task: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Run failed jobs again, with all their attempts.
+
+    The jobs of a queue are changed in batches, each of which is one
+    transaction of one shard.  The status is 1 if a job was not changed: it
+    has not failed, or another job has its unique key by now.
+    """
+    _check_selection(job_ids, queue, task)
+    with settings.cluster() as cluster:
+        if queue is None:
+            report = _checked(retry_jobs, cluster, job_ids, dry_run=dry_run)
+        else:
+            report = _checked(
+                retry_failed, cluster, queue, task=task, dry_run=dry_run
+            )
+    _end(report, "to be run again" if dry_run else "made pending", as_json)
+
+
+@queue_group.command(
+    "delete",
+    epilog=examples(
+        "sqla-shard queue delete objects/7/1234",
+        "sqla-shard queue delete --queue titles --state failed --dry-run",
+        "sqla-shard queue delete --queue titles --state pending "
+        "--task pins.old",
+    ),
+)
+@click.argument("job_ids", metavar="[ID...]", nargs=-1)
+@click.option("--queue", metavar="NAME", help="The jobs of this queue.")
+@_state_option(
+    DELETABLE,
+    required=False,
+    text="With --queue: jobs with this state; repeatable, required.",
+)
+@task_option
+@dry_run_option
+@json_option
+@pass_settings
+def delete_command(
+    settings: Settings,
+    job_ids: tuple[str, ...],
+    queue: str | None,
+    states: tuple[str, ...],
+    task: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Delete jobs that are not running.
+
+    The jobs of a queue are deleted in batches, each of which is one
+    transaction of one shard.  The status is 1 if a job was not deleted: it is
+    running, or not there.
+    """
+    _check_selection(job_ids, queue, task)
+    if bool(states) != (queue is not None):
+        raise click.UsageError("--queue requires --state, and --state --queue")
+    with settings.cluster() as cluster:
+        if queue is None:
+            report = _checked(delete_jobs, cluster, job_ids, dry_run=dry_run)
+        else:
+            report = _checked(
+                delete_of,
+                cluster,
+                queue,
+                _states(states),
+                task=task,
+                dry_run=dry_run,
+            )
+    _end(report, "to be deleted" if dry_run else "deleted", as_json)
+
+
+def _states(given: tuple[str, ...]) -> tuple[JobState, ...]:
+    return tuple(JobState[one.upper()] for one in given)
+
+
+def _check_selection(
+    job_ids: tuple[str, ...], queue: str | None, task: str | None
+) -> None:
+    if bool(job_ids) == (queue is not None):
+        raise click.UsageError("pass either IDs or --queue")
+    if task is not None and queue is None:
+        raise click.UsageError("--task requires --queue")
+
+
+def _end(report: ChangeReport, done: str, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        for line in (*report.skipped, *report.troubles):
+            echo(" ".join(line.split()))
+        echo(f"{report.changed:,} {done}")
+    end(is_good=not report.skipped, is_read=not report.troubles)

@@ -1,0 +1,135 @@
+"""sqla-shard queue, on SQLite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.jobs import claims
+from sqla_shard.jobs import tasks
+from sqla_shard.testing import sqlite_topology
+from tests.models.job_models import add
+from tests.models.job_models import Base
+from tests.models.job_models import counter
+from tests.models.job_models import SHARDS
+from tests.models.job_models import take
+from tests.servers.command_line import invoke
+from tests.servers.command_line import write
+
+MODELS = ("--models", "tests.models.job_models")
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Path:
+    return write(tmp_path, sqlite_topology(tmp_path / "data", 1, SHARDS))
+
+
+@pytest.fixture
+def cluster(topology: Path) -> Iterator[Cluster]:
+    with Cluster.from_file(topology, watch=False) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@pytest.fixture
+def jobs(cluster: Cluster) -> list[str]:
+    """Enqueue jobs, of which the first has failed; return their ids."""
+    near = counter(cluster)
+    with cluster.begin() as session:
+        made = [
+            add.enqueue(session, near, near=near, unique_key=key)
+            for key in ("a", "b", None)
+        ]
+    with cluster.begin() as session:
+        (job,) = take(session, near, limit=1)
+        claims.fail(session, job, "an\nerror", 0, is_final=True)
+    return [str(one) for one in made]
+
+
+@pytest.fixture
+def queue(topology: Path, jobs: list[str]) -> Any:
+    def run(*arguments: object, status: int = 0) -> Any:
+        found = invoke("-t", topology, "queue", *arguments)
+        assert found.exit_code == status, found.output
+        if "--json" in arguments:
+            return json.loads(found.stdout)
+        return found.output
+
+    return run
+
+
+def test_list(queue):
+    shown = queue("list", status=1)
+    assert shown.startswith("adding: 2 due, the oldest for ")
+    assert "1 failed, 0 done" in shown
+    (found,) = queue("list", "--json", status=1)["queues"]
+    assert (found["due"], found["failed"], found["capped"]) == (2, 1, [])
+
+
+def test_stats(queue):
+    shown = queue("stats", "adding")
+    assert shown.splitlines() == [
+        "tests.add: 2 pending",
+        "tests.add: 1 failed",
+    ]
+    assert queue("stats", "adding", *MODELS) == shown
+    assert "Usage" in queue("stats", "a b", status=2)
+
+
+def test_an_unknown_task(queue, cluster, jobs, monkeypatch):
+    monkeypatch.delitem(tasks._tasks, "tests.add")
+    shown = queue("stats", "adding", *MODELS, status=1)
+    assert shown.count("not defined in the modules of --models") == 2
+    found = queue("stats", "adding", *MODELS, "--json", status=1)
+    assert found["unknown"] == ["tests.add"]
+    assert "not defined" in queue("scan", "adding", *MODELS)
+    # Without modules it cannot be said.
+    assert "not defined" not in queue("scan", "adding")
+
+
+def test_scan(queue, jobs):
+    assert len(queue("scan", "adding").splitlines()) == 3
+    (line,) = queue("scan", "adding", "--state", "failed").splitlines()
+    assert line.startswith(f"{jobs[0]} tests.add, queue adding, priority 2")
+    assert line.endswith("attempt 1 of 3: an error")
+    found = queue("scan", "--unique-key", "b", "--json")
+    assert [one["id"] for one in found["jobs"]] == [jobs[1]]
+    shown = queue("scan", "adding", "--limit", 1)
+    assert "more than 1 jobs" in shown
+    for bad in ([], ["adding", "--unique-key", "b"], ["a b"]):
+        assert "Usage" in queue("scan", *bad, status=2)
+
+
+def test_show(queue, jobs):
+    shown = queue("show", jobs[1])
+    assert 'arguments: {"counter_id": ' in shown
+    assert "key b, pending" in shown
+    found = queue("show", jobs[0], "objects/3/9", "--json", status=1)
+    assert found["jobs"][0]["error"] == "an\nerror"
+    assert found["missing"] == ["objects/3/9"]
+    assert "Usage" in queue("show", "7", status=2)
+
+
+def test_retry(queue, jobs):
+    assert queue("retry", "--queue", "adding", "--dry-run") == (
+        "1 to be run again\n"
+    )
+    assert queue("retry", "--queue", "adding") == "1 made pending\n"
+    shown = queue("retry", jobs[0], status=1)
+    assert shown == f"{jobs[0]} is pending\n0 made pending\n"
+    for bad in ([], [jobs[0], "--queue", "adding"], [jobs[0], "--task", "x"]):
+        assert "Usage" in queue("retry", *bad, status=2)
+
+
+def test_delete(queue, jobs):
+    found = queue("delete", jobs[2], "--json")
+    assert found == {"changed": 1, "skipped": [], "troubles": []}
+    assert "Usage" in queue("delete", "--queue", "adding", status=2)
+    some = ("delete", "--queue", "adding", "--state", "failed")
+    assert queue(*some, "--state", "pending") == "2 deleted\n"
+    assert queue("list") == "no jobs\n"
