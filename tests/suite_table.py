@@ -155,6 +155,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "jobs_working": BOTH,
     "jobs_operating": BOTH,
+    "jobs_uses": BOTH,
     # Object classes.
     "objects_aliases": BOTH,
     "objects_attributes": BOTH,

@@ -342,12 +342,15 @@ class Backend(Protocol):
     :ivar waits: whether statements wait for another process, so that several
         can run at the same time.
     :ivar collates: whether strings have collations that Python does not have.
+    :ivar counts_upserts: whether an INSERT that has changed an existing row
+        instead counts two rows.
     :ivar catalogue: reads which databases and tables exist.
     :ivar ddl: changes tables in many databases.
     """
 
     waits: bool
     collates: bool
+    counts_upserts: bool
     catalogue: Catalogue
     ddl: DDL
 

@@ -18,6 +18,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``handling``   one transaction of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
 ``worker``     the loop of a worker, and its threads
+``respacing``  ordered lists are re-spaced by jobs
 ``queue_counts``    how many jobs each queue has, by state and by task
 ``stored_jobs``     jobs by id, by unique key, or those of a queue
 ``stored_changes``  retries and deletion by an operator
@@ -35,6 +36,7 @@ from sqla_shard.jobs.queue_limits import pause
 from sqla_shard.jobs.queue_limits import QueueLimit
 from sqla_shard.jobs.queue_limits import resume
 from sqla_shard.jobs.queue_limits import set_limit
+from sqla_shard.jobs.respacing import respace_by_job
 from sqla_shard.jobs.retry import Exponential
 from sqla_shard.jobs.retry import Linear
 from sqla_shard.jobs.retry import RetryPolicy
@@ -79,6 +81,7 @@ __all__ = [
     "jobs_of",
     "limits",
     "pause",
+    "respace_by_job",
     "resume",
     "retry_failed",
     "retry_jobs",

@@ -303,7 +303,9 @@ def take_key(
     :returns: the number of the job that has it; another one is run again.
     """
     values: dict[str, Any] = {"the_key": key, "the_id": local_id}
-    session.execute(_TAKE_KEY, values, bind_arguments=at)
+    result: Any = session.execute(_TAKE_KEY, values, bind_arguments=at)
+    if at["place"].backend.counts_upserts and result.rowcount == 1:
+        return local_id  # without another round trip
     holder: int = session.execute(
         _HOLDER, {"the_key": key}, bind_arguments=at
     ).scalar_one()

@@ -29,6 +29,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.claims import PENDING
 from sqla_shard.jobs.claims import using_index
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.enqueue import stored_key
@@ -52,6 +53,7 @@ __all__ = [
     "job_address",
     "jobs_by_key",
     "jobs_of",
+    "pending_on",
     "stored_job",
 ]
 
@@ -280,6 +282,16 @@ def jobs_of(
         is_complete=len(jobs) <= limit,
         unread=list(unread.values()),
     )
+
+
+_PENDING = select(*_COLUMNS).where(_job.state == PENDING)
+
+
+def pending_on(
+    session: ShardSession, places: Sequence[Place]
+) -> list[StoredJob]:
+    """Return all pending jobs of shards of a server that a session sees."""
+    return _read(_PENDING, {}, session, places)
 
 
 def _sorted(jobs: Iterable[StoredJob]) -> list[StoredJob]:

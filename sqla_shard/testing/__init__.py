@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqla_shard.testing.cache_servers import MemcachedServer
     from sqla_shard.testing.cache_servers import RedisServer
+    from sqla_shard.testing.job_runs import jobs_enqueued
+    from sqla_shard.testing.job_runs import JobsFailedError
+    from sqla_shard.testing.job_runs import run_jobs
     from sqla_shard.testing.lint import Finding
     from sqla_shard.testing.lint import ShardLint
     from sqla_shard.testing.lint import SourceLine
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ExternalServer",
     "Finding",
+    "JobsFailedError",
     "LoggedCommand",
     "LoggedEvent",
     "MariaDBFleet",
@@ -61,11 +65,14 @@ __all__ = [
     "StatementLog",
     "ZooKeeperEnsemble",
     "ZooKeeperServer",
+    "jobs_enqueued",
+    "run_jobs",
     "sqlite_topology",
 ]
 
 _MODULES = {
     "cache_servers": ("MemcachedServer", "RedisServer"),
+    "job_runs": ("JobsFailedError", "jobs_enqueued", "run_jobs"),
     "lint": ("Finding", "ShardLint", "SourceLine"),
     "mariadb": ("MariaDBServer",),
     "mariadb_fleet": ("ExternalServer", "MariaDBFleet"),

@@ -86,6 +86,7 @@ class MySQL(Backend):
     """
 
     waits = True
+    counts_upserts = True
     collates = True
     catalogue: Catalogue = MySQLCatalogue()
     ddl: DDL = MySQLDDL()

@@ -50,6 +50,7 @@ class SQLite(Backend):
     """
 
     collates = False
+    counts_upserts = False
     catalogue: Catalogue = SQLiteCatalogue()
     ddl: DDL = SQLiteDDL()
 
