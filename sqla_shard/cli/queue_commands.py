@@ -25,6 +25,11 @@ from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.queue_counts import queue_counts
 from sqla_shard.jobs.queue_counts import task_counts
+from sqla_shard.jobs.queue_limits import limits
+from sqla_shard.jobs.queue_limits import pause
+from sqla_shard.jobs.queue_limits import QueueLimit
+from sqla_shard.jobs.queue_limits import resume
+from sqla_shard.jobs.queue_limits import set_limit
 from sqla_shard.jobs.stored_changes import ChangeReport
 from sqla_shard.jobs.stored_changes import DELETABLE
 from sqla_shard.jobs.stored_changes import delete_jobs
@@ -44,7 +49,7 @@ T = TypeVar("T")
 
 @click.group("queue")
 def queue_group() -> None:
-    """Show the queues and their jobs, run failed jobs again, delete jobs.
+    """Show, pause and limit queues; show, retry and delete jobs.
 
     An ID is the keyspace, the shard and the number of a job, such as
     objects/7/1234.
@@ -356,6 +361,91 @@ def delete_command(
                 dry_run=dry_run,
             )
     _end(report, "to be deleted" if dry_run else "deleted", as_json)
+
+
+@queue_group.command("pause", epilog=examples("sqla-shard queue pause titles"))
+@click.argument("queue")
+@json_option
+@pass_settings
+def pause_command(settings: Settings, queue: str, as_json: bool) -> None:
+    """Let workers claim no more jobs of a QUEUE; those that run go on."""
+    with settings.cluster() as cluster:
+        _print_limit(_checked(pause, cluster, queue), as_json)
+
+
+@queue_group.command(
+    "resume", epilog=examples("sqla-shard queue resume titles")
+)
+@click.argument("queue")
+@json_option
+@pass_settings
+def resume_command(settings: Settings, queue: str, as_json: bool) -> None:
+    """End the pause of a QUEUE; its limit is as before."""
+    with settings.cluster() as cluster:
+        _print_limit(_checked(resume, cluster, queue), as_json)
+
+
+@queue_group.command(
+    "limit",
+    epilog=examples(
+        "sqla-shard queue limit titles 20",
+        "sqla-shard queue limit titles none",
+        "sqla-shard queue limit",
+    ),
+)
+@click.argument("queue", required=False)
+@click.argument("per_second", required=False)
+@json_option
+@pass_settings
+def limit_command(
+    settings: Settings,
+    queue: str | None,
+    per_second: str | None,
+    as_json: bool,
+) -> None:
+    """Limit the jobs that all workers of a QUEUE claim in a second.
+
+    PER_SECOND is a number of jobs, on average, or "none" for no limit; with 0
+    no jobs are claimed.  Without arguments, list the queues that are paused,
+    or were, or have a limit.  Workers read it every second.
+    """
+    if (queue is None) != (per_second is None):
+        raise click.UsageError("pass QUEUE and PER_SECOND, or neither")
+    with settings.cluster() as cluster:
+        if queue is not None:
+            number = _per_second(str(per_second))
+            found = _checked(set_limit, cluster, queue, number)
+            _print_limit(found, as_json)
+        elif as_json:
+            print_json({"queues": limits(cluster)})
+        else:
+            for one in limits(cluster):
+                echo(_limit_text(one))
+
+
+def _per_second(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise click.UsageError(
+            f'PER_SECOND is {text!r}; it must be a number, or "none"'
+        ) from error
+
+
+def _print_limit(limit: QueueLimit, as_json: bool) -> None:
+    if as_json:
+        print_json(limit)
+    else:
+        echo(_limit_text(limit))
+
+
+def _limit_text(limit: QueueLimit) -> str:
+    state = "paused" if limit.is_paused else "open"
+    if limit.per_second is None:
+        return f"{limit.queue}: {state}, no limit"
+    return f"{limit.queue}: {state}, {limit.per_second:g} jobs a second"
 
 
 def _states(given: tuple[str, ...]) -> tuple[JobState, ...]:

@@ -48,6 +48,10 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "queue list": (("queue", "list"), NOT_READ, "server2"),
     "queue stats": (("queue", "stats", "titles"), NOT_READ, "server2"),
     "queue scan": (("queue", "scan", "titles"), NOT_READ, "server2"),
+    # The limits are on shard 0, which is on the other server.
+    "queue pause": (("queue", "pause", "titles"), 0, "paused"),
+    "queue resume": (("queue", "resume", "titles"), 0, "titles: open"),
+    "queue limit": (("queue", "limit", "titles", "5"), 0, "5 jobs a second"),
     # Shard 5 is on the server that hangs.
     "queue show": (("queue", "show", "objects/5/1"), NOT_READ, ""),
     "queue retry": (

@@ -133,3 +133,19 @@ def test_delete(queue, jobs):
     some = ("delete", "--queue", "adding", "--state", "failed")
     assert queue(*some, "--state", "pending") == "2 deleted\n"
     assert queue("list") == "no jobs\n"
+
+
+def test_pause_and_limit(queue):
+    assert queue("limit", "titles", "2.5") == (
+        "titles: open, 2.5 jobs a second\n"
+    )
+    assert queue("pause", "adding") == "adding: paused, no limit\n"
+    assert queue("limit").splitlines() == [
+        "adding: paused, no limit",
+        "titles: open, 2.5 jobs a second",
+    ]
+    found = queue("resume", "adding", "--json")
+    assert found == {"queue": "adding", "is_paused": False, "per_second": None}
+    assert queue("limit", "titles", "none") == "titles: open, no limit\n"
+    for bad in (["titles"], ["titles", "x"], ["titles", "-1"], ["a b", "1"]):
+        assert "Usage" in queue("limit", *bad, status=2)

@@ -206,6 +206,10 @@ CASES: dict[str, list[Case]] = {
         Case("queue scan titles"),
         Case("queue scan --unique-key k"),
     ],
+    # The limits are on shard 0, which can be read.
+    "sqla-shard queue pause": [_quiet("queue pause titles", "paused")],
+    "sqla-shard queue resume": [_quiet("queue resume titles", "open")],
+    "sqla-shard queue limit": [_quiet("queue limit titles 5", "5 jobs")],
     "sqla-shard queue show": [
         Case("queue show objects/7/1", says=""),
         Case(
