@@ -54,7 +54,7 @@ LAYERS = {
 APART = {
     "ext": {"schema", "verify", "fleet"},
     "fleet": {"jobs"},
-    "testing": {"schema", "verify", "jobs", "fleet", "ext"},
+    "testing": {"schema", "verify", "fleet", "ext"},
     "__init__": {
         *("cache", "schema", "verify", "jobs", "fleet", "ext", "testing"),
     },
