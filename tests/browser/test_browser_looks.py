@@ -1,6 +1,7 @@
 """Each page, on a desktop and on a phone, by day and by night.
 
-Pictures are kept in ``artefacts/browser``, for people to look at.
+With ``SQLA_SHARD_PICTURES=1`` there are pictures in ``artefacts/browser``,
+for people to look at.
 """
 
 from __future__ import annotations
@@ -189,9 +190,7 @@ def test_every_page(
     pin = one.order()[1]
     one.card(pin).locator('[data-action="where"]').click()
     page.locator("[data-where]").first.wait_for()
-    page.screenshot(
-        path=one.picture(f"where-sheet-{kind}-{scheme}"), full_page=False
-    )
+    one.picture(f"where-sheet-{kind}-{scheme}", full_page=False)
     page.goto(f"/where/{pin}")
     one.at("where")
     look("where")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,12 +200,17 @@ class Visitor:
 
     # -- pictures
 
-    def picture(self, name: str) -> Path:
-        """Keep what the page looks like."""
-        ARTEFACTS.mkdir(parents=True, exist_ok=True)
-        path = ARTEFACTS / f"{name}.png"
-        self.page.screenshot(path=path, full_page=True)
-        return path
+    def picture(self, name: str, *, full_page: bool = True) -> None:
+        """Store what the page looks like, where pictures are asked for.
+
+        They take half of the time of these tests, and only people see
+        anything in them.
+        """
+        if os.environ.get("SQLA_SHARD_PICTURES") == "1":
+            ARTEFACTS.mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(
+                path=ARTEFACTS / f"{name}.png", full_page=full_page
+            )
 
 
 def _middle(element: Locator) -> tuple[float, float]:

@@ -47,6 +47,7 @@ __all__ = ["Load"]
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = "from tests.servers.writing_load import work; work()"
 _PATIENCE = 60.0
+_SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +80,11 @@ class Load:
     :param give_up: seconds after which a token is left unacknowledged.
     :param prefix: of its tokens, which no other load has.
     :param pause: seconds before a token is attempted again.
-    :param rest: seconds between a token and the next.  Without it the
-        writers take all of the processors, and what a test reads again
-        (logs, rows, binary logs) grows by thousands of rows a second.
+    :param rest: seconds between a token and the next.  At 0, which is the
+        default with ``SQLA_SHARD_SOAK=1`` only, the writers take all of the
+        processors: the operation under test takes several times as long, and
+        what a test reads again (logs, rows, binary logs) grows by thousands
+        of rows a second.
     """
 
     def __init__(
@@ -94,8 +97,8 @@ class Load:
         processes: int = 8,
         give_up: float = 30.0,
         prefix: str = "w",
-        pause: float = 0.005,
-        rest: float = 0.0,
+        pause: float = 0.005 if _SOAK else 0.02,
+        rest: float = 0.0 if _SOAK else 0.05,
     ) -> None:
         writers = writer if isinstance(writer, tuple) else (writer,)
         self._orders = [
