@@ -40,6 +40,7 @@ import pymysql
 from pymysql.cursors import Cursor
 
 from sqla_shard import exc
+from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
 from sqla_shard.testing import mariadb_setup
 from sqla_shard.testing.local_server import is_listening
 from sqla_shard.testing.local_server import LocalServer
@@ -54,6 +55,11 @@ from sqla_shard.testing.statement_log import QueryLog
 __all__ = ["MariaDBServer", "SQLServer"]
 
 _server_ids = itertools.count(1)
+_connect: Any = type(
+    "Connection",
+    (SharedContext, pymysql.connections.Connection),
+    {"shared_context": None},
+)
 
 
 class SQLServer:
@@ -71,7 +77,7 @@ class SQLServer:
         :param arguments: arguments of :func:`pymysql.connect`.
         :raises pymysql.err.OperationalError: if the server does not respond.
         """
-        return pymysql.connect(
+        connection: pymysql.Connection[Cursor] = _connect(
             host=self.host,
             port=self.port,
             user=self.user,
@@ -79,6 +85,7 @@ class SQLServer:
             charset="utf8mb4",
             **arguments,
         )
+        return connection
 
     def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
         """Connect in autocommit mode, as root or the user of the URL.
@@ -193,13 +200,14 @@ class MariaDBServer(SQLServer, LocalServer):
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
         self._running_process()
-        return pymysql.connect(
+        connection: pymysql.Connection[Cursor] = _connect(
             unix_socket=str(self.socket),
             user=mariadb_setup.system_user(),
             charset="utf8mb4",
             autocommit=True,
             **arguments,
         )
+        return connection
 
     def query_log(self) -> QueryLog:
         """Return a log of the statements of the application.

@@ -125,6 +125,9 @@ class Scene:
             "user": self.database.user,
             "password": self.database.password,
             "database": "db_cache",
+            # Processes that live for a moment would spend it on loading the
+            # authorities of the system.
+            "ssl_disabled": True,
         }
         # Patient, unless nodes are to fail: the machine may be busy.
         some = {"delay": 0.002, "life": 0.0, "timeout": 10.0, "strict": False}

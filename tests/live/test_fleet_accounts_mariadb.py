@@ -79,7 +79,11 @@ def attempt(mariadb_installed):
 
         def connect(user):
             return pymysql.connect(
-                host=server.host, port=server.port, user=user, password=user
+                host=server.host,
+                port=server.port,
+                user=user,
+                password=user,
+                ssl_disabled=True,
             )
 
         def grant(privileges):

@@ -84,5 +84,8 @@ def connect_to(url: str, **arguments: Any) -> pymysql.Connection[Any]:
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         charset="utf8mb4",
+        # Or each connection loads all authorities of the system: writers
+        # that try again and again would do nothing else.
+        ssl_disabled=True,
         **arguments,
     )

@@ -9,28 +9,31 @@
         load.wait_for_acks(500)
         attempts = load.stop()
 
-Each process is a new interpreter with a writer of its own (see
-:mod:`tests.servers.load_writers`).  It writes one token after another, each to
-a shard chosen with the seed, and repeats a token until it is acknowledged or
-30 s have passed.  Every attempt is a line of the process' log
-(:mod:`tests.servers.load_log`); :mod:`tests.servers.load_checks` compares them
-with what the servers have.  The processes end with the one that started them.
+Each process has a writer of its own (see :mod:`tests.servers.load_writers`).
+It writes one token after another, each to a shard chosen with the seed, and
+repeats a token until it is acknowledged or 30 s have passed.  Every attempt is
+a line of the process' log (:mod:`tests.servers.load_log`);
+:mod:`tests.servers.load_checks` compares them with what the servers have.  The
+processes end with the one that started them.
+
+They are forks of one process that has done all imports, which take a second
+of processor time with SQLAlchemy, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
-import pickle
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from typing import TextIO
@@ -44,8 +47,14 @@ from tests.servers.load_writers import Write
 
 __all__ = ["Load"]
 
-_ROOT = Path(__file__).parents[2]
-_PROGRAM = "from tests.servers.writing_load import work; work()"
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "sqla_shard.topology.zookeeper",
+        "tests.servers.fleet_writers",
+        "tests.servers.writing_load",
+    ]
+)
 _PATIENCE = 60.0
 _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
@@ -79,7 +88,8 @@ class Load:
     :param processes: how many.
     :param give_up: seconds after which a token is left unacknowledged.
     :param prefix: of its tokens, which no other load has.
-    :param pause: seconds before a token is attempted again.
+    :param pause: seconds before a token is attempted again, the first time.
+        Until it is acknowledged they double, to twice ``rest`` at most.
     :param rest: seconds between a token and the next.  At 0, which is the
         default with ``SQLA_SHARD_SOAK=1`` only, the writers take all of the
         processors: the operation under test takes several times as long, and
@@ -117,21 +127,27 @@ class Load:
         ]
         # One reads each line once: the writers want the processors.
         self._followers = [LogReader(o.log) for o in self._orders]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
 
     def __enter__(self) -> Load:
         try:
             for orders in self._orders:
-                self._processes.append(_start(orders))
+                process, connection = _start(orders)
+                self._processes.append(process)
+                self._connections.append(connection)
             # All begin at once, when the slowest is ready.
-            for process, orders in zip(
-                self._processes, self._orders, strict=True
+            for connection, orders in zip(
+                self._connections, self._orders, strict=True
             ):
-                if process.stdout.readline() != b"ready\n":
-                    raise AssertionError(f"no writer: {_complaint(orders)}")
-            for process in self._processes:
-                process.stdin.write(b"go\n")
-                process.stdin.flush()
+                try:
+                    connection.recv()
+                except EOFError:
+                    raise AssertionError(
+                        f"no writer: {_complaint(orders)}"
+                    ) from None
+            for connection in self._connections:
+                connection.send("go")
         except BaseException:
             self._end()
             raise
@@ -171,7 +187,7 @@ class Load:
             if seen >= count:
                 return
             late = time.monotonic() > begin + timeout
-            ended = [p for p in self._processes if p.poll() is not None]
+            ended = [p for p in self._processes if not p.is_alive()]
             if late or ended:
                 said = "\n".join(map(_complaint, self._orders))
                 raise AssertionError(
@@ -186,45 +202,38 @@ class Load:
         :returns: all attempts, in the order in which they ended.
         :raises AssertionError: if a process has failed.
         """
-        for process in self._processes:
-            # One that has ended is told of below.
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+        self._close_connections()
         for process, orders in zip(self._processes, self._orders, strict=True):
-            status = process.wait(timeout=orders.give_up + _PATIENCE)
-            if status:
+            process.join(orders.give_up + _PATIENCE)
+            if process.exitcode:
                 raise AssertionError(
-                    f"writer {orders.number} ended with status {status}: "
-                    f"{_complaint(orders)}"
+                    f"writer {orders.number} ended with status "
+                    f"{process.exitcode}: {_complaint(orders)}"
                 )
+            if process.exitcode is None:
+                raise AssertionError(f"writer {orders.number} does not end")
         return self.attempts()
 
+    def _close_connections(self) -> None:
+        while self._connections:
+            self._connections.pop().close()
+
     def _end(self) -> None:
+        self._close_connections()
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+            process.join()
 
 
-def _start(orders: _Orders) -> subprocess.Popen[bytes]:
-    paths = [str(_ROOT), *filter(None, sys.path)]
-    with orders.log.with_suffix(".err").open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            cwd=_ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            # Ctrl-C in a terminal is for the tests, which end it.
-            start_new_session=True,
-        )
-    pickle.dump(orders, process.stdin)
-    process.stdin.flush()
-    return process
+def _start(orders: _Orders) -> tuple[BaseProcess, Connection]:
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(
+        target=_work, args=(orders, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 def _complaint(orders: _Orders) -> str:
@@ -240,19 +249,24 @@ def _complaint(orders: _Orders) -> str:
 # -- in a process of its own ----------------------------------------------
 
 
-def work() -> None:
-    """Write until standard input ends."""
-    orders: _Orders = pickle.load(sys.stdin.buffer)
+def _work(orders: _Orders, connection: Connection) -> None:
+    """Write until the other end of the connection is closed."""
+    # Ctrl-C in a terminal is for the tests, which end it.
+    os.setsid()
+    with orders.log.with_suffix(".err").open("wb") as errors:
+        os.dup2(errors.fileno(), 2)
     stopped = threading.Event()
     # One line for each attempt, written at once: the tests read along.
     with (
         orders.log.open("w", encoding="utf-8", buffering=1) as log,
         orders.writer.opened() as write,
     ):
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        sys.stdin.buffer.readline()
-        threading.Thread(target=_listen, args=(stopped,), daemon=True).start()
+        connection.send("ready")
+        with contextlib.suppress(EOFError):
+            connection.recv()
+        threading.Thread(
+            target=_listen, args=(connection, stopped), daemon=True
+        ).start()
         rng = random.Random(f"{orders.seed} {orders.number}")
         serial = 0
         while not stopped.is_set():
@@ -264,10 +278,9 @@ def work() -> None:
                 stopped.wait(orders.rest)
 
 
-def _listen(stopped: threading.Event) -> None:
-    # Not sys.stdin: a thread that waits in it is in the way of an
-    # interpreter that ends with an error.
-    os.read(0, 1)
+def _listen(connection: Connection, stopped: threading.Event) -> None:
+    with contextlib.suppress(EOFError):
+        connection.recv()
     stopped.set()
 
 
@@ -278,8 +291,9 @@ def _write_one(
     log: TextIO,
     orders: _Orders,
 ) -> None:
-    pause = threading.Event()
+    never = threading.Event()
     begin = time.monotonic()
+    pause = orders.pause
     while True:
         attempt = _attempt(write, token, shard)
         log.write(line_of(attempt))
@@ -287,7 +301,9 @@ def _write_one(
             return
         if attempt.t1 > begin + orders.give_up:
             return
-        pause.wait(orders.pause)
+        never.wait(pause)
+        if orders.rest:
+            pause = min(2 * pause, 2 * orders.rest)
 
 
 def _attempt(write: Callable[[str, int], int], token: str, shard: int) -> Any:
