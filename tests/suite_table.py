@@ -156,6 +156,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "jobs_working": BOTH,
     "jobs_operating": BOTH,
     "jobs_uses": BOTH,
+    "jobs_delivering": BOTH,
     # Object classes.
     "objects_aliases": BOTH,
     "objects_attributes": BOTH,

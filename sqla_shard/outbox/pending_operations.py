@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KEEP",
+    "WHICH_DUE",
+    "WHICH_OLD",
     "Pending",
     "PendingCount",
     "RepairReport",
@@ -66,6 +68,7 @@ __all__ = [
     "everything",
     "pending",
     "repair",
+    "since",
 ]
 
 
@@ -165,7 +168,8 @@ _ALL = (
 )
 _DUE = _ALL.where(_due)
 _WHICH = oldest(INTENTS, "due_at", "home_shard")
-_WHICH_DUE = _WHICH.where(_due)
+#: Selects the number of a shard that has due operations.
+WHICH_DUE = _WHICH.where(_due)
 _COUNTS = select(
     INTENTS.c.operation,
     func.count().label("count"),
@@ -227,7 +231,7 @@ def due(
 
     :param now: whether to return all operations, even if they are not due.
     """
-    which, statement = (_WHICH, _ALL) if now else (_WHICH_DUE, _DUE)
+    which, statement = (_WHICH, _ALL) if now else (WHICH_DUE, _DUE)
     found, unread = _read(cluster, which, statement)
     if all(one.is_known for one in found):
         return found, unread
@@ -458,7 +462,8 @@ def _take(
 _is_old = APPLIED.c.applied_at <= Moment(
     bindparam("since", type_=BigInteger())
 )
-_WHICH_OLD = oldest(APPLIED, "applied_at", "shard_id").where(_is_old)
+#: Selects the number of a shard that has old tokens.
+WHICH_OLD = oldest(APPLIED, "applied_at", "shard_id").where(_is_old)
 _OLD = (
     select(
         APPLIED.c.token,
@@ -472,12 +477,16 @@ _OLD = (
 )
 
 
+def since(keep: timedelta) -> dict[str, int]:
+    """Return the parameter of :data:`WHICH_OLD`: the age of old tokens."""
+    return {"since": -(keep // timedelta(microseconds=1))}
+
+
 def _forget(
     cluster: AnyCluster, keep: timedelta
 ) -> tuple[int, list[UnreadServer]]:
     """Delete old tokens, unless their operations are still pending."""
-    since = {"since": -(keep // timedelta(microseconds=1))}
-    found, unread = read_all(cluster, _WHICH_OLD, _OLD, since)
+    found, unread = read_all(cluster, WHICH_OLD, _OLD, since(keep))
     by_home: dict[tuple[str, Address], list[Any]] = {}
     for keyspace, row in found:
         address = row.home_keyspace, row.home_shard

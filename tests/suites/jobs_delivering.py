@@ -1,0 +1,78 @@
+"""One pass for all that transactions have left.
+
+Each class is a suite; a test module has a fixture ``cluster``.
+"""
+
+from __future__ import annotations
+
+from sqla_shard.engine import by_server
+from sqla_shard.jobs.delivery import deliver
+from sqla_shard.outbox import apply
+from sqla_shard.testing import StatementLog
+from tests.models.operation_models import after_crash
+from tests.models.operation_models import entries
+from tests.models.operation_models import intend
+from tests.models.operation_models import make_due
+from tests.models.operation_models import OPERATIONS
+from tests.suites.operations import Suite
+from tests.suites.outbox import forget_all
+from tests.suites.outbox import leave
+from tests.suites.outbox import rows
+
+__all__ = ["Delivering"]
+
+cluster = OPERATIONS.on_backend()
+
+
+class Delivering(Suite):
+    def test_nothing_is_one_statement_for_a_server(self, cluster, ids):
+        places = cluster.places
+        groups = [
+            group
+            for space in places.topology.keyspaces.values()
+            for group in by_server(places.all_places(space))
+        ]
+        with StatementLog(*{group[0].engine for group in groups}) as log:
+            report = deliver(cluster)
+        assert (report.applied, report.invalidated) == (0, 0)
+        assert report.troubles == []
+        assert len(log.statements) == len(groups)
+
+    def test_operations(self, cluster, ids):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
+            intend(session, ids[1], ids[6], "delivered")
+        make_due(cluster)
+        assert deliver(cluster).applied == 1
+        assert entries(cluster)[ids[6], "delivered"] == 1
+        assert deliver(cluster).applied == 0
+
+    def test_an_unknown_operation(self, cluster, ids, monkeypatch):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
+            intend(session, ids[1], ids[6], "later")
+        make_due(cluster)
+        with monkeypatch.context() as patch:
+            patch.setattr(apply, "_functions", {})
+            (trouble,) = deliver(cluster).troubles
+        assert trouble == (
+            "operation 'tests.note' is not defined in this process"
+        )
+        assert deliver(cluster).applied == 1
+
+    def test_invalidations(self, cluster, ids):
+        leave(cluster, ids[2], [("rows", "a"), ("other", "b")])
+        try:
+            # They are left to a worker that has the cache.
+            assert deliver(cluster).invalidated == 0
+            cluster.configure_cache(
+                {"rows": {"backend": "dogpile.cache.memory"}},
+                classes={},
+                prefix="tests",
+            )
+            report = deliver(cluster)
+            assert report.invalidated == 1
+            assert report.troubles == [
+                "region 'other' of the cache is not configured"
+            ]
+            assert rows(cluster) == [(2, "other", "b")]
+        finally:
+            forget_all(cluster)
