@@ -223,6 +223,16 @@ class Cluster(FromSources, EventTarget):
                     },
                 )
 
+    def job_context(self, task: str) -> dict[str, str]:
+        """Return what listeners of ``before_enqueue`` store with a job.
+
+        :param task: name of its task.
+        """
+        carrier: dict[str, str] = {}
+        for listener in self.dispatch.before_enqueue:
+            listener(self, task, carrier)
+        return carrier
+
     @property
     def places(self) -> Places:
         """The current shard locations."""

@@ -206,6 +206,10 @@ class Loops:
         """Signs and checks bookmarks."""
         return self._cluster.seal
 
+    def job_context(self, task: str) -> dict[str, str]:
+        """Return what listeners store with a job."""
+        return self._cluster.job_context(task)
+
     @property
     def watch(self) -> Watch | None:
         """Listeners and comments for the statements of sessions."""

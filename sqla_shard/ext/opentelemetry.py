@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans and metrics of statements and caches.
+"""OpenTelemetry: spans and metrics of statements, caches and jobs.
 
 Each statement of the application is one span.  If it was executed on several
 servers, it has a child span for each of them.  ::
@@ -35,6 +35,8 @@ region (``sqla_shard.cache.region``): ``sqla_shard.cache.hits``, ``.misses``,
 ``.fills``, ``.lease_losses``, ``.blocked``, ``.unfillable``, ``.errors``,
 ``.unreadable``, ``.waits``, ``.gave_up``, ``.invalidations``, ``.outbox``,
 ``.bytes_read``, ``.bytes_written`` and ``.seconds``.
+
+:mod:`~sqla_shard.ext.opentelemetry_jobs` has those of jobs.
 
 A failed statement has the class of its error (``error.type``) and the error
 code of the server (``db.response.status_code``), but not the message, which
@@ -75,8 +77,10 @@ from sqla_shard.engine import ServerReport
 from sqla_shard.engine import StatementReport
 from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.exc.base import code_of
+from sqla_shard.ext.opentelemetry_jobs import instrument_queues
+from sqla_shard.ext.opentelemetry_jobs import JobInstrumentation
 
-__all__ = ["Instrumentation", "instrument"]
+__all__ = ["Instrumentation", "instrument", "instrument_queues"]
 
 _NAME = "sqla_shard"
 _MOST_SHARDS = 100
@@ -172,10 +176,12 @@ class Instrumentation:
                 description=description,
             )
         event.listen(cluster, "after_statement", self._report)
+        self._jobs = JobInstrumentation(cluster, self._tracer, meter)
 
     def uninstrument(self) -> None:
         """Stop recording spans and metrics."""
         self._has_ended = True
+        self._jobs.uninstrument()
         if event.contains(self._target, "after_statement", self._report):
             event.remove(self._target, "after_statement", self._report)
 

@@ -18,6 +18,8 @@ writes the shard of its job is acknowledged by the same transaction.
 ``handling``   one transaction of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
 ``worker``     the loop of a worker, and its threads
+``delivery``   what transactions have left, beside the jobs
+``job_events``  events for listeners, such as OpenTelemetry
 ``respacing``  ordered lists are re-spaced by jobs
 ``queue_counts``    how many jobs each queue has, by state and by task
 ``stored_jobs``     jobs by id, by unique key, or those of a queue
@@ -29,6 +31,7 @@ from __future__ import annotations
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import EnqueuedJob
+from sqla_shard.jobs.job_events import JobReport
 from sqla_shard.jobs.queue_counts import count_queues
 from sqla_shard.jobs.queue_counts import QueueCount
 from sqla_shard.jobs.queue_limits import limits
@@ -63,6 +66,7 @@ __all__ = [
     "EnqueuedJob",
     "Exponential",
     "JobPage",
+    "JobReport",
     "JobState",
     "Linear",
     "QueueCount",

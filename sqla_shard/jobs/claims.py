@@ -95,6 +95,7 @@ class ClaimedJob:
     :ivar checkpoint: the last value of :func:`checkpoint`; None if none.
     :ivar attempt: number of this attempt, from 1.
     :ivar max_attempts: maximum number of attempts.
+    :ivar context: what listeners of ``before_enqueue`` have stored with it.
     :ivar unique_key: its unique key; None if it has none.
     :ivar duplicates: how often the key was enqueued again before the claim.
     """
@@ -110,6 +111,7 @@ class ClaimedJob:
     checkpoint: Any = field(repr=False)
     attempt: int
     max_attempts: int
+    context: Mapping[str, str] = field(default_factory=dict, repr=False)
     unique_key: bytes | None = None
     duplicates: int = 0
 
@@ -177,6 +179,7 @@ _BATCH = locked_batch(
     _job.task,
     _job.arguments,
     _job.checkpoint,
+    _job.context,
     _job.attempts,
     _job.max_attempts,
     _job.unique_key,
@@ -251,6 +254,7 @@ def claim(
             ),
             attempt=row.attempts + 1,
             max_attempts=row.max_attempts,
+            context=parsed_json(row.context or "{}"),
             unique_key=row.unique_key,
             duplicates=duplicates.get(row.id, 0),
         )

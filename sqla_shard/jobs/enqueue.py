@@ -230,7 +230,9 @@ def place_near(
     return places.place(space, unpack(near).shard_id)
 
 
-_COLUMNS = ("task", "arguments", "queue", "priority", "shard_id")
+_COLUMNS = (
+    *("task", "arguments", "context", "queue", "priority", "shard_id"),
+)
 _DUE = {
     "now": Moment(),
     "later": Moment(bindparam("later", type_=BigInteger())),
@@ -274,7 +276,7 @@ def insert_job(
     :raises JobOptionError: if the session is in autocommit mode.
     """
     key = options.key
-    row = {**_row(place, task, arguments, options), "unique_key": key}
+    row = {**_row(session, place, task, arguments, options), "unique_key": key}
     due = "now"
     after = options.run_after
     if isinstance(after, datetime):
@@ -340,7 +342,7 @@ def insert_jobs(
         due = now + timedelta(seconds=seconds_of(after))
     rows = [
         {
-            **_row(place, task, arguments, options),
+            **_row(session, place, task, arguments, options),
             **_NEW,
             "due_at": due,
             "created_at": now,
@@ -352,11 +354,17 @@ def insert_jobs(
 
 
 def _row(
-    place: Place, task: str, arguments: Mapping[str, Any], options: JobOptions
+    session: ShardSession,
+    place: Place,
+    task: str,
+    arguments: Mapping[str, Any],
+    options: JobOptions,
 ) -> dict[str, Any]:
+    context = session.cluster.job_context(task)
     return {
         "task": task,
         "arguments": encoded(arguments, task),
+        "context": encoded(context, task) if context else None,
         "queue": options.queue,
         "priority": options.priority,
         "shard_id": place.shard_id,

@@ -36,6 +36,9 @@ from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs
 from sqla_shard.jobs.handling import Exchange
 from sqla_shard.jobs.handling import exchange
+from sqla_shard.jobs.job_events import job_begins
+from sqla_shard.jobs.job_events import job_ends
+from sqla_shard.jobs.job_events import report_lost_claims
 from sqla_shard.jobs.queue_limits import LimitedQueues
 from sqla_shard.jobs.running import Ending
 from sqla_shard.jobs.running import Outcome
@@ -288,7 +291,9 @@ class Worker:
 
     def _run(self, job: ClaimedJob) -> Outcome:
         begin = monotonic()
+        began = job_begins(self._cluster, job)
         outcome = run_job(self._cluster, job)
+        job_ends(self._cluster, outcome, began)
         took = monotonic() - begin
         # Threads may overwrite each other's value: it is an estimate.
         self._seconds += (max(took, 1e-4) - self._seconds) / 8
@@ -364,6 +369,8 @@ class Worker:
                 self._outcomes[address] = outcomes
             return None
         self._lose(found.lost)
+        if found.lost:
+            report_lost_claims(self._cluster, tuple(found.lost))
         return found
 
     def _keep_up(self) -> None:

@@ -1,0 +1,79 @@
+"""Events of jobs for listeners of the application, such as OpenTelemetry."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqla_shard.jobs.claims import ClaimedJob
+from sqla_shard.jobs.running import Ending
+from sqla_shard.jobs.running import Outcome
+
+if TYPE_CHECKING:
+    from sqla_shard import Cluster
+
+__all__ = ["JobReport", "job_begins", "job_ends", "report_lost_claims"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    """The result of one run of a job, for listeners of ``after_job``.
+
+    :ivar job: the job.
+    :ivar ending: ``"succeeded"``, also for one step of several; ``"failed"``;
+        ``"unknown"``: the task is not defined in this process;
+        ``"released"``: the worker ends; or ``"lost"``: the claim was lost.
+    :ivar seconds: duration of the run.
+    :ivar error: the error, as text; empty if there is none.
+    """
+
+    job: ClaimedJob
+    ending: str
+    seconds: float
+    error: str
+
+
+def job_begins(cluster: Cluster, job: ClaimedJob) -> float:
+    """Call the listeners of ``before_job``; return the present."""
+    _call(cluster.dispatch.before_job, cluster, job)
+    return monotonic()
+
+
+def job_ends(cluster: Cluster, outcome: Outcome, began: float) -> Outcome:
+    """Call the listeners of ``after_job``; return the outcome.
+
+    :param began: the result of :func:`job_begins`.
+    """
+    if cluster.dispatch.after_job:
+        ending = outcome.ending
+        if ending is Ending.WRITTEN:
+            ending = Ending.SUCCEEDED
+        report = JobReport(
+            job=outcome.job,
+            ending=ending.name.lower(),
+            seconds=monotonic() - began,
+            error=outcome.error,
+        )
+        _call(cluster.dispatch.after_job, cluster, report)
+    return outcome
+
+
+def report_lost_claims(cluster: Cluster, jobs: tuple[str, ...]) -> None:
+    """Call the listeners of ``job_claims_lost``."""
+    _call(cluster.dispatch.job_claims_lost, cluster, jobs)
+
+
+def _call(listeners: Any, *arguments: Any) -> None:
+    for listener in listeners:
+        try:
+            listener(*arguments)
+        except Exception:  # The job must be acknowledged all the same.
+            _log.exception(
+                "a listener of an event of jobs failed",
+                extra={"action": "report"},
+            )
