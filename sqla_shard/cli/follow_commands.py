@@ -28,6 +28,7 @@ from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.exc import ShardError
 from sqla_shard.topology import diff
 from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import FollowedSource
 from sqla_shard.topology.follow import Follower
 from sqla_shard.topology.follow import Snapshot
 from sqla_shard.topology.follow import source_at
@@ -191,9 +192,14 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     type=FiniteRange(least=0.1),
     help="Seconds between two reads of ZooKeeper without a notification.",
 )
+@click.option(
+    "--register/--no-register",
+    default=True,
+    help="Show the epoch of the file in ZooKeeper, for fleet doctor.",
+)
 @pass_settings
 def agent_command(
-    settings: Settings, out: Path, mode: int, reread: float
+    settings: Settings, out: Path, mode: int, reread: float, register: bool
 ) -> None:
     """Copy the topology in ZooKeeper to a file, and keep it up to date.
 
@@ -210,8 +216,16 @@ def agent_command(
         placeholders=settings.placeholders,
         environ=settings.blank,
     )
+    source = source_at(
+        location,
+        placeholders=settings.placeholders,
+        environ=settings.blank,
+        register={"role": "agent", "file": str(out.absolute())}
+        if register
+        else None,
+    )
     with log_to_stderr(), End() as end:
-        follower = _open_follower(settings, location, snapshot, reread, end)
+        follower = _open_follower(source, snapshot, reread, end)
         if follower is None:
             return
         try:
@@ -229,20 +243,22 @@ def agent_command(
 
 
 def _open_follower(
-    settings: Settings,
-    location: str,
+    source: FollowedSource,
     snapshot: Snapshot,
     reread: float,
     end: End,
 ) -> Follower | None:
     """Return a follower with a topology, or None if terminated before."""
     pause = _FIRST_PAUSE
-    source = source_at(
-        location,
-        placeholders=settings.placeholders,
-        environ=settings.blank,
-    )
     follower = Follower(source, snapshot=snapshot, reread=reread)
+    announce = follower.announce
+
+    def announce_file(used: Topology) -> None:
+        """Announce what processes read, although it may be older."""
+        if follower.saved is not None:
+            announce(follower.saved)
+
+    follower.announce = announce_file
     while not end.wait(0):
         try:
             follower.begin()

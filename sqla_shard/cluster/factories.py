@@ -90,6 +90,7 @@ class FromSources:
         snapshot: SnapshotPath = None,
         timeout: float = 5.0,
         reread: float = 60.0,
+        register: bool = True,
         kazoo_options: Mapping[str, Any] | None = None,
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
         environ: Mapping[str, str] | None = None,
@@ -106,6 +107,9 @@ class FromSources:
         :param timeout: seconds to wait for a response from ZooKeeper.
         :param reread: seconds after which the topology is read again, even
             without a notification.
+        :param register: whether this process shows its host, process number,
+            program and epoch in ZooKeeper, for ``sqla-shard fleet doctor``.
+            Without permission it goes on without.
         :param kazoo_options: arguments of :class:`kazoo.client.KazooClient`,
             such as ``auth_data``, ``use_ssl`` and ``ca``.  The environment
             variable of :meth:`from_location` is not read here.
@@ -125,6 +129,7 @@ class FromSources:
             options=kazoo_options,
             placeholders=placeholders,
             environ=environ,
+            register={"role": "cluster"} if register else None,
         )
         return cls.from_source(
             source,

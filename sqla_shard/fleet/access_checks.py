@@ -20,6 +20,7 @@ from sqla_shard.fleet.findings import pair_check
 from sqla_shard.fleet.findings import server_check
 from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.sessions import host_of
 
 __all__ = ["LONG_TRANSACTION"]
 
@@ -181,7 +182,7 @@ def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
     found = [one for one in server.sessions if one.user in fleet.application]
     if not found:
         return
-    hosts = Counter(one.host.partition(":")[0] for one in found)
+    hosts = Counter(host_of(one.host) for one in found)
     where = ", ".join(
         f"{count} from {host}" for host, count in hosts.most_common(_SHOWN)
     )

@@ -303,13 +303,6 @@ class Admin:
             if error.number != _NO_SUCH_THREAD:
                 raise
 
-    def sessions(self, *users: str) -> set[int]:
-        """Return the ids of the sessions of some users."""
-        listed = self.rows(
-            "SELECT id, user FROM information_schema.processlist"
-        )
-        return {number for number, user in listed if user in users}
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
-from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.events import disable_events
 from sqla_shard.fleet.events import enable_events
 from sqla_shard.fleet.events import events_of
@@ -50,6 +48,10 @@ from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.role_change import Promotion
+from sqla_shard.fleet.sessions import applications
+from sqla_shard.fleet.sessions import end_sessions
+from sqla_shard.fleet.sessions import ended_note
+from sqla_shard.fleet.sessions import programs
 from sqla_shard.topology import Topology
 
 __all__ = ["Failover"]
@@ -320,19 +322,17 @@ class Failover(Promotion):
         accounts = self.fleet.accounts
         admin = self.old.admin
         users = {accounts.operator.user, accounts.for_replication().user}
-        before = applications(admin, users)
-        for number in before:
-            admin.kill(number)
-        deadline = time.monotonic() + _PATIENCE
-        while left := before & applications(admin, users):
-            if time.monotonic() > deadline:
-                return {
-                    "killed": len(before),
-                    "problem": f"{admin}: {len(left)} sessions were killed "
-                    "and do not end; they may read old data",
-                }
-            time.sleep(0.002)
-        return {"killed": len(before)}
+        known = programs(admin)
+        ended, left = end_sessions(
+            admin, lambda: applications(admin, users), _PATIENCE
+        )
+        note = ended_note(admin, ended.values(), known)
+        if left:
+            note["problem"] = (
+                f"{admin}: {len(left)} sessions were killed and do not end; "
+                "they may read old data"
+            )
+        return note
 
     def _move_events(self) -> Mapping[str, Any] | None:
         prepared = self.notes.get("prepare", {})
@@ -384,13 +384,3 @@ class Failover(Promotion):
                 raise
             self.disconnect()
             return {"problem": f"{error}; {remedy}"}
-
-
-def applications(admin: Admin, users: Collection[str]) -> set[int]:
-    """Return the sessions that are neither replication nor of some users."""
-    rows = admin.rows(
-        "SELECT id, user FROM information_schema.processlist"
-        " WHERE command NOT LIKE 'Binlog Dump%%' AND command <> 'Daemon'"
-        " AND user NOT IN ('system user', 'event_scheduler')"
-    )
-    return {number for number, user in rows if user not in users}

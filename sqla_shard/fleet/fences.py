@@ -22,7 +22,6 @@ Limits:
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -35,6 +34,9 @@ from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import PUBLIC
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.sessions import AppSession
+from sqla_shard.fleet.sessions import end_sessions
+from sqla_shard.fleet.sessions import sessions_of
 
 __all__ = [
     "SYSTEM_USERS",
@@ -273,26 +275,24 @@ class Fence:
         # LOCAL: not replicated either.
         self.admin.run("FLUSH LOCAL PRIVILEGES")
 
-    def kill_sessions(self, seconds: float = _KILL_SECONDS) -> int:
+    def kill_sessions(
+        self, seconds: float = _KILL_SECONDS
+    ) -> list[AppSession]:
         """End the sessions of the fenced accounts, and wait for their end.
 
         :param seconds: time to wait.
-        :returns: number of sessions.
+        :returns: the sessions.
         :raises FleetServerError: if one is still there then.
         """
-        users = self.users()
-        killed = self.admin.sessions(*users)
-        for number in killed:
-            self.admin.kill(number)
-        deadline = time.monotonic() + seconds
-        while left := killed & self.admin.sessions(*users):
-            if time.monotonic() > deadline:
-                raise self.admin.error(
-                    f"sessions {shortened_list(sorted(left), 5)} are "
-                    f"killed, but still there after {seconds:g} s"
-                )
-            time.sleep(0.001)
-        return len(killed)
+        ended, left = end_sessions(
+            self.admin, lambda: sessions_of(self.admin, self.users()), seconds
+        )
+        if left:
+            raise self.admin.error(
+                f"sessions {shortened_list(sorted(left), 5)} are "
+                f"killed, but still there after {seconds:g} s"
+            )
+        return list(ended.values())
 
     # -- mysql.db ---------------------------------------------------------
 

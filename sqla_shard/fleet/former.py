@@ -18,7 +18,6 @@ from sqla_shard.exc import Problem
 from sqla_shard.fleet.addresses import roles_in
 from sqla_shard.fleet.addresses import url_at
 from sqla_shard.fleet.dead_failover import DeadFailover
-from sqla_shard.fleet.failover import applications
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import Record
@@ -28,6 +27,10 @@ from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.retire import Retire
+from sqla_shard.fleet.sessions import applications
+from sqla_shard.fleet.sessions import AppSession
+from sqla_shard.fleet.sessions import ended_note
+from sqla_shard.fleet.sessions import programs
 from sqla_shard.topology import Topology
 
 __all__ = ["CloseFormer", "former_primaries", "former_url", "writable_formers"]
@@ -147,13 +150,15 @@ class CloseFormer(Operation):
         return None
 
     def _close(self) -> Mapping[str, Any]:
+        known = programs(self._server.admin)
         # A COMMIT that waits for its standby would hold read_only up.
-        killed = self._kill()
+        ended = self._kill()
         self._server.close_writes()
         # Those that have come meanwhile would read old data.
-        return {"killed": killed + self._kill()}
+        ended += self._kill()
+        return ended_note(self._server.admin, ended, known)
 
-    def _kill(self) -> int:
+    def _kill(self) -> list[AppSession]:
         accounts = self.fleet.accounts
         ours = {accounts.operator.user}
         if accounts.replication is not None:
@@ -161,7 +166,7 @@ class CloseFormer(Operation):
         found = applications(self._server.admin, ours)
         for number in found:
             self._server.admin.kill(number)
-        return len(found)
+        return list(found.values())
 
     @property
     def _address(self) -> str:

@@ -27,6 +27,7 @@ from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import JournalHold
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.sessions import ended_lines
 from sqla_shard.topology import Topology
 
 __all__ = [
@@ -97,6 +98,16 @@ class Result:
             if isinstance(note, Mapping) and note.get("problem")
         )
 
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """Lines about the sessions that were ended, by their clients."""
+        return tuple(
+            line
+            for note in self.notes.values()
+            if isinstance(note, Mapping)
+            for line in ended_lines(note)
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the result in JSON values."""
         return asdict(self)
@@ -108,6 +119,7 @@ class Result:
         return "\n".join(
             [
                 f"{self.title}: {self.state}, epoch {self.epoch}{pause}",
+                *self.ended,
                 *(f"problem: {text}" for text in self.problems),
             ]
         )

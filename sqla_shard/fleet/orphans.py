@@ -50,6 +50,7 @@ from sqla_shard.fleet.orphan_proofs import unequal
 from sqla_shard.fleet.orphan_proofs import without_rows
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.sessions import ended_note
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
@@ -513,15 +514,18 @@ class OrphanChange(Operation):
     def _set_fences(self, chosen: Sequence[Orphan]) -> Mapping[str, Any]:
         """Fence orphans on the primary and the standby."""
         pair = pair_named(self.fleet.topology(), self._server)
-        sessions = 0
+        ended: list[Mapping[str, Any]] = []
+        killed = 0
         for _, fence in self._fences(pair, chosen):
             # A fence is no grant: sessions keep the privileges on their
             # default database until they end.
             if fence.missing():
                 fence.insert(readable=False)
                 fence.flush()
-                sessions += fence.kill_sessions()
-        return {"databases": len(chosen), "sessions": sessions}
+                note = ended_note(fence.admin, fence.kill_sessions())
+                killed += note["killed"]
+                ended += note["ended"]
+        return {"databases": len(chosen), "killed": killed, "ended": ended}
 
 
 def _original(name: str) -> str:

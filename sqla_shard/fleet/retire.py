@@ -17,7 +17,6 @@ from sqla_shard.fleet.addresses import is_address
 from sqla_shard.fleet.addresses import roles_in
 from sqla_shard.fleet.addresses import url_at
 from sqla_shard.fleet.addresses import with_port
-from sqla_shard.fleet.failover import applications
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.operation import Operation
@@ -27,6 +26,8 @@ from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.sessions import applications
+from sqla_shard.fleet.sessions import described
 
 __all__ = ["Retire"]
 
@@ -91,7 +92,7 @@ class Retire(Operation):
             yield Problem(
                 str(server.admin),
                 f"{len(sessions)} sessions of others are open "
-                f"({', '.join(map(str, sorted(sessions)[:5]))}); end them",
+                f"({described(sessions.values())}); end them",
             )
 
     def steps(self) -> Sequence[Step]:

@@ -60,6 +60,9 @@ from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.sessions import ended_note
+from sqla_shard.fleet.sessions import Program
+from sqla_shard.fleet.sessions import programs
 from sqla_shard.fleet.split_checks import copy_problems
 from sqla_shard.fleet.split_checks import empty_problems
 from sqla_shard.fleet.split_checks import prepared_problems
@@ -102,6 +105,8 @@ class Split(Operation):
         # A plan of an older version has no limit.
         self._compare_limit = arguments.get("compare_limit")
         self._contents = self._contents_to_compare()
+        #: Programs of sessions of the source, before writes are stopped.
+        self._programs: Mapping[int, Program] = {}
 
     @classmethod
     def planned(
@@ -422,6 +427,7 @@ class Split(Operation):
     def _wait(self) -> Mapping[str, Any]:
         self._catch_up(_WAIT, lag=_LAG)
         self._fence_of(self._source).users()
+        self._programs = programs(self._source.admin)
         self.prepare_publish()
         if self._contents is not None:
             self._contents.prepare()
@@ -440,7 +446,8 @@ class Split(Operation):
         fence.insert(readable=True)
         self._source.close_writes()
         fence.flush()
-        return {"sessions": fence.kill_sessions(self._patience)}
+        ended = fence.kill_sessions(self._patience)
+        return ended_note(self._source.admin, ended, self._programs)
 
     def _drain(self) -> Mapping[str, Any]:
         source, target = self._source, self._target

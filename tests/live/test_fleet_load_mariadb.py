@@ -440,7 +440,7 @@ def without_fence(scene, load, monkeypatch):
 
 def without_kill(scene, load, monkeypatch):
     """Leave a transaction that commits when the old home is open again."""
-    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: 0)
+    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
     shard = 8
     url, name = scene.places()[shard]
     begin = time.monotonic()
@@ -470,7 +470,7 @@ def without_kill(scene, load, monkeypatch):
 
 
 def without_kill_of_idle(scene, load, monkeypatch):
-    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: 0)
+    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
     with idle_client(scene, 15) as write:
         patiently(scene, planned_to_spare(scene, ["8-15"]))
         write()

@@ -476,7 +476,7 @@ def open_transaction(server, shard, token):
 
 
 def test_without_the_kill_a_write_is_lost(fleet, pairs, monkeypatch):
-    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: 0)
+    monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
     connection, _ = open_transaction(
         pairs["server1"].primary, MOVING[0], "open"
     )

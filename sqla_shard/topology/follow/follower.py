@@ -32,7 +32,9 @@ class FollowedSource(Protocol):
 
     All methods are called from one thread; ``notify`` of :meth:`start` may be
     called from any.  The source is also read at intervals, since a
-    notification may be missed.
+    notification may be missed.  A source may have one more method,
+    ``announce(topology)``: it is called after each read with the topology
+    that the process uses, and must not wait.
 
     :ivar interval: seconds between two polls; None if the source notifies of
         changes.
@@ -166,6 +168,12 @@ class Follower:
         self._reread = reread
         #: Raises an error for a topology that this process cannot use.
         self.admit: Callable[[Topology], None] = lambda topology: None
+        #: Shows others which topology this process uses.
+        self.announce: Callable[[Topology], object] = getattr(
+            source, "announce", bool
+        )
+        #: The topology in the snapshot, if this process has written it.
+        self.saved: Topology | None = None
         self._callbacks: list[Callable[[Topology, Topology], None]] = []
         self._topology: Topology | None = None
         #: The newest topology that all callbacks have received.
@@ -374,6 +382,7 @@ class Follower:
                 with self._changed:
                     self.has_read = True
                     self._changed.notify_all()
+                self._announce()
                 if self._state == "current":
                     pause, wait = _FIRST_PAUSE, self._reread
                 else:
@@ -414,6 +423,18 @@ class Follower:
         except BaseException as error:  # errors are handled as in _guarded()
             self._record_error(error)
             return False
+
+    def _announce(self) -> None:
+        if self._announced is None or self._closed:
+            return
+        try:
+            self.announce(self._announced)
+        except Exception:  # following must go on
+            _log.exception(
+                "the topology of epoch %d is used, and could not be announced",
+                self._announced.epoch,
+                extra={"action": "announce topology"},
+            )
 
     def _read(self) -> None:
         self._consider(self._source.load())
@@ -557,6 +578,7 @@ class Follower:
                 )
         else:
             self._snapshot_error = None
+            self.saved = topology
 
     def after_fork(self) -> None:
         """Discard the thread and the connections of the parent."""

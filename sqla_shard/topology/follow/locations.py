@@ -73,12 +73,16 @@ def source_at(
     *,
     placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
     environ: Mapping[str, str] | None = None,
+    register: Mapping[str, str] | None = None,
 ) -> FollowedSource:
     """Return the source of a location, without opening it.
 
     :param location: a path, or the URL of a ZooKeeper.
     :param placeholders: see :meth:`Topology.from_mapping`.
     :param environ: see :meth:`Topology.from_mapping`.
+    :param register: see
+        :class:`~sqla_shard.topology.zookeeper.source.ZooKeeperSource`; a file
+        has no such nodes.
     :raises TopologyError: if the location is not valid.
     :raises MissingExtraError: if the location is a ZooKeeper, and kazoo is not
         installed.
@@ -90,7 +94,11 @@ def source_at(
     from sqla_shard.topology.zookeeper.source import ZooKeeperSource
 
     return ZooKeeperSource(
-        hosts, options=options, placeholders=placeholders, environ=environ
+        hosts,
+        options=options,
+        placeholders=placeholders,
+        environ=environ,
+        register=register,
     )
 
 

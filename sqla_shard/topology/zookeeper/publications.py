@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
 __all__ = [
+    "CLIENTS",
     "FLEET",
     "HISTORY",
     "LOCK",
@@ -58,6 +59,9 @@ NOT_PUBLISHED = -1
 
 TOPOLOGY = "/topology"
 HISTORY = "/history"
+
+#: Parent node of the nodes of processes that follow the topology.
+CLIENTS = "/clients"
 
 #: Parent node of the journal of fleet operations.
 FLEET = "/fleet"

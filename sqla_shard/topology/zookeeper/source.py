@@ -37,15 +37,28 @@ try:
     from kazoo.exceptions import WriterNotClosedException
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KeeperState
+    from kazoo.security import make_acl
+    from kazoo.security import READ_ACL_UNSAFE
 except ImportError as error:
     raise MissingExtraError(
         package="kazoo", extra="zookeeper", reason=str(error)
     ) from error
 
-__all__ = ["TOPOLOGY_NODE", "ZooKeeperConnection", "ZooKeeperSource"]
+# After the imports of kazoo, which raise MissingExtraError.
+from sqla_shard.topology.zookeeper.registration import Registration
+
+__all__ = [
+    "OWN_ACL",
+    "TOPOLOGY_NODE",
+    "ZooKeeperConnection",
+    "ZooKeeperSource",
+]
 
 #: The node with the topology in use, below the path of the connection.
 TOPOLOGY_NODE = "/topology"
+
+#: Anyone can read a node, and only these credentials can change it.
+OWN_ACL = [make_acl("auth", "", all=True), *READ_ACL_UNSAFE]
 
 #: Session timeouts after which a client without a connection is replaced.
 #: Its session has expired, and a server that has lost its data would reject
@@ -108,6 +121,21 @@ class ZooKeeperConnection:
     def default_acl(self) -> Any:
         """The ACL of new nodes; None for the default of kazoo."""
         return self._options.get("default_acl")
+
+    @property
+    def acl_of_new(self) -> Any:
+        """The ACL of nodes that only these credentials may change.
+
+        None, for the default of kazoo, if there are no credentials.
+        """
+        if self.default_acl or not self._options.get("auth_data"):
+            return self.default_acl
+        return OWN_ACL
+
+    def connected(self) -> KazooClient | None:
+        """Return the client if it is connected now; opens nothing."""
+        client = self._client
+        return client if client is not None and client.connected else None
 
     def listen(self, notify: Callable[[], None]) -> None:
         """Call ``notify()`` when a connection is lost or opened."""
@@ -255,6 +283,9 @@ class ZooKeeperSource:
     :param placeholders: see :meth:`Topology.from_mapping`.
     :param environ: see :meth:`Topology.from_mapping`; None reads
         ``os.environ`` at each load.
+    :param register: what a node of this process says about it besides its
+        epoch; None for no node.  See
+        :mod:`sqla_shard.topology.zookeeper.registration`.
     """
 
     interval: float | None = None
@@ -267,9 +298,15 @@ class ZooKeeperSource:
         options: Mapping[str, Any] | None = None,
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
         environ: Mapping[str, str] | None = None,
+        register: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = ZooKeeperConnection(
             hosts, timeout=timeout, options=options
+        )
+        self._registration = (
+            None
+            if register is None
+            else Registration(self._connection, register)
         )
         self._placeholders = placeholders
         self._environ = environ
@@ -346,6 +383,11 @@ class ZooKeeperSource:
                 f"it cannot be watched ({type(error).__name__}: {error})"
             ) from error
         return found is not None
+
+    def announce(self, topology: Topology) -> None:
+        """Show that this process uses a topology; does not wait."""
+        if self._registration is not None:
+            self._registration.announce(topology)
 
     def look(self) -> bool:
         """Return False: ZooKeeper sends notifications."""

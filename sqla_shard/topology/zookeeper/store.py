@@ -9,6 +9,7 @@ the databases by redirecting processes to another server.
 from __future__ import annotations
 
 # Import this first: it raises MissingExtraError if kazoo is not installed.
+from sqla_shard.topology.zookeeper.source import OWN_ACL  # isort: skip
 from sqla_shard.topology.zookeeper.source import ZooKeeperConnection  # isort: skip
 
 import re
@@ -35,7 +36,6 @@ from kazoo.security import ACL
 from kazoo.security import make_acl
 from kazoo.security import OPEN_ACL_UNSAFE
 from kazoo.security import Permissions
-from kazoo.security import READ_ACL_UNSAFE
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
@@ -262,8 +262,7 @@ class ZooKeeperStore:
         #: The ACL of nodes that write() creates; None for the default.
         self._of_new: list[ACL] | None = None
         if options.get("auth_data") and not options.get("default_acl"):
-            mine = make_acl("auth", "", all=True)
-            options["default_acl"] = [mine, *READ_ACL_UNSAFE]
+            options["default_acl"] = OWN_ACL
         # The path is not passed to kazoo, which creates only the last part of
         # it.
         servers, _, path = hosts.partition("/")
