@@ -120,6 +120,7 @@ _THOROUGH = frozenset(
         "test_cli_fuzzed",
         "test_cli_unread",
         "test_cli_unread_mariadb",
+        "test_clients_zookeeper",
         "test_commit_cuts_mariadb",
         "test_demo",
         "test_fleet_start_mariadb",

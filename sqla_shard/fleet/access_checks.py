@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.clients import late_line
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import PairFacts
 from sqla_shard.fleet.facts import ServerFacts
@@ -22,7 +24,7 @@ from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
 from sqla_shard.fleet.sessions import host_of
 
-__all__ = ["LONG_TRANSACTION"]
+__all__ = ["FOLLOWED", "LONG_TRANSACTION"]
 
 LONG_TRANSACTION = 60
 """Age in seconds from which a transaction is reported."""
@@ -53,6 +55,9 @@ _SYSTEM = frozenset(
 )
 _SYSTEM_SESSIONS = frozenset(["system user", "event_scheduler"])
 _SHOWN = 3
+
+FOLLOWED = 10.0
+"""Seconds after a publication in which a process must have followed."""
 
 
 @fleet_check
@@ -199,13 +204,36 @@ def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
 
 
 @fleet_check
-def old_epochs(_: FleetFacts) -> Findings:
-    """What cannot be known about the epochs of processes."""
+def old_epochs(fleet: FleetFacts) -> Findings:
+    """Processes that follow the topology, and use an older one."""
+    clients = None if fleet.operation is None else fleet.operation.clients
+    if clients is None:
+        yield info(
+            "fleet",
+            "the epochs that processes use are known by their sessions on "
+            "standbys and former servers only, since the topology is a file: "
+            "in ZooKeeper they register",
+        )
+        return
+    for one in clients.late:
+        if one.behind is None or one.behind >= FOLLOWED:
+            yield warning("fleet", late_line(one), one.remedy)
+        else:
+            yield info("fleet", late_line(one))
+    if clients.invalid:
+        yield info(
+            "fleet",
+            f"{len(clients.invalid)} nodes of clients cannot be read "
+            f"({shortened_list(clients.invalid, _SHOWN)}): of another "
+            "version, or written by something else",
+        )
+    agents = sum(one.file is not None for one in clients.known)
     yield info(
         "fleet",
-        "the epochs that processes use are known by their sessions on "
-        "standbys and former servers only: neither servers nor ZooKeeper "
-        "show them",
+        f"{len(clients.known)} processes have registered in ZooKeeper "
+        f"({agents} of them agents, which stand for those that read their "
+        "file); others are known by their sessions on standbys and former "
+        "servers only",
     )
 
 

@@ -35,6 +35,7 @@ from typing import Any
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.events import enable_events
 from sqla_shard.fleet.events import replicated_events_of
 from sqla_shard.fleet.fleet import Fleet
@@ -419,7 +420,7 @@ class DeadFailover(Promotion):
         new = self.new
         if new.is_read_only() or new.status() is not None:
             raise self._failed("it is read-only or replicates")
-        return {"loss": self.notes["stop"]["loss"]}
+        return {**late_note(self.fleet), "loss": self.notes["stop"]["loss"]}
 
     def _failed(self, reason: str) -> FleetServerError:
         return FleetServerError(

@@ -30,6 +30,7 @@ from typing import Any
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
+from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.events import disable_events
 from sqla_shard.fleet.events import enable_events
 from sqla_shard.fleet.events import events_of
@@ -344,14 +345,15 @@ class Failover(Promotion):
             lambda: disable_events(self.old.admin, events)
         )
 
-    def _verify(self) -> Mapping[str, Any] | None:
+    def _verify(self) -> Mapping[str, Any]:
         new = self.new
         if new.is_read_only() or new.status() is not None:
             raise new.admin.error(
                 "it is published as the primary, but it is read-only "
                 "or replicates"
             )
-        return self._if_reachable(self._verify_old)
+        found = self._if_reachable(self._verify_old)
+        return {**late_note(self.fleet), **(found or {})}
 
     def _verify_old(self) -> Mapping[str, Any] | None:
         old, new = self.old, self.new

@@ -9,6 +9,8 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet.clients import Clients
+from sqla_shard.fleet.clients import known_clients
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import Pending
 from sqla_shard.fleet.journal import Record
@@ -39,6 +41,8 @@ class FleetStatus:
         topology.
     :ivar watched: the watchers, and what they see; None if the topology is a
         file.
+    :ivar clients: the processes that follow the topology, as far as they have
+        registered; None if the topology is a file.
     """
 
     fleet: str
@@ -46,6 +50,7 @@ class FleetStatus:
     pending: Pending | None
     is_published: bool = False
     watched: Watched | None = None
+    clients: Clients | None = None
 
     @property
     def is_interrupted(self) -> bool:
@@ -88,12 +93,14 @@ class FleetStatus:
             "watchers": None
             if self.watched is None
             else self.watched.as_dict(),
+            "clients": None
+            if self.clients is None
+            else self.clients.as_dict(),
         }
 
     def __str__(self) -> str:
-        if self.watched is None:
-            return self._operation()
-        return f"{self._operation()}\n{self.watched}"
+        parts = (self._operation(), self.watched, self.clients)
+        return "\n".join(str(part) for part in parts if part is not None)
 
     def _operation(self) -> str:
         first = f"{self.fleet}: epoch {self.epoch}"
@@ -137,6 +144,7 @@ def status(fleet: Fleet) -> FleetStatus:
         is_published=pending is not None
         and _is_published(fleet, pending.record, topology),
         watched=_watched(fleet),
+        clients=known_clients(fleet, topology),
     )
 
 

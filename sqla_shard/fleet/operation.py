@@ -23,6 +23,7 @@ from typing import Literal
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.clients import late_lines
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import JournalHold
 from sqla_shard.fleet.plans import Plan
@@ -108,6 +109,16 @@ class Result:
             for line in ended_lines(note)
         )
 
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Lines about the processes that still used an older topology."""
+        return tuple(
+            line
+            for note in self.notes.values()
+            if isinstance(note, Mapping)
+            for line in late_lines(note)
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the result in JSON values."""
         return asdict(self)
@@ -120,6 +131,7 @@ class Result:
             [
                 f"{self.title}: {self.state}, epoch {self.epoch}{pause}",
                 *self.ended,
+                *self.late,
                 *(f"problem: {text}" for text in self.problems),
             ]
         )

@@ -43,6 +43,7 @@ from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.cutover_contents import CutoverContents
 from sqla_shard.fleet.cutover_contents import fault_of
 from sqla_shard.fleet.fences import carry_fences
@@ -560,6 +561,7 @@ class Split(Operation):
                 server=self._move.target, number=0, reason="; ".join(problems)
             )
         notes: dict[str, Any] = {"domain": self._target.domain()}
+        notes |= late_note(self.fleet)
         if reported:
             notes["problem"] = "; ".join(reported)
         return notes

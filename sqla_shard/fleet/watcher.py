@@ -52,6 +52,7 @@ from sqla_shard.fleet.loss import NONE
 from sqla_shard.fleet.loss import receiving
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.operation import Progress
+from sqla_shard.fleet.operation import Result
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
@@ -284,8 +285,8 @@ class Watcher:
         except ShardError as error:
             return f"two servers can be written; closing failed: {error}"
         return (
-            f"two servers could be written; {result}; it may have writes of "
-            "its own: sqla-shard fleet doctor"
+            f"two servers could be written; {_line(result)}; it may have "
+            "writes of its own: sqla-shard fleet doctor"
         )
 
     def _close_formers(self) -> list[str]:
@@ -315,9 +316,9 @@ class Watcher:
         except ShardError as error:
             return f"{text}; closing failed: {error}"
         return (
-            f"{result}; it may have writes of its own: save its binary log, "
-            f"then rebuild it as a standby, or: sqla-shard fleet retire "
-            f"{address}"
+            f"{_line(result)}; it may have writes of its own: save its "
+            "binary log, then rebuild it as a standby, or: sqla-shard fleet "
+            f"retire {address}"
         )
 
     def _decide(self, pair: Pair, sights: Sequence[Sight]) -> str:
@@ -350,7 +351,9 @@ class Watcher:
             raise
         except ShardError as error:
             return f"the primary is lost; the failover failed: {error}"
-        return f"{result}; lost writes: {result.notes['verify']['loss']}"
+        return (
+            f"{_line(result)}; lost writes: {result.notes['verify']['loss']}"
+        )
 
     def _reason_against(self, plan: Plan) -> str | None:
         if plan.problems:
@@ -407,7 +410,7 @@ class Watcher:
         except ShardError as error:
             yield f"{plan.title} cannot be finished: {error}"
             return
-        yield f"{result}; another watcher had started it"
+        yield f"{_line(result)}; another watcher had started it"
 
     def _page(self, report: WatchReport) -> None:
         """Run the hook for what is new."""
@@ -418,6 +421,11 @@ class Watcher:
                 self._hook.run(line)
         self._hook.collect()
         self._paged = set(report.state)
+
+
+def _line(result: Result) -> str:
+    """Return a result on one line, as reports and pages have it."""
+    return "; ".join(str(result).splitlines())
 
 
 def _clock(seconds: float) -> str:

@@ -18,7 +18,12 @@ pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
 
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import status
 from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import FileSource
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.servers.command_line import COMMAND
@@ -143,6 +148,38 @@ def test_an_agent_keeps_a_file(agent, publisher, location, tmp_path):
     assert load(out) == topology(2, shards=16)
     assert b"${MYSQL_PASSWORD}" in out.read_bytes()
     assert list(out.parent.iterdir()) == [out]
+
+
+def clients(location):
+    accounts = Accounts(operator=Account(user="", password=""))
+    return status(Fleet(location, accounts=accounts)).clients.known
+
+
+def test_an_agent_shows_the_epoch_of_its_file(
+    agent, publisher, location, tmp_path
+):
+    publisher.publish(topology(1))
+    folder = tmp_path / "new"
+    found = agent(location, out=folder / "topology.json")
+    other = agent(location, "--no-register", out=tmp_path / "other.json")
+    found.until("READY")
+    other.until("READY")
+    assert wait_until(lambda: clients(location), seconds=SECONDS)
+    (one,) = clients(location)
+    assert (one.role, one.pid) == ("agent", found.process.pid)
+    assert (one.file, one.epoch) == (str(folder / "topology.json"), 1)
+    publisher.publish(topology(2))
+    assert wait_until(lambda: clients(location)[0].epoch == 2, seconds=SECONDS)
+    # What cannot be written is not used by the processes that read the file.
+    folder.rename(tmp_path / "moved")
+    folder.write_text("not a folder")
+    publisher.publish(topology(3))
+    found.until("cannot be written", found.errors)
+    publisher.publish(topology(4))
+    other.until("epoch 3 -> 4", other.errors)
+    assert clients(location)[0].epoch == 2
+    assert found.end() == 0
+    assert wait_until(lambda: not clients(location), seconds=SECONDS)
 
 
 def test_the_mode_of_the_file(agent, publisher, location, tmp_path):

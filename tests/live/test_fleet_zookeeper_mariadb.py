@@ -12,12 +12,16 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from kazoo.client import KazooClient
+
 from sqla_shard.exc import ShardError
+from sqla_shard.fleet import access_checks
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import Fleet
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import status
 from sqla_shard.fleet import undo
+from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import Topology
@@ -34,7 +38,9 @@ SESSION = 2.0
 @pytest.fixture(scope="module")
 def pairs(mariadb_installed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
-    with FleetPairs(folder, pairs=1, shards=8) as pairs:
+    # With it, servers know the programs of sessions.
+    options = ("--performance-schema=ON",)
+    with FleetPairs(folder, pairs=1, shards=8, options=options) as pairs:
         yield pairs
 
 
@@ -74,6 +80,79 @@ def test_there_and_back(fleet, capsys):
     assert len(fleet.journal.history()) == 4
     with capsys.disabled():
         print("\npauses", *(f"{one:.0f} ms" for one in pauses))  # noqa: T201  # figures
+
+
+def old_client(fleet, epoch):
+    """Return a session with the node of a process that has not followed."""
+    client = KazooClient(hosts=fleet.location.removeprefix("zookeeper://"))
+    client.start()
+    document = {
+        "role": "agent",
+        "host": "web3",
+        "pid": 4711,
+        "program": "sqla-shard",
+        "file": "/run/topology.json",
+        "epoch": epoch,
+        "resets": 0,
+    }
+    client.create(
+        "/clients/old",
+        json.dumps(document).encode(),
+        ephemeral=True,
+        makepath=True,
+    )
+    return client
+
+
+def test_sessions_and_clients_with_an_old_epoch_are_named(
+    fleet, pairs, monkeypatch
+):
+    epoch = fleet.topology().epoch
+    client = old_client(fleet, epoch)
+    plan = Failover.planned(fleet, "server1")
+    old = next(
+        server
+        for server in pairs.servers
+        if f"{server.host}:{server.port}" == plan.arguments["old"]
+    )
+    old.root_execute("CREATE DATABASE IF NOT EXISTS db00001")
+    options = {"program_name": "pinboard", "database": "db00001"}
+    with old.connect(**options), old.connect(**options):
+        result = apply(fleet, plan)
+    assert result.problems == ()
+    (group,) = [
+        one
+        for one in result.notes["kill"]["ended"]
+        if one["program"] == "pinboard"
+    ]
+    assert (group["sessions"], group["pids"]) == (2, [os.getpid()])
+    assert (group["ports"], group["databases"]) == ([], ["db00001"])
+    assert f"(pinboard): 2 sessions, in db00001, pid {os.getpid()}" in str(
+        result
+    )
+    (late,) = result.notes["verify"]["late_clients"]
+    assert (late["host"], late["epoch"]) == ("web3", epoch)
+    line = (
+        f"epoch {epoch} is used by agent sqla-shard on web3, pid 4711, and "
+        "the processes that read /run/topology.json"
+    )
+    assert f"old epoch: {line}" in str(result)
+    assert result.as_dict()["notes"]["verify"]["late"] == 1
+    assert line in str(status(fleet))
+    monkeypatch.setattr(access_checks, "FOLLOWED", 0.0)
+    environ = {"MYSQL_USER": "app", "MYSQL_PASSWORD": ""}
+    found = [
+        one
+        for one in examine(fleet, environ=environ).findings
+        if one.check == "old-epochs"
+    ]
+    assert [one.severity for one in found] == ["warning", "info"]
+    assert found[0].what.startswith(line)
+    assert "restart it" in found[0].remedy
+    assert "1 processes have registered" in found[1].what
+    client.stop()
+    client.close()
+    assert status(fleet).clients.known == ()
 
 
 def test_nothing_secret_is_in_the_journal(fleet):

@@ -454,6 +454,7 @@ def test_an_operation(is_interrupted):
             record=SimpleNamespace(title="failover of server1")
         ),
         is_interrupted=is_interrupted,
+        clients=None,
         commands=("sqla-shard fleet resume", "sqla-shard fleet undo"),
     )
     facts = fleet(operation=operation)

@@ -292,6 +292,23 @@ class ZooKeeperStore:
             return None
         return StoredNode(data=data, version=stat.version)
 
+    def read_all(self, nodes: Iterable[str]) -> list[StoredNode | None]:
+        """Return nodes, with pipelined requests; None for those that lack.
+
+        :raises TopologyUnavailableError: if a node cannot be read.
+        """
+        client = self._connection.client()
+        asked = [client.get_async(self._path + node) for node in nodes]
+        found: list[StoredNode | None] = []
+        for one in asked:
+            try:
+                data, stat = self._ask(lambda client: one)  # noqa: B023 # called immediately
+            except NoNodeError:
+                found.append(None)
+            else:
+                found.append(StoredNode(data=data, version=stat.version))
+        return found
+
     def names(self, node: str) -> list[str]:
         """Return the names of the children of a node, if it exists.
 
