@@ -23,13 +23,16 @@ from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import with_options
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.backup import create_backups
+from sqla_shard.fleet.backup import plan_backups
 from sqla_shard.fleet.backup import Scope
 from sqla_shard.fleet.backup import Source
 from sqla_shard.fleet.binlog_archive import archives_of
 from sqla_shard.fleet.binlog_archive import copy_binlogs
+from sqla_shard.fleet.binlog_archive import plan_binlogs
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.storage import Backup
@@ -38,6 +41,13 @@ from sqla_shard.fleet.storage import Storage
 __all__ = ["backup_group", "restore_command"]
 
 _folder = with_options(click.argument("folder"))
+_dry_run_option = with_options(
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Print what would be copied, and where to; write nothing.",
+    )
+)
 
 
 def _source_option(
@@ -76,6 +86,7 @@ def backup_group() -> None:
     default=2,
     help="Number of sessions that read at a time.",
 )
+@_dry_run_option
 @json_option
 @pass_settings
 def create_command(
@@ -87,16 +98,24 @@ def create_command(
     shard: int | None,
     source: Source,
     workers: int,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Back up shards into FOLDER: one backup for each server.
 
     Without options, all shards of all servers.
     """
+    fleet, storage = fleet_of(settings), Storage(folder)
+    scope = Scope(server=server, keyspace=keyspace, shard=shard)
+    if dry_run:
+        plan = plan_backups(fleet, storage, scope, source=source)
+        print_report(plan, as_json)
+        end(is_good=not plan.problems, is_read=True)
+        return
     found = create_backups(
-        fleet_of(settings),
-        Storage(folder),
-        Scope(server=server, keyspace=keyspace, shard=shard),
+        fleet,
+        storage,
+        scope,
         source=source,
         workers=workers,
         progress=lambda event: echo(event, err=True),
@@ -111,6 +130,7 @@ def create_command(
 @_folder
 @click.argument("server")
 @_source_option("primary")
+@_dry_run_option
 @json_option
 @pass_settings
 def binlogs_command(
@@ -119,6 +139,7 @@ def binlogs_command(
     folder: str,
     server: str,
     source: Source,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Copy the binary logs of SERVER that FOLDER does not have.
@@ -126,9 +147,12 @@ def binlogs_command(
     With them, a shard can be restored to a moment after a backup.  The server
     begins a new log; mariadb-binlog must be installed.
     """
-    archive, new = copy_binlogs(
-        fleet_of(settings), Storage(folder), server, source=source
-    )
+    fleet, storage = fleet_of(settings), Storage(folder)
+    if dry_run:
+        plan = plan_binlogs(fleet, storage, server, source=source)
+        print_report(plan, as_json)
+        return
+    archive, new = copy_binlogs(fleet, storage, server, source=source)
     if as_json:
         print_json({**archive.as_dict(), "new": new})
     else:

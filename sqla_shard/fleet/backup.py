@@ -46,6 +46,9 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.backup_plans import BackupPlan
+from sqla_shard.fleet.backup_plans import mebibytes
+from sqla_shard.fleet.backup_plans import ServerPlan
 from sqla_shard.fleet.definitions import differences
 from sqla_shard.fleet.definitions import not_tables
 from sqla_shard.fleet.definitions import Table
@@ -67,7 +70,13 @@ from sqla_shard.fleet.storage import new_name
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.topology import Topology
 
-__all__ = ["BackupEvent", "Scope", "Source", "create_backups"]
+__all__ = [
+    "BackupEvent",
+    "Scope",
+    "Source",
+    "create_backups",
+    "plan_backups",
+]
 
 #: Which server of a pair is read.
 Source = Literal["standby", "primary"]
@@ -100,7 +109,7 @@ class BackupEvent:
     def __str__(self) -> str:
         return (
             f"{self.server}: {self.databases} of {self.all_databases} "
-            f"databases, {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
+            f"databases, {mebibytes(self.bytes)}, {self.seconds:.0f} s"
         )
 
 
@@ -200,6 +209,32 @@ def create_backups(
     return [job.run() for job in jobs]
 
 
+def plan_backups(
+    fleet: Fleet, storage: Storage, scope: Scope, *, source: Source = "standby"
+) -> BackupPlan:
+    """Return what :func:`create_backups` would do; write nothing.
+
+    :param storage: see :func:`create_backups`; it is not read, either.
+    :param scope: see :func:`create_backups`.
+    :param source: see :func:`create_backups`.
+    """
+    topology = fleet.topology()
+    problems: list[Problem] = []
+    servers = []
+    for part in scope.select(topology):
+        job = _Job(fleet, storage, topology, part, source, 1, None)
+        try:
+            problems += job.check()
+            servers.append(job.plan())
+        except FleetServerError as error:
+            problems.append(error.as_problem("its state is unknown"))
+    return BackupPlan(
+        storage=str(storage),
+        servers=tuple(servers),
+        problems=tuple(problems),
+    )
+
+
 @dataclass
 class _Job:
     """The backup of one server."""
@@ -229,6 +264,20 @@ class _Job:
             ]
         with self._connect() as admin:
             return [*self._role(admin), *self._contents(admin)]
+
+    def plan(self) -> ServerPlan:
+        """Return what would be read."""
+        pair = self.part.pair
+        sizes = dict.fromkeys(self.part.databases, 0)
+        if self.source == "standby" and pair.standby is None:
+            return ServerPlan(server=pair.name, source=None, databases=sizes)
+        with self._connect() as admin:
+            for table in replication_of(admin).table_sizes():
+                if table.database in sizes:
+                    sizes[table.database] += table.bytes
+            return ServerPlan(
+                server=pair.name, source=str(admin), databases=sizes
+            )
 
     def _role(self, admin: Admin) -> list[Problem]:
         """Return why what it reads may not be the content of the primary."""

@@ -42,6 +42,7 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.backup import Source
+from sqla_shard.fleet.backup_plans import BinlogPlan
 from sqla_shard.fleet.binlog_events import first_state
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.files import Files
@@ -55,7 +56,13 @@ from sqla_shard.fleet.storage import Storage
 from sqla_shard.fleet.storage import written_document
 from sqla_shard.util.json_values import parsed_json
 
-__all__ = ["BinlogArchive", "LogFile", "archives_of", "copy_binlogs"]
+__all__ = [
+    "BinlogArchive",
+    "LogFile",
+    "archives_of",
+    "copy_binlogs",
+    "plan_binlogs",
+]
 
 _FORMAT = 1
 _PROGRAMS = ("mariadb-binlog", "mysqlbinlog")
@@ -208,12 +215,7 @@ def copy_binlogs(
     :raises UnknownServerError: if there is no such server.
     """
     program = _program()
-    pair = pair_named(fleet.topology(), server)
-    url = pair.primary if source == "primary" else pair.standby
-    if url is None:
-        raise FleetSetupError(
-            f"{server} has no standby; copy from its primary"
-        )
+    url = _url(fleet, server, source)
     name = f"{server} {source}"
     with fleet.admin(url, name=name) as admin, _locked(admin):
         copying = _Copying(fleet, storage, admin, url, program)
@@ -224,6 +226,34 @@ def copy_binlogs(
                 server=name,
                 reason=f"{copying.archive.place} cannot be written: {error}",
             ) from error
+
+
+def plan_binlogs(
+    fleet: Fleet, storage: Storage, server: str, *, source: Source = "primary"
+) -> BinlogPlan:
+    """Return what :func:`copy_binlogs` would do; change nothing.
+
+    :param storage: see :func:`copy_binlogs`.
+    :param server: see :func:`copy_binlogs`.
+    :param source: see :func:`copy_binlogs`.
+    :raises BackupFailedError: if the logs of the server are not those that
+        were copied before.
+    """
+    program = _program()
+    url = _url(fleet, server, source)
+    with fleet.admin(url, name=f"{server} {source}") as admin:
+        return _Copying(fleet, storage, admin, url, program).plan()
+
+
+def _url(fleet: Fleet, server: str, source: Source) -> str:
+    """Return the URL of the server that is read."""
+    pair = pair_named(fleet.topology(), server)
+    url = pair.primary if source == "primary" else pair.standby
+    if url is None:
+        raise FleetSetupError(
+            f"{server} has no standby; copy from its primary"
+        )
+    return url
 
 
 @contextmanager
@@ -277,16 +307,37 @@ class _Copying:
         admin = self._admin
         now = float(admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
         admin.run("FLUSH NO_WRITE_TO_BINLOG BINARY LOGS")
-        rows = admin.rows("SHOW BINARY LOGS")
-        closed = {str(row[0]): int(row[1]) for row in rows[:-1]}
+        closed = self._logs()
+        # The server writes to the last one.
+        closed.popitem()
         self._compare(closed)
-        known = {one.name for one in self.archive.logs}
-        new = [log for log in closed if log not in known]
+        new = self._new(closed)
         # What was copied before was closed before, too.
         for log in new:
             with self.archive.files.scratch(self.archive.folder) as scratch:
                 self._copy(log, closed[log], scratch, now)
         return self.archive, new
+
+    def plan(self) -> BinlogPlan:
+        """Return what :meth:`run` would do."""
+        logs = self._logs()
+        self._compare(dict(list(logs.items())[:-1]))
+        return BinlogPlan(
+            address=self.archive.address,
+            place=self.archive.place,
+            copied=len(self.archive.logs),
+            new={name: logs[name] for name in self._new(logs)},
+        )
+
+    def _logs(self) -> dict[str, int]:
+        """Return the bytes of the logs of the server, the latest last."""
+        rows = self._admin.rows("SHOW BINARY LOGS")
+        return {str(row[0]): int(row[1]) for row in rows}
+
+    def _new(self, logs: Mapping[str, int]) -> list[str]:
+        """Return the logs that were not copied before."""
+        known = {one.name for one in self.archive.logs}
+        return [log for log in logs if log not in known]
 
     def _compare(self, closed: Mapping[str, int]) -> None:
         """Refuse the logs of a server that began anew."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -34,6 +35,9 @@ from sqla_shard.fleet.sessions import programs
 from sqla_shard.topology import Topology
 
 __all__ = ["CloseFormer", "former_primaries", "former_url", "writable_formers"]
+
+#: Former primaries that are looked at at a time.
+_THREADS = 32
 
 
 def former_primaries(
@@ -69,25 +73,35 @@ def writable_formers(
 ) -> list[str]:
     """Return the addresses of the former primaries that can be written.
 
-    One that does not respond is lost, as it was.
+    One that does not respond is lost, as it was.  They are looked at at once:
+    a machine that is off takes the whole time.
 
     :param records: operations of the journal, the latest first.
     :param timeout: seconds to wait for each.
     """
     topology = fleet.topology()
-    found = []
-    for address, server in former_primaries(topology, records).items():
+    formers = former_primaries(topology, records)
+
+    def is_open(address: str) -> bool:
+        """Return whether a former primary responds and can be written."""
         try:
             with fleet.admin(
                 former_url(topology, address),
-                name=f"{server} former primary",
+                name=f"{formers[address]} former primary",
                 timeout=timeout,
             ) as admin:
-                if not replication_of(admin).is_read_only():
-                    found.append(address)
+                return not replication_of(admin).is_read_only()
         except FleetServerError:
-            continue
-    return found
+            return False
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [
+            address
+            for address, found in zip(
+                formers, pool.map(is_open, formers), strict=True
+            )
+            if found
+        ]
 
 
 class CloseFormer(Operation):

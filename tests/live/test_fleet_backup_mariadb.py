@@ -23,9 +23,11 @@ from sqla_shard.fleet import binlog_archive
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.backup import create_backups
+from sqla_shard.fleet.backup import plan_backups
 from sqla_shard.fleet.backup import Scope
 from sqla_shard.fleet.binlog_archive import archives_of
 from sqla_shard.fleet.binlog_archive import copy_binlogs
+from sqla_shard.fleet.binlog_archive import plan_binlogs
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import content_of
 from sqla_shard.fleet.dumps import HEAD
@@ -349,6 +351,13 @@ def test_the_commands(scene):
         )
         return found.exit_code, found.stdout
 
+    for command in (
+        ("create", folder, "--keyspace", "objects", "--shard", SHARD),
+        ("binlogs", folder, "server1"),
+    ):
+        code, text = run("backup", *command, "--dry-run", "--json")
+        assert code == 0
+        assert "problems" in json.loads(text) or "new" in json.loads(text)
     assert run("backup", "verify", folder) == (0, "1 backups, 0 problems\n")
     code, text = run("backup", "list", folder, "--json")
     assert code == 0
@@ -363,6 +372,56 @@ def test_the_commands(scene):
     scene.drop("by_command")
     code, text = run("backup", "prune", folder, "--keep-last", 1)
     assert (code, text) == (0, "")
+
+
+def files_in(folder):
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_a_dry_run_writes_nothing(scene, tmp_path):
+    folder = tmp_path / "not yet"
+    storage = Storage(folder)
+    scope = Scope(keyspace="objects")
+    plan = plan_backups(scene.fleet, storage, scope)
+    assert plan.problems == ()
+    (server,) = plan.servers
+    standby = scene.pair.standby
+    assert server.source == f"server1 standby ({standby.host}:{standby.port})"
+    assert len(server.databases) == SHARDS
+    # A table of InnoDB has a page at least.
+    assert min(server.databases.values()) >= 16_384
+    assert f"server1: {SHARDS} databases, " in str(plan)
+    assert str(folder) in str(plan)
+    json.dumps(plan.as_dict())
+    assert not folder.exists()
+    one = plan_backups(
+        scene.fleet, storage, Scope(keyspace="objects", shard=SHARD)
+    )
+    assert list(one.servers[0].databases) == [LIVE]
+    with another_id(scene.pair.primary):
+        (problem,) = plan_backups(scene.fleet, storage, scope).problems
+    assert "not from server1 primary" in str(problem)
+    # Of binary logs: the server goes on writing to the last one.
+    primary = scene.pair.primary
+    before = primary.root_execute("SHOW BINARY LOGS")
+    logs = plan_binlogs(scene.fleet, storage, "server1")
+    after = primary.root_execute("SHOW BINARY LOGS")
+    assert list(logs.new) == [row[0] for row in before]
+    assert [row[0] for row in after] == [row[0] for row in before]
+    assert not folder.exists()
+    copy_binlogs(scene.fleet, scene.storage, "server1")
+    known = files_in(Path(str(scene.storage)))
+    logs = plan_binlogs(scene.fleet, scene.storage, "server1")
+    (last,) = logs.new
+    assert last == primary.root_execute("SHOW BINARY LOGS")[-1][0]
+    assert (logs.copied, logs.address) == (
+        len(archives_of(scene.storage)[0][0].logs),
+        f"{primary.host}:{primary.port}",
+    )
+    assert files_in(Path(str(scene.storage))) == known
+    assert f"  {last}: " in str(logs)
+    with pytest.raises(FleetSetupError, match="of which keyspace"):
+        plan_backups(scene.fleet, storage, Scope(shard=1))
 
 
 def test_backups_that_do_not_exist_are_refused(scene, tmp_path):
