@@ -25,8 +25,8 @@ ifndef TOGETHER
 .NOTPARALLEL:
 endif
 .PHONY: help demo quickstart check test all pythons python3.13 python3.10 \
-    lint type audit docs servers mariadb zookeeper memcached redis chromium \
-    spider soak bench lock release clean
+    lint type audit docs servers mariadb mariabackup zookeeper memcached \
+    redis chromium spider soak bench lock release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -267,6 +267,22 @@ find_mariadb || complain "although apt-get installed it"
 endef
 export INSTALL_MARIADB
 
+# Of the same version as the server: another one refuses its files.
+
+define INSTALL_MARIABACKUP
+what=MARIABACKUP
+advice="The test of a copy of a server with it is skipped"
+find_mariabackup() {
+    command -v mariadb-backup || command -v mariabackup
+}
+if [ -n "$$SQLA_SHARD_MARIADB$$SQLA_SHARD_TEST_SERVERS" ]; then exit; fi
+if find_mariabackup >/dev/null; then exit; fi
+prepare "mariabackup"
+install mariadb-backup
+find_mariabackup || complain "although apt-get installed it"
+endef
+export INSTALL_MARIABACKUP
+
 # The jars and a Java, without the packages zookeeper and zookeeperd: they add
 # a user and a service.
 
@@ -373,10 +389,13 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
 endef
 export FETCH_SPIDER
 
-servers: mariadb zookeeper memcached redis chromium ## install what the tests need, where apt-get may
+servers: mariadb mariabackup zookeeper memcached redis chromium ## install what the tests need, where apt-get may
 
 mariadb:
 	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
+
+mariabackup: mariadb
+	@sh -c "$$APT_GET; $$INSTALL_MARIABACKUP"
 
 zookeeper:
 	@sh -c "$$APT_GET; $$INSTALL_ZOOKEEPER"

@@ -8,11 +8,13 @@ import click
 
 from sqla_shard.cli.fleet_plans import plan_and_run
 from sqla_shard.cli.fleet_plans import plan_options
+from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import examples
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.dead_failover import DRAIN
+from sqla_shard.fleet.failover import COMPARE_LIMIT
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.reopen import Reopen
 
@@ -44,6 +46,18 @@ __all__ = ["failover_command", "reopen_command"]
     metavar="S",
     help="With --dead: fail if the standby has applied nothing for S seconds.",
 )
+@click.option(
+    "--compare-limit",
+    metavar="SECONDS",
+    type=FiniteRange(least=1),
+    help="Time for the comparison of all rows, before the failover and "
+    f"after it.  [default: {COMPARE_LIMIT:g}]",
+)
+@click.option(
+    "--skip-compare",
+    is_flag=True,
+    help="Compare no rows.",
+)
 @plan_options
 @pass_settings
 def failover_command(
@@ -52,12 +66,14 @@ def failover_command(
     dead: bool,
     fenced: bool,
     drain_timeout: float | None,
+    compare_limit: float | None,
+    skip_compare: bool,
     **options: Any,
 ) -> None:
     """Make the standby of SERVER its primary, and the primary its standby.
 
     No acknowledged write is lost.  SERVER is a name in the topology, or
-    keyspace/name.
+    keyspace/name.  Rows of both servers that differ before it refuse it.
 
     With --dead the primary is lost, and acknowledged writes that the standby
     has not received, too; the plan prints what is known about them.
@@ -66,6 +82,10 @@ def failover_command(
         raise click.UsageError("--fenced needs --dead")
     if drain_timeout is not None and not dead:
         raise click.UsageError("--drain-timeout needs --dead")
+    if dead and (skip_compare or compare_limit is not None):
+        raise click.UsageError(
+            "--dead compares no rows: there is one server only"
+        )
     if dead:
         plan_and_run(
             settings,
@@ -75,7 +95,13 @@ def failover_command(
             **options,
         )
     else:
-        plan_and_run(settings, Failover.planned, **options)
+        limit = COMPARE_LIMIT if compare_limit is None else compare_limit
+        plan_and_run(
+            settings,
+            Failover.planned,
+            compare_limit=None if skip_compare else limit,
+            **options,
+        )
 
 
 @click.command(

@@ -1,9 +1,13 @@
-"""The rows that move in a split, compared before the cutover and after it.
+"""Rows of two servers, compared before a cutover between them and after it.
 
-Before it, both servers serve, and the rows are compared at common points of
-replication.  After it the new home is written, so snapshots are opened while
-neither side is, and are read when both serve again.  Until then the servers
-cannot purge old versions of rows.
+Before it, the second server replicates from the first, and the rows are
+compared at common points of replication while both serve.
+
+After a split nothing replicates any more, and the new home is written: so
+snapshots are opened while neither side is, and are read when both serve again.
+Until then the servers cannot purge old versions of rows.  After a failover the
+former primary replicates from the new one, and both are compared at common
+points, as before; nothing is done while writes are stopped.
 
 AUTO_INCREMENT is not compared: a rolled-back INSERT makes it differ until the
 next one.
@@ -21,9 +25,10 @@ from sqla_shard.fleet.common_point import Opener
 from sqla_shard.fleet.common_point import QuietPoint
 from sqla_shard.fleet.compare import compare_servers
 from sqla_shard.fleet.compare import CompareOptions
+from sqla_shard.fleet.compare import Watch
 from sqla_shard.fleet.differences import DataReport
 
-__all__ = ["CutoverContents", "fault_of"]
+__all__ = ["CutoverContents", "fault_of", "proof_of"]
 
 #: Sessions on each server that compare rows, and differences that are shown.
 _THREADS = 2
@@ -33,13 +38,14 @@ _EVERY = 5.0
 
 
 class CutoverContents:
-    """The databases that move, on both servers.
+    """The databases of a cutover, on both servers.
 
-    :param source: connects to the old home.
-    :param target: connects to the new one.
+    :param source: connects to the old home, or to the primary.
+    :param target: connects to the new one, or to the standby.
     :param databases: returns the names of the databases.
     :param limit: seconds that each comparison may take.
     :param report: is called with sentences about the progress.
+    :param watch: see :data:`~sqla_shard.fleet.compare.Watch`.
     """
 
     def __init__(
@@ -50,18 +56,22 @@ class CutoverContents:
         *,
         limit: float,
         report: Callable[[str], object],
+        watch: Watch,
     ) -> None:
         self._limit = limit
         self._report = report
+        self._watch = watch
         self._servers = source, target
         self._databases = databases
         self._quiet: QuietPoint | None = None
         self._cutover: CommonPoint | None = None
 
-    def before(self) -> DataReport:
+    def replicated(self) -> DataReport:
         """Compare while the target replicates from the source.
 
         :raises FleetServerError: if a server cannot be read.
+        :raises OperationRefusedError: if the target does not replicate.
+        :raises ApplierStoppedError: if its applier cannot be started again.
         """
         return self._compare(None)
 
@@ -111,8 +121,23 @@ class CutoverContents:
                 limit=self._limit,
                 on_progress=progress,
             ),
+            watch=self._watch,
             point=point,
         )
+
+
+def proof_of(report: DataReport) -> str:
+    """Return a sentence about what was compared, and found equal."""
+    text = (
+        f"{report.rows:,} rows of {report.tables:,} tables are equal, "
+        f"compared in {report.seconds:.1f} s"
+    )
+    if report.unread:
+        text += (
+            f"; not compared, or not to their end: {len(report.unread):,} "
+            f"tables or databases ({shortened_list(report.unread, 1)})"
+        )
+    return text
 
 
 def fault_of(report: DataReport) -> str:

@@ -12,6 +12,8 @@ milliseconds.  Limits:
   the old primary are ended afterwards, except those of replication and of the
   operator.
 * Writes between the steps ``open`` and ``attach`` are on one server only.
+* Rows are compared before and after, within a time limit; see
+  :mod:`sqla_shard.fleet.cutover_contents`.
 * Further standbys of the old primary are not attached to the new one; they
   follow it through the old primary.
 
@@ -26,11 +28,18 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from sqla_shard.exc import ApplierStoppedError
 from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
+from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.clients import late_note
+from sqla_shard.fleet.cutover_contents import CutoverContents
+from sqla_shard.fleet.cutover_contents import fault_of
+from sqla_shard.fleet.cutover_contents import proof_of
 from sqla_shard.fleet.events import disable_events
 from sqla_shard.fleet.events import enable_events
 from sqla_shard.fleet.events import events_of
@@ -55,7 +64,7 @@ from sqla_shard.fleet.sessions import ended_note
 from sqla_shard.fleet.sessions import programs
 from sqla_shard.topology import Topology
 
-__all__ = ["Failover"]
+__all__ = ["COMPARE_LIMIT", "Failover"]
 
 #: Seconds that a standby may be behind when the failover is planned.
 _LAG = 30.0
@@ -66,6 +75,9 @@ _FENCE = 5
 #: Seconds until the former primary replicates, or its sessions are gone.
 _PATIENCE = 30.0
 
+COMPARE_LIMIT = 60.0
+"""Seconds that a comparison of rows may take by default."""
+
 
 class Failover(Promotion):
     """Exchange the roles of a primary and its standby."""
@@ -75,13 +87,24 @@ class Failover(Promotion):
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
         self._is_fenced = False
+        # A plan of an older version has no limit.
+        self._compare_limit = plan.arguments.get("compare_limit")
 
     @classmethod
-    def planned(cls, fleet: Fleet, server: str) -> Plan:
+    def planned(
+        cls,
+        fleet: Fleet,
+        server: str,
+        *,
+        compare_limit: float | None = COMPARE_LIMIT,
+    ) -> Plan:
         """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or
             ``keyspace/name``.
+        :param compare_limit: seconds for the comparison of all rows, before
+            the cutover and after it; what was not compared by then is named,
+            and not refused.  None compares no rows.
         :raises UnknownServerError: if the topology has no such server.
         """
         return cls.plan_of(
@@ -93,7 +116,13 @@ class Failover(Promotion):
                 "transactions that are open then are rolled back",
                 "all sessions on the old primary are ended",
                 "new writes are on one server only until it replicates",
+                "no rows are compared"
+                if compare_limit is None
+                else "rows are read on both servers, before and after, for "
+                f"{compare_limit:g} s at most each time; meanwhile no other "
+                "operation can run",
             ),
+            compare_limit=compare_limit,
         )
 
     def check(self) -> list[Problem]:
@@ -141,6 +170,11 @@ class Failover(Promotion):
         old, new = self.plan.arguments["old"], self.plan.arguments["new"]
         return (
             Step(
+                name="compare",
+                text=f"compare the rows of {new} with those of {old}",
+                run=self._compare_before,
+            ),
+            Step(
                 name="prepare",
                 text="wait until the standby is less than 100 ms behind",
                 run=self._prepare,
@@ -185,7 +219,8 @@ class Failover(Promotion):
             ),
             Step(
                 name="verify",
-                text=f"check that only {new} can be written",
+                text=f"check that only {new} can be written, and compare the "
+                "rows again",
                 run=self._verify,
             ),
         )
@@ -212,6 +247,64 @@ class Failover(Promotion):
         )
 
     # -- steps ------------------------------------------------------------
+
+    def _compare_before(self) -> Mapping[str, Any] | None:
+        if self._compare_limit is None:
+            return None
+        # A process that was killed in this step has left its applier stopped.
+        self.new.start()
+        report = self._contents("old", "new").replicated()
+        if report.found:
+            raise self.new.admin.error(
+                f"{fault_of(report)}; look at them with: sqla-shard fleet "
+                f"verify {self.server}, then rebuild the standby; a failover "
+                "with these differences takes --skip-compare"
+            )
+        return {"rows": report.rows, "proof": proof_of(report)}
+
+    def _compare_after(self) -> Mapping[str, Any]:
+        """Compare the former primary with the new one; it replicates."""
+        remedy = (
+            f"compare them with: sqla-shard fleet verify {self.server}; the "
+            "former primary may have rows that the new one lacks: do not "
+            "rebuild it before"
+        )
+        try:
+            self.old.start()
+            report = self._contents("new", "old").replicated()
+        except (
+            ApplierStoppedError,
+            FleetServerError,
+            OperationRefusedError,
+        ) as error:
+            return {"problem": f"rows were not compared: {error}; {remedy}"}
+        if report.found:
+            return {
+                "problem": f"after the failover {fault_of(report)}; {remedy}"
+            }
+        return {"rows": report.rows, "proof": proof_of(report)}
+
+    def _contents(self, first: str, second: str) -> CutoverContents:
+        """Return what is compared.
+
+        :param first: argument of the plan with the primary of the moment.
+        :param second: the one with the standby.
+        """
+        pair = pair_named(self.fleet.topology(), self.server)
+        return CutoverContents(
+            self._opener(self.plan.arguments[first]),
+            self._opener(self.plan.arguments[second]),
+            pair.databases,
+            limit=float(self._compare_limit or COMPARE_LIMIT),
+            report=lambda text: self.report(text),
+            watch=self.check_hold,
+        )
+
+    def _opener(self, address: str) -> Callable[[], Admin]:
+        """Return a function that opens other sessions on a server."""
+        return partial(
+            self.fleet.admin, self.url_of(address), name=self.role(address)
+        )
 
     def _prepare(self) -> Mapping[str, Any]:
         old, new = self.old, self.new
@@ -352,8 +445,10 @@ class Failover(Promotion):
                 "it is published as the primary, but it is read-only "
                 "or replicates"
             )
-        found = self._if_reachable(self._verify_old)
-        return {**late_note(self.fleet), **(found or {})}
+        note = self._if_reachable(self._verify_old)
+        if note is None and self._compare_limit is not None:
+            note = self._compare_after()
+        return {**late_note(self.fleet), **(note or {})}
 
     def _verify_old(self) -> Mapping[str, Any] | None:
         old, new = self.old, self.new

@@ -119,6 +119,15 @@ class Result:
             for line in late_lines(note)
         )
 
+    @property
+    def proofs(self) -> tuple[str, ...]:
+        """What was compared before the cutover, and after it."""
+        return tuple(
+            f"{name}: {note['proof']}"
+            for name, note in self.notes.items()
+            if isinstance(note, Mapping) and note.get("proof")
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the result in JSON values."""
         return asdict(self)
@@ -130,6 +139,7 @@ class Result:
         return "\n".join(
             [
                 f"{self.title}: {self.state}, epoch {self.epoch}{pause}",
+                *self.proofs,
                 *self.ended,
                 *self.late,
                 *(f"problem: {text}" for text in self.problems),
@@ -220,6 +230,14 @@ class Operation(ABC):
     def notes(self) -> Mapping[str, Any]:
         """The results of the steps so far, from the journal."""
         return {} if self.hold is None else self.hold.record.notes
+
+    def check_hold(self, _: bool = False) -> None:
+        """Check that this process still has the lock, while it is applied.
+
+        :raises FleetLockLostError: if another process has taken over.
+        """
+        if self.hold is not None:
+            self.hold.check()
 
     def admin(self, url: str, name: str) -> Admin:
         """Return the session of this operation on a server.

@@ -401,7 +401,7 @@ class Split(Operation):
             )
         if self._contents is None:
             return None
-        report = self._contents.before()
+        report = self._contents.replicated()
         if not report.ok:
             raise target.admin.error(
                 f"{fault_of(report)}; look at them with: "
@@ -682,6 +682,7 @@ class Split(Operation):
             lambda: self._move.databases(self.fleet.topology()),
             limit=float(self._compare_limit),
             report=lambda text: self.report(text),
+            watch=self.check_hold,
         )
 
     def _opener(self, role: str) -> Callable[[], Admin]:

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 STEPS = (
+    "compare",
     "prepare",
     "stop-events",
     "fence",
@@ -114,6 +115,99 @@ def test_failovers_lose_nothing(pairs, fleet, load, say):
     prove(pairs, attempts)
     errors = [attempt.error for attempt in attempts if attempt.error]
     assert any("1290" in error for error in errors)
+
+
+@pytest.fixture
+def quiet(pairs):
+    """Create a table that no writer uses, with a row."""
+    primary, standby = roles(pairs)
+    primary.root_execute(
+        "CREATE TABLE db00001.quiet (id INT PRIMARY KEY, v TEXT)"
+    )
+    primary.root_execute("INSERT INTO db00001.quiet VALUES (1, 'a')")
+    wait_until_equal(primary, standby)
+    yield
+    primary, standby = roles(pairs)
+    primary.root_execute("DROP TABLE db00001.quiet")
+    wait_until_equal(primary, standby)
+
+
+def unlogged(server, sql):
+    server.root_execute(f"SET STATEMENT sql_log_bin = 0 FOR {sql}")
+
+
+def test_rows_that_differ_refuse_a_failover(pairs, fleet, quiet, load, say):
+    """Nothing of the failover is done, and writes go on."""
+    old, new = roles(pairs)
+    unlogged(new, "UPDATE db00001.quiet SET v = 'b'")
+    begun = []
+    plan = Failover.planned(fleet, "server1")
+    with pytest.raises(OperationFailedError, match="1 rows") as info:
+        apply(fleet, plan, progress=lambda event: begun.append(event.step))
+    assert info.value.undone
+    assert set(begun) == {"compare", "undo"}
+    assert "sqla-shard fleet verify server1" in str(info.value)
+    assert "--skip-compare" in str(info.value)
+    assert roles(pairs) == (old, new)
+    load.wait_for_acks(50)
+    unlogged(new, "UPDATE db00001.quiet SET v = 'a'")
+    result = apply(fleet, plan)
+    assert result.problems == ()
+    before, after = result.notes["compare"], result.notes["verify"]
+    say(f"{before['proof']}; {after['proof']}")
+    assert after["rows"] >= before["rows"] > 0
+    assert f"compare: {before['proof']}" in str(result)
+    prove(pairs, load.stop())
+
+
+def test_an_operator_may_skip_the_comparison(pairs, fleet, quiet):
+    old, new = roles(pairs)
+    unlogged(new, "UPDATE db00001.quiet SET v = 'b'")
+    plan = Failover.planned(fleet, "server1", compare_limit=None)
+    assert "no rows are compared" in plan.costs
+    result = apply(fleet, plan)
+    assert (result.problems, result.proofs) == ((), ())
+    assert roles(pairs) == (new, old)
+
+
+def test_what_no_time_was_left_for_is_named(pairs, fleet):
+    plan = Failover.planned(fleet, "server1", compare_limit=1e-6)
+    result = apply(fleet, plan)
+    assert result.problems == ()
+    for step in ("compare", "verify"):
+        proof = result.notes[step]["proof"]
+        assert "not compared, or not to their end: " in proof
+        assert "the limit of 1e-06 s was reached" in proof
+
+
+def test_rows_that_were_lost_are_found_after_the_failover(pairs, fleet, quiet):
+    old, new = roles(pairs)
+
+    def lose(event):
+        if (event.step, event.state) == ("verify", "begin"):
+            unlogged(new, "DELETE FROM db00001.quiet")
+
+    plan = Failover.planned(fleet, "server1")
+    result = apply(fleet, plan, progress=lose)
+    assert (result.state, roles(pairs)) == ("finished", (new, old))
+    (problem,) = result.problems
+    assert "after the failover 1 rows or definitions differ" in problem
+    assert "do not rebuild it before" in problem
+
+
+def test_a_comparison_that_was_killed_is_repeated(pairs, fleet):
+    """It leaves the applier of the standby stopped."""
+    old, new = roles(pairs)
+    for step, follower in (("compare", new), ("verify", old)):
+        plan = Failover.planned(fleet, "server1")
+        apply_until(fleet, plan, step=step, state="begin")
+        follower.root_execute("STOP SLAVE SQL_THREAD")
+        result = resume(fleet)
+        assert result.problems == ()
+        assert "are equal" in result.notes["compare"]["proof"]
+        assert "are equal" in result.notes["verify"]["proof"]
+        apply(fleet, Failover.planned(fleet, "server1", compare_limit=None))
+        assert roles(pairs) == (old, new)
 
 
 def kill_points(rng):

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 
+import pymysql
 import pytest
 
 from sqla_shard.exc import FleetLockedError
@@ -16,6 +17,7 @@ from sqla_shard.fleet import orphans
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.fences import Fence
+from sqla_shard.fleet.former import CloseFormer
 from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.retire import Retire
@@ -393,3 +395,106 @@ def test_a_killed_change_of_orphans(
     assert check(attempts, rows_now(two_pairs)) == []
     for name in ("server1", "server2"):
         two_pairs[name].wait_caught_up()
+
+
+@pytest.mark.thorough
+def test_a_killed_fencing_of_orphans(two_pairs, monkeypatch, say):
+    """What is fenced stays so: an undo does not open an orphan."""
+    fleet, pair = two_pairs.fleet(), two_pairs["server1"]
+    accounts = two_pairs.accounts
+    users = {accounts.operator.user, accounts.for_replication().user}
+    renew(two_pairs, "rename")
+    fences = []
+    for server in pair.servers:
+        admin = fleet.admin(server.url, name="server1")
+        fence = Fence(admin, MOVED, exempt={*users, system_user()})
+        fences.append(fence)
+    # Killed on the standby, too, when the primary has been fenced.
+    flush, parent = Fence.flush, os.getpid()
+
+    def dying(fence):
+        flush(fence)
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        for at, end in itertools.product(
+            ("begin", "flushed", "done"), (resume, undo)
+        ):
+            say(f"fence killed at {at}, then {end.__name__}")
+            for fence in fences:
+                fence.delete()
+                assert fence.missing() == MOVED
+            with monkeypatch.context() as patched:
+                if at == "flushed":
+                    patched.setattr(Fence, "flush", dying)
+                killed(fleet, change(two_pairs, "fence"), "fence", at)
+            primary, standby = (fence.missing() == [] for fence in fences)
+            assert primary == (at != "begin")
+            assert standby == (at == "done")
+            assert end(fleet).problems == ()
+            after = [fence.missing() == [] for fence in fences]
+            expected = [True, True] if end is resume else [primary, standby]
+            assert after == expected
+            assert orphans_now(two_pairs) == dict.fromkeys(MOVED, False)
+    finally:
+        for fence in fences:
+            fence.insert(readable=False)
+            fence.flush()
+            fence.admin.close()
+
+
+# -- what watchers close --------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_killed_closing_of_a_standby(pairs, fleet, load, say):
+    _, standby = roles(pairs)
+    for step, state, end in points(say, "close"):
+        standby.root_execute("SET GLOBAL read_only = 0")
+        killed(fleet, CloseStandby.planned(fleet, "server1"), step, state)
+        was_closed = state == "done"
+        assert read_only(standby) == (CLOSED if was_closed else OPEN)
+        result = end(fleet)
+        assert result.problems == ()
+        # An undo does not open what is better closed.
+        stays_open = end is undo and not was_closed
+        assert read_only(standby) == (OPEN if stays_open else CLOSED)
+        standby.root_execute("SET GLOBAL read_only = 1")
+        load.wait_for_acks(50)
+    prove(pairs, load.stop())
+
+
+@pytest.mark.thorough
+def test_a_killed_closing_of_a_former_primary(pairs, fleet, load, say):
+    former = pairs["server2"].primary
+    address = f"{former.host}:{former.port}"
+    for step, state, end in points(say, "close"):
+        former.root_execute("SET GLOBAL read_only = 0")
+        with former.connect() as connection:
+            port = connection._sock.getsockname()[1]
+            plan = CloseFormer.planned(fleet, address)
+            killed(fleet, plan, step, state)
+            was_closed = state == "done"
+            assert read_only(former) == (CLOSED if was_closed else OPEN)
+            assert is_alive(connection) != was_closed
+            result = end(fleet)
+            assert result.problems == ()
+            stays_open = end is undo and not was_closed
+            assert read_only(former) == (OPEN if stays_open else CLOSED)
+            assert is_alive(connection) == stays_open
+        ended = result.notes.get("close", {}).get("ended", [])
+        is_named = any(port in group["ports"] for group in ended)
+        assert is_named == (end is resume and not was_closed)
+        load.wait_for_acks(50)
+    former.root_execute("SET GLOBAL read_only = 0")
+    prove(pairs, load.stop())
+
+
+def is_alive(connection):
+    """Return whether the server still has a session."""
+    try:
+        connection.ping(reconnect=False)
+    except pymysql.err.Error:
+        return False
+    return True
