@@ -100,6 +100,16 @@ def test_the_statements_would_be_found() -> None:
         ), statement
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"(test_\w+\.py)::(test_\w+)", page.read_text("utf-8"))
+    for module, name in named:
+        (path,) = ROOT.joinpath("tests").rglob(module)
+        text = path.read_text("utf-8")
+        # Those of a suite are in its class.
+        assert re.search(rf"def {name}\(", text), f"{module}::{name}"
+
+
 def test_every_extra_is_listed() -> None:
     page = (ROOT / "docs" / "quickstart.rst").read_text("utf-8")
     _, _, table = page.partition("Extras\n------")
