@@ -56,8 +56,12 @@ _SYSTEM = frozenset(
 _SYSTEM_SESSIONS = frozenset(["system user", "event_scheduler"])
 _SHOWN = 3
 
-FOLLOWED = 10.0
-"""Seconds after a publication in which a process must have followed."""
+FOLLOWED = 15.0
+"""Seconds after a publication in which a process must have followed.
+
+More than those of a session with ZooKeeper: the node of a process that has
+died lasts as long.
+"""
 
 
 @fleet_check

@@ -260,6 +260,8 @@ class Failover(Promotion):
                 f"verify {self.server}, then rebuild the standby; a failover "
                 "with these differences takes --skip-compare"
             )
+        # The server may have ended sessions that were idle meanwhile.
+        self.disconnect()
         return {"rows": report.rows, "proof": proof_of(report)}
 
     def _compare_after(self) -> Mapping[str, Any]:

@@ -121,7 +121,8 @@ class Registration:
                 **self._about,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "program": PurePath(sys.argv[0]).name,
+                # An embedded interpreter has no arguments.
+                "program": PurePath(sys.argv[0]).name or "python",
                 "epoch": topology.epoch,
                 "resets": topology.resets,
             }
