@@ -219,6 +219,14 @@ def old_epochs(fleet: FleetFacts) -> Findings:
             "in ZooKeeper they register",
         )
         return
+    if clients.unread is not None:
+        yield unknown(
+            "fleet",
+            f"the processes that follow ZooKeeper are not known: "
+            f"{clients.unread}",
+            "give the operator the permission to read /clients there",
+        )
+        return
     for one in clients.late:
         if one.behind is None or one.behind >= FOLLOWED:
             yield warning("fleet", late_line(one), one.remedy)

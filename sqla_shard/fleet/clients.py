@@ -106,12 +106,14 @@ class Clients:
     :ivar known: the processes, those with the oldest topology first.
     :ivar late: those of them that use an older topology.
     :ivar invalid: names of nodes that cannot be read as a process.
+    :ivar unread: why the nodes could not be read; None if they were.
     """
 
     epoch: int
     known: tuple[Client, ...]
     late: tuple[Client, ...]
     invalid: tuple[str, ...] = ()
+    unread: str | None = None
 
     @property
     def epochs(self) -> dict[int, int]:
@@ -126,9 +128,12 @@ class Clients:
             "known": [asdict(one) for one in self.known],
             "late": [asdict(one) for one in self.late],
             "invalid": list(self.invalid),
+            "unread": self.unread,
         }
 
     def __str__(self) -> str:
+        if self.unread is not None:
+            return f"clients are unknown: {self.unread}"
         if not self.known:
             return "clients: none has registered"
         counts = ", ".join(
@@ -154,10 +159,19 @@ def known_clients(fleet: Fleet, topology: Topology) -> Clients | None:
 
     :param topology: the newest topology of the fleet.
     :returns: None if the topology is a file.
-    :raises TopologyUnavailableError: if ZooKeeper does not respond.
     """
     if not is_zookeeper(fleet.location):
         return None
+    try:
+        return _read(fleet, topology)
+    except TopologyUnavailableError as error:
+        # What else is reported does not depend on them.
+        return Clients(
+            epoch=topology.epoch, known=(), late=(), unread=str(error)
+        )
+
+
+def _read(fleet: Fleet, topology: Topology) -> Clients:
     # kazoo is needed for this alone.
     from sqla_shard.topology.zookeeper.publications import CLIENTS
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
@@ -196,7 +210,7 @@ def _published(
         (one.epoch for one in late if one.resets == topology.resets),
         default=topology.epoch - 1,
     )
-    # No history is longer.
+    # A longer history is not asked for.
     first = max(oldest + 1, topology.epoch - _MOST)
     epochs = range(first, topology.epoch + 1)
     stats = store.stats([node_of(epoch) for epoch in epochs])
@@ -271,8 +285,10 @@ def late_note(fleet: Fleet) -> dict[str, Any]:
     except TopologyUnavailableError as error:
         # What the operation was for is done.
         return {"clients_unknown": str(error)}
-    if found is None or not found.known:
+    if found is None or not (found.known or found.unread):
         return {}
+    if found.unread is not None:
+        return {"clients_unknown": found.unread}
     return {
         "clients": len(found.known),
         "late_clients": [asdict(one) for one in found.late[:_MOST]],

@@ -274,6 +274,21 @@ def test_what_others_write_is_shown_as_text_or_not_at_all(location):
     (one,) = found.late
     assert (one.host, len(one.program)) == ("a?[2Jb", 200)
     assert "\x1b" not in str(found)
+    # Neither does a node that may not be read.
+    other = [("digest", "other:word")]
+    client = KazooClient(hosts=location.removeprefix("zookeeper://"))
+    client.start()
+    secret = [make_digest_acl("other", "word", all=True)]
+    client.create("/clients/h", acl=secret)
+    assert clients(location).invalid == (*found.invalid, "h")
+    client.set_acls("/clients", secret)
+    unread = clients(location)
+    assert "NoAuthError" in unread.unread
+    assert "clients are unknown: " in str(unread)
+    client.add_auth(*other[0])
+    client.delete("/clients", recursive=True)
+    client.stop()
+    client.close()
     json.dumps(found.as_dict())
 
 

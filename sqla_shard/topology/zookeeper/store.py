@@ -293,18 +293,22 @@ class ZooKeeperStore:
         return StoredNode(data=data, version=stat.version)
 
     def read_all(self, nodes: Iterable[str]) -> list[StoredNode | None]:
-        """Return nodes, with pipelined requests; None for those that lack.
+        """Return nodes that others have written, with pipelined requests.
 
-        :raises TopologyUnavailableError: if a node cannot be read.
+        :returns: None for each that does not exist; no content for one that
+            these credentials may not read.
+        :raises TopologyUnavailableError: if no server responds.
         """
         client = self._connection.client()
         asked = [client.get_async(self._path + node) for node in nodes]
         found: list[StoredNode | None] = []
         for one in asked:
             try:
-                data, stat = self._ask(lambda client: one)  # noqa: B023 # called immediately
+                data, stat = self._connection.ask(lambda client: one)  # noqa: B023 # called immediately
             except NoNodeError:
                 found.append(None)
+            except NoAuthError:
+                found.append(StoredNode(data=b"", version=0))
             else:
                 found.append(StoredNode(data=data, version=stat.version))
         return found
