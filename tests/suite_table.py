@@ -153,6 +153,7 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("sqlite-loop", only="Enqueueing Claiming"),
         On("mariadb-loop", only="Enqueueing Claiming"),
     ),
+    "jobs_holding": BOTH,
     "jobs_working": BOTH,
     "jobs_operating": BOTH,
     "jobs_uses": BOTH,

@@ -142,6 +142,7 @@ SAMPLES = [
     exc.JobArgumentError("is a set", task="t", parameter="n"),
     exc.JobOptionError("is odd", option="priority", value=9),
     exc.JobClaimLostError(jobs=("objects/1/2",)),
+    exc.JobTimeLimitError(task="t", seconds=1.5),
     exc.NoHealthyShardsError(keyspace="objects", servers={"a": "down"}),
     exc.UnsafeBinaryLogError(server="a"),
     exc.OperationError("no"),

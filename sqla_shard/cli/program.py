@@ -41,6 +41,7 @@ from sqla_shard.cli.route_commands import where_command
 from sqla_shard.cli.shell_command import shell_command
 from sqla_shard.cli.topology_commands import topology_group
 from sqla_shard.cli.verify_commands import verify_group
+from sqla_shard.cli.worker_command import worker_command
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 
@@ -84,6 +85,7 @@ _COMMANDS = (
     repair_command,
     key_command,
     halves_command,
+    worker_command,
     cache_group,
     verify_group,
     shell_command,

@@ -103,6 +103,7 @@ statement raises it::
     │   ├── UnknownTaskError (LookupError)  not defined in this process
     │   ├── JobArgumentError (ValueError)  an argument that is not stored
     │   ├── JobOptionError (ValueError)   an option that is not valid
+    │   ├── JobTimeLimitError (TimeoutError)  a task that takes too long
     │   ├── JobClaimLostError             a claim that has expired
     │   ├── NoHealthyShardsError          no server takes a job
     │   └── UnsafeBinaryLogError          a binary log of statements

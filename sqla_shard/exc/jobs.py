@@ -13,6 +13,7 @@ __all__ = [
     "JobClaimLostError",
     "JobError",
     "JobOptionError",
+    "JobTimeLimitError",
     "NoHealthyShardsError",
     "TaskDefinitionError",
     "UnknownTaskError",
@@ -99,6 +100,23 @@ class JobClaimLostError(JobError):
             "finished or deleted; another worker may be running it. Nothing "
             "was changed. Roll back what this worker has done for it"
         )
+
+
+class JobTimeLimitError(JobError, TimeoutError):
+    """Raised in a task that has run longer than its time limit.
+
+    The attempt has failed; the job is tried again like after any error.
+
+    :ivar task: name of the task.
+    :ivar seconds: the time limit.
+    """
+
+    task: str
+    seconds: float
+    _text = (
+        "task {task!r} has run longer than its time limit of {seconds:g} s; "
+        "make it faster, store progress in smaller steps, or raise time_limit"
+    )
 
 
 class NoHealthyShardsError(JobError):

@@ -14,10 +14,14 @@ writes the shard of its job is acknowledged by the same transaction.
 ``survey``     which shards have due jobs: one statement for a server
 ``upkeep``     expired claims and old jobs, one process at a time for a shard
 ``queue_limits``  pauses and limits of queues, shared by all workers
-``running``    one run: the call of a task, and how it has ended
-``handling``   one transaction of a worker: outcomes go, new jobs come
+``health``     servers that have failed repeatedly have a rest
+``heartbeat``  claims of running jobs are extended
+``running``    the job that runs: what its task can do with it
+``calling``    the call of a task, and what becomes of the job
+``runners``    the threads, and the event loop, of a worker
+``handling``   transactions of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
-``worker``     the loop of a worker, and its threads
+``worker``     the loop of a worker
 ``delivery``   what transactions have left, beside the jobs
 ``job_events``  events for listeners, such as OpenTelemetry
 ``respacing``  ordered lists are re-spaced by jobs
@@ -44,6 +48,7 @@ from sqla_shard.jobs.retry import Exponential
 from sqla_shard.jobs.retry import Linear
 from sqla_shard.jobs.retry import RetryPolicy
 from sqla_shard.jobs.running import current_job
+from sqla_shard.jobs.running import JobLogFilter
 from sqla_shard.jobs.running import RunningJob
 from sqla_shard.jobs.stored_changes import ChangeReport
 from sqla_shard.jobs.stored_changes import delete_jobs
@@ -65,6 +70,7 @@ __all__ = [
     "ClaimedJob",
     "EnqueuedJob",
     "Exponential",
+    "JobLogFilter",
     "JobPage",
     "JobReport",
     "JobState",

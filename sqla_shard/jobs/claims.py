@@ -45,6 +45,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import parsed_json
 
 __all__ = [
+    "BY_KEY",
     "DONE",
     "FAILED",
     "LEASE",
@@ -55,12 +56,14 @@ __all__ = [
     "acknowledge",
     "checkpoint",
     "claim",
-    "extend",
     "fail",
+    "held",
     "locked_batch",
     "release",
     "reopened",
+    "update_rows",
     "using_index",
+    "with_hint",
 ]
 
 #: Seconds until a claim expires.
@@ -130,7 +133,7 @@ _later = bindparam("later", type_=BigInteger())
 
 # The optimizer must not sort a backlog, or read the primary key in order.
 _HINT = f"FORCE INDEX ({JOB_INDEX})"
-_BY_KEY = "FORCE INDEX (PRIMARY)"
+BY_KEY = "FORCE INDEX (PRIMARY)"
 _MYSQL = ("mysql", "mariadb")
 
 
@@ -158,19 +161,24 @@ def locked_batch(*columns: Any) -> Any:
 
 def using_index(statement: Any) -> Any:
     """Return a SELECT of jobs that reads their index in its order."""
+    return with_hint(statement, _HINT)
+
+
+def with_hint(statement: Any, hint: str) -> Any:
+    """Return a SELECT of jobs with the index that it uses."""
     for name in _MYSQL:
-        statement = statement.with_hint(JOBS, _HINT, name)
+        statement = statement.with_hint(JOBS, hint, name)
     return statement
 
 
-def _update(*conditions: Any) -> Any:
+def update_rows(*conditions: Any) -> Any:
     """Return an UPDATE of rows by primary key.
 
     On a table of a few rows the server would read, and lock, all of them.
     """
     statement = update(JOBS).where(*conditions)
     for name in _MYSQL:
-        statement = statement.with_hint(_BY_KEY, JOBS, name)
+        statement = statement.with_hint(BY_KEY, JOBS, name)
     return statement
 
 
@@ -184,7 +192,7 @@ _BATCH = locked_batch(
     _job.max_attempts,
     _job.unique_key,
 )
-_CLAIM = _update(_job.id.in_(_ids), _job.state == PENDING).values(
+_CLAIM = update_rows(_job.id.in_(_ids), _job.state == PENDING).values(
     state=RUNNING,
     token=bindparam("the_token"),
     due_at=Moment(_later),
@@ -262,16 +270,16 @@ def claim(
     ]
 
 
-_held = and_(
+held = and_(
     _job.token == bindparam("the_token"),
     _job.state == RUNNING,
     _job.due_at > Moment(),
 )
-_ACKNOWLEDGE = _update(_job.id.in_(_ids), _held).values(
+_ACKNOWLEDGE = update_rows(_job.id.in_(_ids), held).values(
     state=DONE, due_at=Moment(), error=None
 )
 # A job that was enqueued again while it ran is run again.
-_AGAIN = _update(_job.id.in_(_ids), _held).values(
+_AGAIN = update_rows(_job.id.in_(_ids), held).values(
     state=PENDING, due_at=Moment(), attempts=0, token=None, error=None
 )
 
@@ -302,7 +310,7 @@ def acknowledge(session: ShardSession, jobs: Sequence[ClaimedJob]) -> None:
         raise JobClaimLostError(jobs=tuple(map(str, lost)))
 
 
-_LOCK = select(_job.id).where(_job.id.in_(_ids), _held).with_for_update()
+_LOCK = select(_job.id).where(_job.id.in_(_ids), held).with_for_update()
 
 
 def _locked(
@@ -361,7 +369,7 @@ def reopened(pause: Any) -> dict[Any, Any]:
 
 
 _one = _job.id == bindparam("the_id")
-_FAIL = _update(_one, _held).values(reopened(Moment(_later)))
+_FAIL = update_rows(_one, held).values(reopened(Moment(_later)))
 
 
 def fail(
@@ -399,7 +407,7 @@ def fail(
     )
 
 
-_RELEASE = _update(_one, _held).values(
+_RELEASE = update_rows(_one, held).values(
     state=PENDING,
     due_at=Moment(_later),
     attempts=_job.attempts - 1,
@@ -424,30 +432,10 @@ def release(
     _fenced(session, job, _RELEASE, the_error=error, later=microseconds(delay))
 
 
-_EXTEND = _update(_one, _held).values(due_at=Moment(_later))
-
-
-def extend(
-    session: ShardSession, jobs: Iterable[ClaimedJob], lease: float = LEASE
-) -> list[ClaimedJob]:
-    """Extend the claims of jobs of one shard, from now.
-
-    :param lease: seconds until they expire.
-    :returns: the jobs whose claims are lost; they must not be continued.
-    """
-    lost = []
-    for job in sorted(jobs, key=lambda one: one.local_id):
-        try:
-            _fenced(session, job, _EXTEND, later=microseconds(lease))
-        except JobClaimLostError:
-            lost.append(job)
-    return lost
-
-
-_CHECKPOINT = _update(_one, _held).values(
+_CHECKPOINT = update_rows(_one, held).values(
     checkpoint=bindparam("the_checkpoint"), due_at=Moment(_later)
 )
-_CONTINUE = _update(_one, _held).values(
+_CONTINUE = update_rows(_one, held).values(
     checkpoint=bindparam("the_checkpoint"),
     state=PENDING,
     due_at=Moment(_later),

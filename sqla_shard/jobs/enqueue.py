@@ -172,9 +172,12 @@ def check_queue(queue: object) -> str:
     return queue
 
 
-def seconds_of(delay: timedelta | float | None) -> float:
+def seconds_of(
+    delay: timedelta | float | None, option: str = "run_after"
+) -> float:
     """Return a delay in seconds.
 
+    :param option: its name, for messages.
     :raises JobOptionError: if it is negative, or longer than a year.
     """
     if delay is None:
@@ -189,9 +192,9 @@ def seconds_of(delay: timedelta | float | None) -> float:
         or not 0 <= seconds <= _LONGEST_DELAY.total_seconds()
     ):
         raise JobOptionError(
-            "a delay is a number of seconds or a timedelta, from 0 to "
+            "must be a number of seconds or a timedelta, from 0 to "
             f"{_LONGEST_DELAY.days} days",
-            option="run_after",
+            option=option,
             value=delay,
         )
     return float(seconds)

@@ -11,8 +11,14 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.engine.unread import short
+from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import UnsafeBinaryLogError
 from sqla_shard.jobs.claims import acknowledge
@@ -20,6 +26,8 @@ from sqla_shard.jobs.claims import claim
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import fail
 from sqla_shard.jobs.claims import release
+from sqla_shard.jobs.health import windows_of
+from sqla_shard.jobs.heartbeat import confirm
 from sqla_shard.jobs.running import Ending
 from sqla_shard.jobs.running import Outcome
 from sqla_shard.jobs.survey import DueGroup
@@ -30,7 +38,7 @@ from sqla_shard.session import ShardSession
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = ["Exchange", "check_binary_logs", "exchange"]
+__all__ = ["Exchange", "Exchanges", "check_binary_logs", "exchange"]
 
 _log = logging.getLogger(__name__)
 
@@ -98,11 +106,174 @@ def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
         try:
             if one.ending is Ending.FAILED:
                 fail(session, one.job, one.error, one.delay)
-            elif one.ending is Ending.UNKNOWN:
+            elif one.ending in (Ending.UNKNOWN, Ending.RELEASED):
                 release(session, one.job, delay=one.delay, error=one.error)
         except JobClaimLostError as error:
             lost += error.jobs
     return lost
+
+
+#: Seconds after which no further attempt of a transaction begins: the worker
+#: has other shards.
+_TIMEOUT = 2.0
+_PAUSE = 0.2
+
+
+@dataclass(kw_only=True)
+class _Doubt:
+    """A transaction whose COMMIT has an unknown outcome.
+
+    :ivar claimed: the jobs that it has claimed, if it was committed.
+    :ivar outcomes: what else it has written.
+    :ivar expires: when the claims expire, by the monotonic clock.
+    """
+
+    claimed: list[ClaimedJob]
+    outcomes: list[Outcome]
+    expires: float
+    next_try: float = 0.0
+
+
+class Exchanges:
+    """The transactions of a worker, and the outcomes that they have to write.
+
+    :param lease: seconds until claims expire.
+    """
+
+    def __init__(self, cluster: Cluster, lease: float) -> None:
+        self._cluster = cluster
+        self._lease = lease
+        self._windows = windows_of(cluster)
+        self._waiting: dict[Address, list[Outcome]] = {}
+        self._doubts: list[_Doubt] = []
+        self._oldest = 0.0
+
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether there are outcomes to be written."""
+        return bool(self._waiting)
+
+    @property
+    def has_doubts(self) -> bool:
+        """Whether the outcome of a transaction is unknown."""
+        return bool(self._doubts)
+
+    @property
+    def age(self) -> float:
+        """Seconds for which the oldest outcome has waited."""
+        return monotonic() - self._oldest if self._waiting else 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        """Let the next transaction on the shard write an outcome."""
+        if not self._waiting:
+            self._oldest = monotonic()
+        self._waiting.setdefault(outcome.job.address, []).append(outcome)
+
+    def _add_again(self, outcomes: Iterable[Outcome]) -> None:
+        # Until its claim has expired, no other worker runs the job.
+        for one in outcomes:
+            self.add(one)
+
+    def send(
+        self,
+        address: Address,
+        groups: Sequence[DueGroup] = (),
+        limit: int = 0,
+        allowed: Mapping[str, int] = MappingProxyType({}),
+    ) -> Exchange | None:
+        """Send a transaction; return None if the shard cannot be used now.
+
+        Outcomes that could not be written wait for another one.
+
+        :param groups: where to claim.
+        :param limit: maximum number of claimed jobs.
+        :param allowed: the same for each queue.
+        """
+        places = self._cluster.places
+        keyspace, shard_id = address
+        outcomes = self._waiting.pop(address, [])
+        tried: list[Exchange] = []
+
+        def attempt(session: ShardSession) -> Exchange:
+            tried[:] = [
+                exchange(
+                    session,
+                    *(address, outcomes, groups, limit, allowed, self._lease),
+                )
+            ]
+            return tried[0]
+
+        expires = monotonic() + self._lease
+        failure: SQLAlchemyError | None = None
+        try:
+            space = places.topology.keyspace(keyspace)
+            engine = places.place(space, shard_id).engine
+            if not self._windows.allows(engine):
+                self._add_again(outcomes)
+                return None
+            try:
+                return self._cluster.run(attempt, timeout=_TIMEOUT)
+            except SQLAlchemyError as error:
+                failure = error
+                raise
+            finally:
+                self._windows.record(engine, failure)
+        except CommitUnknownError:
+            if tried and tried[0].claimed:
+                self._doubts.append(
+                    _Doubt(
+                        claimed=tried[0].claimed,
+                        outcomes=outcomes,
+                        expires=expires,
+                    )
+                )
+                return None
+        except SQLAlchemyError as error:
+            _log.warning(
+                "shard %d of %s cannot be used now: %s",
+                *(shard_id, keyspace, short(error)),
+                extra={"action": "claim"},
+            )
+        self._add_again(outcomes)
+        return None
+
+    def send_all(self) -> list[str]:
+        """Write all outcomes; return the jobs whose claims are lost."""
+        lost: list[str] = []
+        for address in list(self._waiting):
+            found = self.send(address)
+            lost += [] if found is None else found.lost
+        self._oldest = monotonic()
+        return lost
+
+    def settle(self) -> list[ClaimedJob]:
+        """Find out what was committed; return the jobs that were claimed.
+
+        Without it they would wait until their claims expire.
+        """
+        found: list[ClaimedJob] = []
+        for doubt in list(self._doubts):
+            now = monotonic()
+            if now < doubt.next_try:
+                continue
+            doubt.next_try = now + _PAUSE
+            try:
+                claimed = self._cluster.run(confirm, doubt.claimed, attempts=1)
+            except SQLAlchemyError as error:
+                if now < doubt.expires:
+                    continue
+                _log.warning(
+                    "whether %d jobs were claimed is unknown; they are run "
+                    "again: %s",
+                    *(len(doubt.claimed), short(error)),
+                    extra={"action": "claim"},
+                )
+                claimed = []
+            self._doubts.remove(doubt)
+            found += claimed
+            if not claimed:
+                self._add_again(doubt.outcomes)
+        return found
 
 
 def check_binary_logs(cluster: Cluster) -> None:

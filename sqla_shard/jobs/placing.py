@@ -1,23 +1,29 @@
 """The shard of a job that is not about an object.
 
-It is a random one, by the weights of the servers: a server of weight 0 is
-drained.  If a server does not respond, another one is tried, unless COMMIT was
-sent: the job may exist.
+It is a random one, by the weights of the servers: a server of weight 0 gets
+none, and its jobs are run, until it is empty.  If a server does not respond,
+another one is tried, unless COMMIT was sent: the job may exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from typing import TYPE_CHECKING
 from typing import TypeVar
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import NoHealthyShardsError
 from sqla_shard.exc import PlacementError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc.base import summary
+from sqla_shard.jobs.health import windows_of
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -27,10 +33,7 @@ __all__ = ["async_on_healthy_shard", "on_healthy_shard"]
 T = TypeVar("T")
 
 #: Errors of a server, after which another one is tried.
-_UNHEALTHY = (
-    ServerFencedError,
-    ServerUnreachableError,
-)
+_REFUSED = (ServerFencedError, ServerUnreachableError)
 #: Maximum number of draws for a server that was not tried.
 _DRAWS = 100
 
@@ -42,7 +45,8 @@ class _Choice:
         self._cluster = cluster
         self._keyspace = keyspace
         self._name = keyspace or "objects"
-        self._server = ""
+        self._windows = windows_of(cluster)
+        self._place: Place | None = None
         self._failed: dict[str, str] = {}
 
     def shard(self) -> int:
@@ -56,16 +60,35 @@ class _Choice:
         try:
             for _ in range(_DRAWS):
                 shard_id = self._cluster.placement(keyspace=space, cls=None)
-                self._server = places.place(space, shard_id).server
-                if self._server not in self._failed:
+                place = places.place(space, shard_id)
+                if place.server in self._failed:
+                    continue
+                if self._windows.allows(place.engine):
+                    self._place = place
                     return shard_id
+                last = self._windows.last_error(place.engine)
+                self._failed[place.server] = f"has failed repeatedly: {last}"
         except PlacementError as error:
             self._failed.setdefault("placement", str(error))
         raise NoHealthyShardsError(keyspace=self._name, servers=self._failed)
 
-    def failed(self, error: Exception) -> None:
-        """Record the error of the server of the last shard."""
-        self._failed[self._server] = summary(error)
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Record the outcome of a transaction on the last shard.
+
+        An error after which another server may be tried is not raised.
+        """
+        place, failure = self._place, None
+        try:
+            yield
+        except SQLAlchemyError as error:
+            failure = error
+            if place is None or not isinstance(error, _REFUSED):
+                raise
+            self._failed[place.server] = summary(error)
+        finally:
+            if place is not None:
+                self._windows.record(place.engine, failure)
 
 
 def on_healthy_shard(
@@ -78,11 +101,8 @@ def on_healthy_shard(
     choice = _Choice(cluster, keyspace)
     while True:
         shard_id = choice.shard()
-        try:
-            with cluster.begin(shard_id=shard_id) as session:
-                return fn(session)
-        except _UNHEALTHY as error:
-            choice.failed(error)
+        with choice.tried(), cluster.begin(shard_id=shard_id) as session:
+            return fn(session)
 
 
 async def async_on_healthy_shard(
@@ -95,8 +115,6 @@ async def async_on_healthy_shard(
     choice = _Choice(cluster, keyspace)
     while True:
         shard_id = choice.shard()
-        try:
+        with choice.tried():
             async with cluster.async_begin(shard_id=shard_id) as session:
                 return await fn(session)
-        except _UNHEALTHY as error:
-            choice.failed(error)

@@ -236,8 +236,8 @@ class LimitedQueues:
         self._cluster = cluster
         self._queues = queues
         self._limits: dict[str, QueueLimit] = {}
-        self.is_known = False  #: whether they were read
-        self._has_failed = False
+        self._is_known = False
+        self.error: SQLAlchemyError | None = None  #: of the last read
         self._next_read = 0.0
         #: Number of tokens, and until when they may be used, by queue.
         self._tokens: dict[str, tuple[int, float]] = {}
@@ -253,8 +253,8 @@ class LimitedQueues:
             found = self._call(limits, self._cluster)
             if found is not None:
                 self._limits = {one.queue: one for one in found}
-                self.is_known = True
-        if not self.is_known:
+                self._is_known = True
+        if not self._is_known:
             return []
         closed = {
             one.queue for one in self._limits.values() if not one.is_open
@@ -293,13 +293,13 @@ class LimitedQueues:
         try:
             found = function(*arguments)
         except SQLAlchemyError as error:
-            if not self._has_failed:
+            if self.error is None:
                 _log.warning(
                     "the limits of queues cannot be read: %s",
                     short(error),
                     extra={"action": "read limits"},
                 )
-            self._has_failed = True
+            self.error = error
             return None
-        self._has_failed = False
+        self.error = None
         return found

@@ -1,37 +1,31 @@
-"""Running one claimed job: the call of its task, and what becomes of it.
-
-A task with a session runs in a transaction that also acknowledges the job, by
-its last statement before COMMIT: either both take effect or neither.  If the
-claim is lost, nothing is committed.
-"""
+"""The job that runs: what its task can do with it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from time import monotonic
 from typing import Any
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection
-
+from sqla_shard.cluster.async_session import AsyncShardSession
 from sqla_shard.exc import JobArgumentError
 from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import TaskDefinitionError
-from sqla_shard.exc import UnknownTaskError
-from sqla_shard.exc.base import summary
+from sqla_shard.exc import JobTimeLimitError
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.enqueue import encoded
 from sqla_shard.jobs.enqueue import seconds_of
+from sqla_shard.jobs.heartbeat import extend
 from sqla_shard.jobs.tasks import find_task
-from sqla_shard.jobs.tasks import Task
-from sqla_shard.outbox.apply import place_at
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.json_values import is_json
@@ -39,7 +33,14 @@ from sqla_shard.util.json_values import is_json
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = ["Ending", "Outcome", "RunningJob", "current_job", "run_job"]
+__all__ = [
+    "Ending",
+    "JobLogFilter",
+    "Outcome",
+    "RunningJob",
+    "as_current",
+    "current_job",
+]
 
 
 class Ending(Enum):
@@ -49,6 +50,7 @@ class Ending(Enum):
     WRITTEN = "acknowledged, or continued, by a transaction of the task"
     FAILED = "to be recorded as failed"
     UNKNOWN = "to be released: the task is not defined here"
+    RELEASED = "to be released: the worker ends"
     LOST = "the claim was lost"
 
 
@@ -73,13 +75,73 @@ class RunningJob:
 
     :ivar job: the job, with its arguments and checkpoint.
     :ivar is_written: whether a transaction has acknowledged it.
+    :ivar is_lost: whether the claim is known to be lost: another worker may
+        be running the job.
+    :ivar cancel: cancels the run, if it is awaited.
     """
 
-    def __init__(self, cluster: Cluster, job: ClaimedJob) -> None:
+    def __init__(
+        self, cluster: Cluster, job: ClaimedJob, expires: float
+    ) -> None:
+        """Describe a job that has been claimed.
+
+        :param expires: when its claim expires, by the monotonic clock.
+        """
         self._cluster = cluster
         self.job = job
+        self.expires = expires
+        self.task = find_task(job.task)
+        self.began: float | None = None
+        self.deadline: float | None = None
+        self._limit = 0.0
         self.is_written = False
+        self.is_lost = False
+        self.cancel: Callable[[], None] = _do_nothing
         self._log: TransactionLog | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function of the task is awaited."""
+        return self.task is not None and self.task.is_async
+
+    def begin(self, time_limit: float | None) -> None:
+        """Start the time of the task."""
+        self.began = monotonic()
+        if time_limit is not None:
+            self._limit = time_limit
+            self.deadline = self.began + time_limit
+
+    @property
+    def remaining(self) -> float | None:
+        """The seconds until the time limit of the task; None without one."""
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - monotonic())
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time limit of the task is over."""
+        return self.remaining == 0
+
+    def lose(self) -> None:
+        """Record that the claim is lost, and cancel the run."""
+        self.is_lost = True
+        self.cancel()
+
+    def check(self) -> None:
+        """End a task that should not go on; call it in long loops.
+
+        :raises JobTimeLimitError: if the time limit of the task is over.
+        :raises JobClaimLostError: if the claim is lost.
+        """
+        if self.is_lost:
+            raise JobClaimLostError(jobs=(str(self.job),))
+        if self.is_overdue:
+            raise self.late()
+
+    def late(self) -> JobTimeLimitError:
+        """Return the error of a task whose time is over."""
+        return JobTimeLimitError(task=self.job.task, seconds=self._limit)
 
     @property
     def checkpoint(self) -> Any:
@@ -92,9 +154,15 @@ class RunningJob:
         :param lease: seconds from now.
         :raises JobClaimLostError: if it is lost: end the task.
         """
-        lost = self._cluster.run(claims.extend, [self.job], lease)
-        if lost:
-            raise JobClaimLostError(jobs=tuple(map(str, lost)))
+        before = monotonic()
+        if self._cluster.run(extend, [self.job], lease):
+            self.is_lost = True
+            raise JobClaimLostError(jobs=(str(self.job),))
+        self.expires = before + lease
+
+    async def async_extend(self, lease: float = LEASE) -> None:
+        """Extend the claim, in ``async def``; see :meth:`extend`."""
+        await asyncio.to_thread(self.extend, lease)
 
     def save(
         self, checkpoint: Any, *, session: ShardSession | None = None
@@ -112,6 +180,19 @@ class RunningJob:
             self._cluster.run(claims.checkpoint, self.job, text)
         else:
             claims.checkpoint(session, self.job, text)
+
+    async def async_save(
+        self, checkpoint: Any, *, session: AsyncShardSession | None = None
+    ) -> None:
+        """Store progress, in ``async def``; see :meth:`save`."""
+        if session is None:
+            await asyncio.to_thread(self.save, checkpoint)
+        else:
+
+            def save(inner: Any) -> None:
+                self.save(checkpoint, session=inner)
+
+            await session.run_sync(save)
 
     def run_again(
         self,
@@ -152,6 +233,11 @@ class RunningJob:
         claims.acknowledge(session, [self.job])
         self._written_by(session)
 
+    async def async_ack_with(self, session: AsyncShardSession) -> None:
+        """Acknowledge the job in a transaction; see :meth:`ack_with`."""
+        ack_with: Any = self.ack_with
+        await session.run_sync(ack_with)
+
     def is_written_by(self, session: ShardSession) -> bool:
         """Return whether the transaction of a session ends this run."""
         return self._log is session.log
@@ -170,6 +256,10 @@ class RunningJob:
         return encoded(checkpoint, self.job.task, "checkpoint")
 
 
+def _do_nothing() -> None:
+    """Cancel nothing: a thread cannot be cancelled."""
+
+
 def _note_written(session: Any, jobs: Any, has_failed: bool) -> None:
     for one in jobs:
         one.is_written = True
@@ -186,87 +276,35 @@ def current_job() -> RunningJob:
     return _current.get()
 
 
+class JobLogFilter(logging.Filter):
+    """Adds the running job to log records, of any logger.
+
+    ::
+
+        handler.addFilter(JobLogFilter())
+        handler.setFormatter(Formatter("%(job)s %(task)s %(message)s"))
+
+    The attributes are ``job`` (keyspace, shard and number), ``task``,
+    ``attempt`` and ``queue``; outside of a task each is ``"-"``.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set the attributes that the record does not have."""
+        running = _current.get(None)
+        job = None if running is None else running.job
+        for name in ("task", "attempt", "queue"):
+            if not hasattr(record, name):
+                setattr(record, name, getattr(job, name, "-"))
+        if not hasattr(record, "job"):
+            record.job = "-" if job is None else str(job)
+        return True
+
+
 @contextmanager
-def _as_current(running: RunningJob) -> Iterator[None]:
+def as_current(running: RunningJob) -> Iterator[None]:
+    """Return a context manager in which a job is the current one."""
     before = _current.set(running)
     try:
         yield
     finally:
         _current.reset(before)
-
-
-#: Seconds until a job is claimed again whose task is not defined here.
-UNKNOWN_DELAY = 60.0
-
-
-def run_job(cluster: Cluster, job: ClaimedJob) -> Outcome:
-    """Call the task of a job.
-
-    Errors of the task are in the outcome.
-    """
-    try:
-        task = find_task(job.task)
-    except UnknownTaskError as error:
-        return Outcome(
-            job=job,
-            ending=Ending.UNKNOWN,
-            error=str(error),
-            delay=UNKNOWN_DELAY,
-        )
-    running = RunningJob(cluster, job)
-    try:
-        with _as_current(running):
-            _call(cluster, task, running)
-    except JobClaimLostError as error:
-        return Outcome(job=job, ending=Ending.LOST, error=str(error))
-    except Exception as error:  # Whatever a task raises is its failure.
-        return Outcome(
-            job=job,
-            ending=Ending.WRITTEN if running.is_written else Ending.FAILED,
-            error=summary(error),
-            delay=task.retry.delay(job.attempt),
-        )
-    ending = Ending.WRITTEN if running.is_written else Ending.SUCCEEDED
-    return Outcome(job=job, ending=ending)
-
-
-def _call(cluster: Cluster, task: Task, running: RunningJob) -> None:
-    # A copy: the function may change its arguments, and a later attempt
-    # must not see that.
-    arguments = deepcopy(dict(running.job.arguments))
-    if not task.in_transaction:
-        task.function(**arguments)
-        return
-    guard = _Guard(running.job)
-    with cluster.session(
-        cross_shard="logged", shard_id=running.job.shard_id
-    ) as session:
-        session.last = guard
-        session.begin()
-        place = place_at(session, running.job.address)
-        # Refuses a write to another shard where it is made.
-        session.log.wrote(place, f"job {running.job}")
-        task.function(session, **arguments)
-        session.flush()
-        if not running.is_written_by(session):
-            running.ack_with(session)
-        guard.is_open = True
-        session.commit()
-
-
-class _Guard:
-    """Refuses a COMMIT by the task: it would not acknowledge the job."""
-
-    def __init__(self, job: ClaimedJob) -> None:
-        self._job = job
-        self.is_open = False
-
-    def __call__(self, connection: Connection, log: TransactionLog) -> None:
-        """Refuse the COMMIT, immediately before it is sent."""
-        if not self.is_open:
-            raise TaskDefinitionError(
-                "it has called commit(), which would not acknowledge the job; "
-                "the transaction ends when the function returns. For a task "
-                "with transactions of its own, use in_transaction=False",
-                task=self._job.task,
-            )

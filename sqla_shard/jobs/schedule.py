@@ -67,20 +67,15 @@ class Schedule:
         """Return the seconds until the next survey."""
         return max(0.0, self._next_survey - monotonic())
 
-    def surveyed(
-        self, groups: Iterable[DueGroup], places: Places, *, complete: bool
-    ) -> None:
-        """Take over the result of a survey.
-
-        :param complete: whether all shards were read.
-        """
+    def surveyed(self, groups: Iterable[DueGroup], places: Places) -> None:
+        """Take over the result of a survey."""
         found: dict[Address, list[DueGroup]] = {}
         for group in groups:
             found.setdefault(group.address, []).append(group)
         addresses = list(found)
         self._rng.shuffle(addresses)
         self._groups = {address: found[address] for address in addresses}
-        self.is_empty = complete and not found
+        self.is_empty = not found
         if found:
             self._pause = _FIRST_PAUSE
         else:

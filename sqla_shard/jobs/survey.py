@@ -23,13 +23,18 @@ from sqlalchemy import bindparam
 from sqlalchemy import exists
 from sqlalchemy import literal
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.exc import NoHealthyShardsError
 from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import PRIORITIES
+from sqla_shard.jobs.health import HealthWindows
+from sqla_shard.jobs.health import windows_of
+from sqla_shard.outbox.scan import Read
 from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
@@ -101,10 +106,38 @@ def due_rows(
         parameters[f"since{number}"] = ages[state] // _AGO
     return scan(
         cluster,
-        partial(_read, len(ages), groups, parameters),
+        _watched(
+            windows_of(cluster),
+            partial(_read, len(ages), groups, parameters),
+        ),
         purpose="jobs",
         kinds=("objects",),
     )
+
+
+def _watched(windows: HealthWindows, read: Read[DueGroup]) -> Read[DueGroup]:
+    """Return a function that does not read a server which has a rest."""
+
+    def watched(
+        session: ShardSession, places: Sequence[Place]
+    ) -> list[DueGroup]:
+        first = places[0]
+        if not windows.allows(first.engine):
+            last = windows.last_error(first.engine)
+            raise NoHealthyShardsError(
+                keyspace=first.keyspace,
+                servers={first.server: f"has failed repeatedly: {last}"},
+            )
+        failure: SQLAlchemyError | None = None
+        try:
+            return read(session, places)
+        except SQLAlchemyError as error:
+            failure = error
+            raise
+        finally:
+            windows.record(first.engine, failure)
+
+    return watched
 
 
 _job = JOBS.c

@@ -11,12 +11,13 @@ import inspect
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 from typing import TYPE_CHECKING
 
 from sqla_shard.exc import JobArgumentError
+from sqla_shard.exc import JobOptionError
 from sqla_shard.exc import TaskDefinitionError
-from sqla_shard.exc import UnknownTaskError
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.enqueue import EnqueuedJob
 from sqla_shard.jobs.enqueue import insert_job
@@ -24,6 +25,7 @@ from sqla_shard.jobs.enqueue import insert_jobs
 from sqla_shard.jobs.enqueue import JobOptions
 from sqla_shard.jobs.enqueue import place_near
 from sqla_shard.jobs.enqueue import RunAfter
+from sqla_shard.jobs.enqueue import seconds_of
 from sqla_shard.jobs.placing import async_on_healthy_shard
 from sqla_shard.jobs.placing import on_healthy_shard
 from sqla_shard.jobs.retry import DEFAULT
@@ -58,6 +60,8 @@ class Task:
     :ivar max_attempts: maximum number of attempts of its jobs.
     :ivar priority: priority of its jobs, if they have none of their own.
     :ivar in_transaction: whether the function gets a session.
+    :ivar is_async: whether the function is ``async def``.
+    :ivar time_limit: maximum seconds of a run; None for no limit.
     :ivar keyspace: keyspace of its jobs; None if there is only one with
         objects.
     """
@@ -73,6 +77,7 @@ class Task:
         priority: int,
         in_transaction: bool,
         keyspace: str | None,
+        time_limit: timedelta | float | None = None,
     ) -> None:
         self.name = name
         self.function = function
@@ -84,6 +89,8 @@ class Task:
         self.priority = priority
         self.in_transaction = in_transaction
         self.keyspace = keyspace
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.time_limit = _time_limit(time_limit)
         self._signature = _checked_signature(function, name, in_transaction)
         self._options()  # raises JobOptionError
 
@@ -256,9 +263,9 @@ def _checked_signature(
 
     :raises TaskDefinitionError: if it cannot.
     """
-    if not callable(function) or inspect.iscoroutinefunction(function):
+    if not callable(function):
         raise TaskDefinitionError(
-            f"{function!r} must be a function, and not async def", task=name
+            f"{function!r} must be a function", task=name
         )
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
@@ -284,20 +291,31 @@ def _checked_signature(
     return signature
 
 
+def _time_limit(limit: timedelta | float | None) -> float | None:
+    """Return a time limit in seconds.
+
+    :raises JobOptionError: if it is not valid.
+    """
+    if limit is None:
+        return None
+    seconds = seconds_of(limit, "time_limit")
+    if not seconds:
+        raise JobOptionError(
+            "must be more than 0; None is no limit",
+            option="time_limit",
+            value=limit,
+        )
+    return seconds
+
+
 # -- Tasks by name.
 
 _tasks: dict[str, Task] = {}
 
 
-def find_task(name: str) -> Task:
-    """Return a task by its name.
-
-    :raises UnknownTaskError: if it is not defined in this process.
-    """
-    found = _tasks.get(name)
-    if found is None:
-        raise UnknownTaskError(task=name)
-    return found
+def find_task(name: str) -> Task | None:
+    """Return a task by its name; None if it is not defined in this process."""
+    return _tasks.get(name)
 
 
 def task_names() -> list[str]:
@@ -319,6 +337,7 @@ def task(
     priority: int = 2,
     in_transaction: bool = True,
     keyspace: str | None = None,
+    time_limit: timedelta | float | None = None,
 ) -> Callable[[Callable[..., Any]], Task]:
     """Make a function a task, as a decorator.
 
@@ -334,6 +353,9 @@ def task(
     the function writes on that shard takes effect exactly once.  Without a
     transaction the job is acknowledged later, and may run more than once.
 
+    Workers run the function in a thread, or, if it is ``async def``, with an
+    asynchronous session in their event loop.
+
     :param name: the name that is stored with jobs; it must not change while
         there are any.
     :param queue: the queue of its jobs.
@@ -344,6 +366,9 @@ def task(
     :param in_transaction: False for a function without a session, which is
         called with its arguments only.
     :param keyspace: keyspace of the jobs, if there are several with objects.
+    :param time_limit: seconds or a timedelta.  A function that is ``async
+        def`` is then cancelled; one in a thread has to call
+        :meth:`RunningJob.check`, and its claim is not extended any more.
     :raises TaskDefinitionError: if the function cannot be a task, or another
         one has the name.
     :raises JobOptionError: if an option is not valid.
@@ -367,6 +392,7 @@ def task(
             priority=priority,
             in_transaction=in_transaction,
             keyspace=keyspace,
+            time_limit=time_limit,
         )
         before = _tasks.get(name)
         if before is not None and _path(before.function) != _path(function):

@@ -1,8 +1,9 @@
-"""The worker: claims jobs on all shards and runs them in threads.
+"""The worker: claims jobs on all shards and runs them.
 
 One thread, that of :meth:`Worker.run`, surveys the shards, claims jobs and
-writes outcomes; the threads of an executor run the tasks.  Between the two
-are a queue of outcomes and a number: how many jobs the worker holds.
+writes outcomes; others run the tasks, extend claims, and recover and delete
+jobs.  Between them are a queue of outcomes and the set of the jobs that the
+worker holds.
 
 How many jobs are claimed ahead follows from how long jobs take: enough for
 half a second, so short jobs come in large batches, and a long one does not
@@ -15,42 +16,38 @@ import logging
 import queue
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
 from datetime import timedelta
+from math import inf
 from time import monotonic
+from typing import Any
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import short
 from sqla_shard.exc import JobOptionError
+from sqla_shard.exc import UnsafeBinaryLogError
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs
-from sqla_shard.jobs.handling import Exchange
-from sqla_shard.jobs.handling import exchange
-from sqla_shard.jobs.job_events import job_begins
-from sqla_shard.jobs.job_events import job_ends
+from sqla_shard.jobs.handling import Exchanges
+from sqla_shard.jobs.heartbeat import Heartbeat
 from sqla_shard.jobs.job_events import report_lost_claims
 from sqla_shard.jobs.queue_limits import LimitedQueues
+from sqla_shard.jobs.runners import Repeating
+from sqla_shard.jobs.runners import Runners
 from sqla_shard.jobs.running import Ending
 from sqla_shard.jobs.running import Outcome
-from sqla_shard.jobs.running import run_job
+from sqla_shard.jobs.running import RunningJob
 from sqla_shard.jobs.schedule import Schedule
 from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.jobs.upkeep import KEEP_DONE
 from sqla_shard.jobs.upkeep import KEEP_FAILED
 from sqla_shard.jobs.upkeep import keep_up
 from sqla_shard.outbox.apply import Address
-from sqla_shard.util.jitter import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -77,6 +74,7 @@ class RunReport:
     :ivar succeeded: number of jobs that have succeeded.
     :ivar failed: number of failed attempts.
     :ivar lost: number of runs whose claim was lost.
+    :ivar released: number of jobs that were given back when it ended.
     :ivar unknown: the names of tasks that are not defined in this process,
         with the number of jobs, which stay in their queues.
     :ivar recovered: number of expired claims of other workers.
@@ -86,9 +84,23 @@ class RunReport:
     succeeded: int = 0
     failed: int = 0
     lost: int = 0
+    released: int = 0
     unknown: Counter[str] = field(default_factory=Counter)
     recovered: int = 0
     deleted: int = 0
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.succeeded:,} succeeded, {self.failed:,} failed, "
+            f"{self.lost:,} lost, {self.released:,} released"
+        )
+        if self.unknown:
+            text += f"; not defined: {', '.join(sorted(self.unknown))}"
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes."""
+        return {**vars(self), "unknown": dict(self.unknown)}
 
 
 class Worker:
@@ -103,9 +115,11 @@ class Worker:
 
     :param cluster: the cluster.
     :param queues: names of queues; of equal importance.
-    :param concurrency: number of threads that run tasks.
-    :param lease: seconds until a claim of this worker expires; longer than
-        any task of these queues runs.
+    :param concurrency: number of threads that run tasks, and maximum number
+        of tasks that are awaited at the same time.
+    :param lease: seconds until a claim of this worker expires.  Claims are
+        extended while their tasks run: it is how long the jobs of a worker
+        that was killed wait.
     :param keep_done: time for which jobs that have succeeded are kept.
     :param keep_failed: time for which failed jobs are kept.
     :raises JobOptionError: if an argument is not valid.
@@ -145,72 +159,105 @@ class Worker:
         self._concurrency = concurrency
         self._lease = float(lease)
         self._keep = {"keep_done": keep_done, "keep_failed": keep_failed}
-        self._is_stopped = False
-        self._finished: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
-        self._holds = 0
+        self._stops_at: float | None = None
+        self._finished: queue.SimpleQueue[
+            tuple[RunningJob, Outcome] | None
+        ] = queue.SimpleQueue()
+        self._held: set[RunningJob] = set()
         self._seconds = 0.0  # of a job, on average
-        self._outcomes: dict[Address, list[Outcome]] = {}
-        self._oldest = 0.0
+        self._exchanges = Exchanges(cluster, self._lease)
+        self._runners = Runners(cluster, concurrency, self._ended)
+        self._error: UnsafeBinaryLogError | None = None
+        self._unread: list[str] = []
+        self._survey_error: Exception | None = None
         self._report = RunReport()
         self._limits = LimitedQueues(cluster, self._queues)
         self._schedule = Schedule(random.Random())  # noqa: S311  # no secret
 
-    def stop(self) -> None:
+    def stop(self, timeout: float | None = None) -> None:
         """Claim no more jobs; :meth:`run` returns after those that run.
 
-        This method can be called by any thread, and by a signal handler.
+        This method can be called by any thread, and by a signal handler; a
+        second call can shorten the time.
+
+        :param timeout: seconds for the running tasks to end.  Others are then
+            cancelled, if they are ``async def``, and their jobs released for
+            other workers: what their threads still write for them is refused.
+            None waits for all tasks.
         """
-        self._is_stopped = True
+        self._stops_at = monotonic() + (inf if timeout is None else timeout)
         self._finished.put(None)
 
-    def run(self, until_empty: bool = False) -> RunReport:
+    def run(
+        self,
+        until_empty: bool = False,
+        *,
+        on_ready: Callable[[], object] = lambda: None,
+    ) -> RunReport:
         """Run jobs until :meth:`stop` is called.
 
         :param until_empty: return when no job is due on any shard.
+        :param on_ready: called when the servers were checked, before the
+            first claim.
         :returns: what was done.
         :raises UnsafeBinaryLogError: if a server has a binary log of
             statements.
         :raises SQLAlchemyError: with ``until_empty``, if a server cannot be
-            read.
+            read, and no job is due on the others.
         """
         self._report = report = RunReport()
         check_binary_logs(self._cluster)
+        self._checked = self._cluster.topology.version
         self._schedule.reset()
+        heartbeat = Heartbeat(
+            self._cluster, self._lease, lambda: list(self._held)
+        )
+        self._keep_up()
         with (
-            ThreadPoolExecutor(1, "sqla-shard-upkeep") as upkeep,
-            ThreadPoolExecutor(self._concurrency, "sqla-shard-job") as threads,
+            Repeating("upkeep", self._keep_up, _UPKEEP, spread=0.3),
+            Repeating("heartbeat", heartbeat.beat, self._lease / 6),
         ):
-            keeping = upkeep.submit(self._keep_up)
-            keeping.result()
-            next_upkeep = monotonic() + jittered(_UPKEEP, 0.3)
-            while not (self._is_stopped and self._holds == 0):
-                self._work(threads)
-                if until_empty and self._is_empty():
-                    break
-                if monotonic() >= next_upkeep and keeping.done():
-                    keeping = upkeep.submit(self._keep_up)
-                    next_upkeep = monotonic() + jittered(_UPKEEP, 0.3)
-            self._write_all()
-            self._is_stopped = False
+            on_ready()
+            try:
+                while not self._is_over():
+                    if until_empty and self._is_empty():
+                        break
+                    self._work()
+            finally:
+                self._release_all()
+        self._stops_at = None
+        if self._error is not None:
+            raise self._error
         return report
 
-    def _work(self, threads: ThreadPoolExecutor) -> None:
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stops_at is not None
+
+    def _is_over(self) -> bool:
+        if self._stops_at is None:
+            return False
+        if not self._held and not self._exchanges.has_doubts:
+            return True
+        return monotonic() >= self._stops_at
+
+    def _work(self) -> None:
         """Do one round: claim, write, or wait."""
-        free = self._room()
-        if free > 0 and not self._is_stopped:
+        if self._exchanges.has_doubts:
+            self._begin(self._exchanges.settle())
+        if self._is_stopped:
+            for running in self._runners.take_back():
+                self._give_back(running)
+        elif (free := self._room()) > 0:
             address = self._schedule.next_shard()
             if address is None and self._schedule.is_survey_due():
                 self._survey()
                 address = self._schedule.next_shard()
             if address is not None:
-                for job in self._exchange(address, free):
-                    self._holds += 1
-                    self._submit(threads, job)
-        waits = bool(self._outcomes)
-        if waits and monotonic() - self._oldest > _PATIENCE:
+                self._claim(address, free)
+        if self._exchanges.age > _PATIENCE:
             self._write_all()
-            waits = False
-        self._take(self._timeout(waits))
+        self._take(self._timeout())
 
     def _room(self) -> int:
         """Return how many jobs to claim; 0 if too few to be worth it."""
@@ -218,31 +265,35 @@ class Worker:
         if self._seconds > 0:
             ahead = int(_AHEAD * self._concurrency / self._seconds)
         capacity = self._concurrency + min(ahead, _MOST_AHEAD)
-        free = capacity - self._holds
+        free = capacity - len(self._held)
         return free if 2 * free >= capacity or free >= capacity - 1 else 0
 
-    def _timeout(self, waits: bool) -> float | None:
+    def _timeout(self) -> float | None:
         """Return the seconds to wait for an outcome; None not to wait."""
-        if self._room() > 0 and not self._is_stopped:
+        pause = 3600.0
+        if self._stops_at is not None:
+            pause = min(pause, self._stops_at - monotonic())
+        elif self._room() > 0:
             if self._schedule.has_work:
                 return None
             pause = self._schedule.until_survey()
-        else:
-            pause = 3600.0
-        return min(pause, _PATIENCE) if waits else pause
+        if self._exchanges.has_outcomes or self._exchanges.has_doubts:
+            pause = min(pause, _PATIENCE)
+        return pause
 
     def _take(self, timeout: float | None) -> None:
         """Take the outcomes of finished jobs."""
         try:
             if timeout is None:
-                outcome = self._finished.get_nowait()
+                ended = self._finished.get_nowait()
             else:
-                outcome = self._finished.get(timeout=max(timeout, 0.001))
+                ended = self._finished.get(timeout=max(timeout, 0.001))
             while True:
-                if outcome is not None:
-                    self._holds -= 1
-                    self._note(outcome)
-                outcome = self._finished.get_nowait()
+                # A job that was released has no outcome any more.
+                if ended is not None and ended[0] in self._held:
+                    self._held.remove(ended[0])
+                    self._note(ended[1])
+                ended = self._finished.get_nowait()
         except queue.Empty:
             return
 
@@ -255,6 +306,8 @@ class Worker:
             self._report.failed += 1
         elif ending is Ending.UNKNOWN:
             self._report.unknown[job.task] += 1
+        elif ending is Ending.RELEASED:
+            self._report.released += 1
         else:
             self._lose([str(job)])
         if ending in (Ending.FAILED, Ending.UNKNOWN):
@@ -264,9 +317,7 @@ class Worker:
                 extra={"action": "run", "task": job.task},
             )
         if ending not in (Ending.WRITTEN, Ending.LOST):
-            if not self._outcomes:
-                self._oldest = monotonic()
-            self._outcomes.setdefault(job.address, []).append(outcome)
+            self._exchanges.add(outcome)
 
     def _lose(self, jobs: Sequence[str]) -> None:
         for job in jobs:
@@ -277,43 +328,49 @@ class Worker:
                 extra={"action": "run"},
             )
 
-    def _submit(self, threads: ThreadPoolExecutor, job: ClaimedJob) -> None:
-        def ended(future: Future[Outcome]) -> None:
-            # Also after SystemExit, or whatever else a task may raise.
-            error = future.exception()
-            self._finished.put(
-                future.result()
-                if error is None
-                else Outcome(job=job, ending=Ending.FAILED, error=repr(error))
-            )
+    def _refused(self, jobs: Sequence[str]) -> None:
+        """Report jobs whose outcomes could not be written any more."""
+        if jobs:
+            report_lost_claims(self._cluster, tuple(jobs))
+        self._lose(jobs)
 
-        threads.submit(self._run, job).add_done_callback(ended)
+    def _ended(self, running: RunningJob, outcome: Outcome) -> None:
+        """Take over the outcome of a job; called by the runners."""
+        if running.began is not None:
+            took = max(monotonic() - running.began, 1e-4)
+            # Threads may overwrite each other's value: it is an estimate.
+            self._seconds += (took - self._seconds) / 8
+        self._finished.put((running, outcome))
 
-    def _run(self, job: ClaimedJob) -> Outcome:
-        begin = monotonic()
-        began = job_begins(self._cluster, job)
-        outcome = run_job(self._cluster, job)
-        job_ends(self._cluster, outcome, began)
-        took = monotonic() - begin
-        # Threads may overwrite each other's value: it is an estimate.
-        self._seconds += (max(took, 1e-4) - self._seconds) / 8
-        return outcome
+    def _give_back(self, running: RunningJob) -> None:
+        self._held.discard(running)
+        self._note(Outcome(job=running.job, ending=Ending.RELEASED))
+
+    def _release_all(self) -> None:
+        """Write all outcomes, and release what still runs."""
+        for running in list(self._held):
+            running.lose()
+            self._give_back(running)
+        self._runners.close()
+        self._write_all()
 
     # -- Transactions.
 
     def _survey(self) -> None:
         queues = self._limits.open_queues()
         groups, unread = due_jobs(self._cluster, queues)
-        for line in describe_unread(unread):
-            _log.warning("%s", line, extra={"action": "survey"})
-        self._schedule.surveyed(
-            groups,
-            self._cluster.places,
-            complete=self._limits.is_known and not unread,
-        )
+        lines = describe_unread(unread)
+        if lines != self._unread:
+            for line in lines:
+                _log.warning("%s", line, extra={"action": "survey"})
+        self._unread = lines
+        self._survey_error = self._limits.error
+        if unread:
+            self._survey_error = unread[0].error
+        self._schedule.surveyed(groups, self._cluster.places)
 
-    def _exchange(self, address: Address, limit: int) -> list[ClaimedJob]:
-        """Claim jobs of a shard, and write its outcomes."""
+    def _claim(self, address: Address, limit: int) -> None:
+        """Claim jobs of a shard, write its outcomes, and run the jobs."""
         groups = self._schedule.groups(address)
         allowed = {
             name: self._limits.allowance(name, limit)
@@ -321,59 +378,42 @@ class Worker:
         }
         found = None
         if any(allowed.values()):
-            found = self._send(address, groups, limit, allowed)
+            found = self._exchanges.send(address, groups, limit, allowed)
         if found is None:
             self._schedule.drop(address)
-            return []
+            return
+        self._refused(found.lost)
         for name, count in Counter(j.queue for j in found.claimed).items():
             self._limits.use(name, count)
         self._schedule.emptied(address, found.emptied)
-        return found.claimed
+        self._begin(found.claimed)
+
+    def _begin(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Run jobs that were claimed."""
+        expires = monotonic() + self._lease
+        for job in jobs:
+            running = RunningJob(self._cluster, job, expires)
+            self._held.add(running)
+            self._runners.submit(running)
 
     def _write_all(self) -> None:
         """Write all outcomes, without claims."""
-        if not self._outcomes:
+        if not self._exchanges.has_outcomes:
             return
-        for address in list(self._outcomes):
-            self._send(address, [], 0, {})
-        self._oldest = monotonic()
+        self._refused(self._exchanges.send_all())
         # A job that has failed, or is one step of many, may be due again.
         self._schedule.reset()
 
-    def _send(
-        self,
-        address: Address,
-        groups: Sequence[DueGroup],
-        limit: int,
-        allowed: Mapping[str, int],
-    ) -> Exchange | None:
-        """Send a transaction; return None if the shard cannot be used.
-
-        Outcomes that could not be written are written again later: until its
-        claim has expired, no other worker runs the job.
-        """
-        outcomes = self._outcomes.pop(address, [])
-        try:
-            found = self._cluster.run(
-                exchange,
-                *(address, outcomes, groups, limit, allowed, self._lease),
-            )
-        except SQLAlchemyError as error:
-            keyspace, shard_id = address
-            _log.warning(
-                "shard %d of %s cannot be used now: %s",
-                *(shard_id, keyspace, short(error)),
-                extra={"action": "claim"},
-            )
-            if outcomes:
-                self._outcomes[address] = outcomes
-            return None
-        self._lose(found.lost)
-        if found.lost:
-            report_lost_claims(self._cluster, tuple(found.lost))
-        return found
-
     def _keep_up(self) -> None:
+        version = self._cluster.topology.version
+        if version != self._checked:
+            try:
+                check_binary_logs(self._cluster)
+            except UnsafeBinaryLogError as error:
+                self._error = error
+                self.stop()
+                return
+            self._checked = version
         done = keep_up(self._cluster, self._queues, **self._keep)
         self._report.recovered += done.recovered
         self._report.deleted += done.deleted
@@ -382,8 +422,10 @@ class Worker:
 
     def _is_empty(self) -> bool:
         """Return whether nothing is due, held or to be written."""
-        if self._holds or not self._schedule.is_empty:
+        if self._held or self._exchanges.has_doubts:
             return False
-        if self._outcomes:
+        if self._schedule.is_empty:
             self._write_all()
+        if self._schedule.is_empty and self._survey_error is not None:
+            raise self._survey_error
         return self._schedule.is_empty

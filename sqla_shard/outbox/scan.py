@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PARALLEL",
+    "Read",
     "check_age",
     "check_batch",
     "oldest",

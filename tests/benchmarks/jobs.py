@@ -110,7 +110,13 @@ def _worker(cluster: Cluster, groups: list[DueGroup]) -> Callable[[], None]:
 
     def turn() -> None:
         found = cluster.run(
-            exchange, groups[0].address, tuple(done), groups, _BATCH, 60.0
+            exchange,
+            groups[0].address,
+            tuple(done),
+            groups,
+            _BATCH,
+            {"adding": _BATCH},
+            60.0,
         )
         assert len(found.claimed) == _BATCH
         done[:] = [

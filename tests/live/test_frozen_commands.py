@@ -43,6 +43,11 @@ USER = str(5 << 46 | 3 << 36 | 1)
 #: hangs, and the node of the cache.
 DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "repair": (("repair", "--once", *MODELS), NOT_READ, "server2"),
+    "worker": (
+        ("worker", "--once", "--models", "tests.models.job_models"),
+        NOT_READ,
+        "server2",
+    ),
     "key": (("key", "order-17"), NOT_READ, "server2"),
     "halves": (("halves",), NOT_READ, "server2"),
     "queue list": (("queue", "list"), NOT_READ, "server2"),

@@ -24,6 +24,7 @@ from sqla_shard.exc import TaskDefinitionError
 from sqla_shard.jobs import claims
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import task
+from sqla_shard.jobs.heartbeat import extend
 from sqla_shard.jobs.retry import DEFAULT
 from sqla_shard.jobs.retry import Exponential
 from sqla_shard.jobs.retry import Linear
@@ -219,11 +220,7 @@ class Defining:
             task("tests.odd", queue=queue)
 
     def test_functions(self):
-        async def awaited(session):
-            pass
-
         for function in (
-            awaited,
             lambda: None,
             lambda session, *ids: None,
             lambda session, near: None,
@@ -395,7 +392,7 @@ class Late(Suite):
                     write(session)
                 assert caught.value.jobs == (str(job),)
         with cluster.begin() as session:
-            assert claims.extend(session, [job]) == [job]
+            assert extend(session, [job]) == [job]
         assert rows(cluster) == before
 
     def test_late_writes_are_refused(self, cluster, near):

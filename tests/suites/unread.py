@@ -224,6 +224,9 @@ CASES: dict[str, list[Case]] = {
         Case("queue delete --queue titles --state done"),
         Case("queue delete objects/7/1 --dry-run", says="shard 7"),
     ],
+    "sqla-shard worker": [
+        Case(f"worker --once {' '.join(MODELS)}", most=6),
+    ],
     "sqla-shard cache repair": [
         Case("cache repair --once --cache {dir}/cache.toml")
     ],

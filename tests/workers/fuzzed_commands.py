@@ -36,6 +36,7 @@ ENDLESS = {
 #: What makes the others end.
 ENDING = {
     ("repair",): ["--once"],
+    ("worker",): ["--once"],
     ("cache", "repair"): ["--once"],
 }
 STATUSES = {0, 1, 2, 3}
