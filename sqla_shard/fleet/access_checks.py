@@ -7,8 +7,6 @@ global privileges nor those of roles.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.clients import late_line
 from sqla_shard.fleet.facts import FleetFacts
@@ -22,7 +20,8 @@ from sqla_shard.fleet.findings import pair_check
 from sqla_shard.fleet.findings import server_check
 from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
-from sqla_shard.fleet.sessions import host_of
+from sqla_shard.fleet.sessions import AppSession
+from sqla_shard.fleet.sessions import described
 
 __all__ = ["FOLLOWED", "LONG_TRANSACTION"]
 
@@ -191,9 +190,15 @@ def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
     found = [one for one in server.sessions if one.user in fleet.application]
     if not found:
         return
-    hosts = Counter(host_of(one.host) for one in found)
-    where = ", ".join(
-        f"{count} from {host}" for host, count in hosts.most_common(_SHOWN)
+    where = described(
+        (
+            AppSession(
+                id=one.id, user=one.user, address=one.host, database=None
+            )
+            for one in found
+        ),
+        # The sessions are what matters.
+        server.programs if server.has("programs") else None,
     )
     place = "a standby" if server.role == "standby" else "not in the topology"
     yield warning(

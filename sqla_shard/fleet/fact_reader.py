@@ -42,6 +42,7 @@ from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet_status import status
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.sessions import programs
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.urls import fill
@@ -409,7 +410,7 @@ def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
                 " FROM information_schema.processlist"
                 " WHERE id <> CONNECTION_ID()"
             )
-        )
+        ),
     }
 
 
@@ -467,6 +468,7 @@ _STATE: dict[tuple[str, ...], _Read] = {
     ("variables", "version"): _variables,
     ("clock", "clock_error"): _clock,
     ("sessions",): _sessions,
+    ("programs",): lambda server, _: {"programs": programs(server.admin)},
     ("transactions",): _transactions,
     ("logins",): lambda server, _: {"logins": tuple(server.logins())},
     ("grants",): lambda server, _: {"grants": tuple(grant_rows(server.admin))},

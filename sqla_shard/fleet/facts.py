@@ -25,6 +25,7 @@ from sqla_shard.fleet.replication import Login
 from sqla_shard.fleet.replication import ReplicationStatus
 from sqla_shard.fleet.replication import SemiSync
 from sqla_shard.fleet.replication import TableSize
+from sqla_shard.fleet.sessions import Program
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
 
@@ -177,6 +178,9 @@ class ServerFacts:
 
     sessions = _Part[tuple[Session, ...]]()
     """All sessions but those of the doctor."""
+
+    programs = _Part[Mapping[int, Program]]()
+    """Programs of sessions, if the server knows them."""
 
     transactions = _Part[tuple[Transaction, ...]]()
     """The open transactions."""

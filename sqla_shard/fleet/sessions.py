@@ -201,9 +201,15 @@ def grouped(
     ]
 
 
-def described(sessions: Iterable[AppSession]) -> str:
-    """Return who has sessions, for messages."""
-    return shortened_list([_line(one) for one in grouped(sessions)], _SHOWN)
+def described(
+    sessions: Iterable[AppSession], known: Mapping[int, Program] | None = None
+) -> str:
+    """Return who has sessions, for messages.
+
+    :param known: see :func:`grouped`.
+    """
+    lines = [_line(one) for one in grouped(sessions, known)]
+    return "; ".join(lines[:_SHOWN]) + ("; ..." if lines[_SHOWN:] else "")
 
 
 def ended_note(

@@ -687,7 +687,11 @@ def test_a_session_of_the_application_on_a_standby(doctor, pair, pairs):
     with pair.standby.connect() as connection:
         connection.ping()
         finding = found(doctor(), "sessions-elsewhere", "warning")
-        assert "has 1 sessions of the application (1 from 127" in finding.what
+        user, port = pair.standby.user, connection._sock.getsockname()[1]
+        assert (
+            "has 1 sessions of the application (127.0.0.1 "
+            f"{user}: 1 session, port {port})" in finding.what
+        )
         assert "is a standby: those processes use another" in finding.what
         follow(finding, pairs.servers)
         wait_healthy(doctor)

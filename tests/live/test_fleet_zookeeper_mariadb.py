@@ -140,12 +140,16 @@ def test_sessions_and_clients_with_an_old_epoch_are_named(
     assert result.as_dict()["notes"]["verify"]["late"] == 1
     assert line in str(status(fleet))
     monkeypatch.setattr(access_checks, "FOLLOWED", 0.0)
-    environ = {"MYSQL_USER": "app", "MYSQL_PASSWORD": ""}
-    found = [
-        one
-        for one in examine(fleet, environ=environ).findings
-        if one.check == "old-epochs"
+    environ = {"MYSQL_USER": old.user, "MYSQL_PASSWORD": ""}
+    # It is the standby now.
+    with old.connect(program_name="pinboard"):
+        findings = examine(fleet, environ=environ).findings
+    (elsewhere,) = [
+        one for one in findings if one.check == "sessions-elsewhere"
     ]
+    who = f"127.0.0.1 {old.user} (pinboard): 1 session, pid {os.getpid()}"
+    assert who in elsewhere.what
+    found = [one for one in findings if one.check == "old-epochs"]
     assert [one.severity for one in found] == ["warning", "info"]
     assert found[0].what.startswith(line)
     assert "restart it" in found[0].remedy
