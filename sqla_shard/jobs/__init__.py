@@ -16,6 +16,8 @@ writes the shard of its job is acknowledged by the same transaction.
 ``queue_limits``  pauses and limits of queues, shared by all workers
 ``health``     servers that have failed repeatedly have a rest
 ``heartbeat``  claims of running jobs are extended
+``crontab``    times at which periodic tasks are due
+``periodic``   one job for each periodic task, which is pending again
 ``running``    the job that runs: what its task can do with it
 ``calling``    the call of a task, and what becomes of the job
 ``runners``    the threads, and the event loop, of a worker
@@ -34,6 +36,7 @@ from __future__ import annotations
 
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.crontab import Crontab
 from sqla_shard.jobs.enqueue import EnqueuedJob
 from sqla_shard.jobs.job_events import JobReport
 from sqla_shard.jobs.queue_counts import count_queues
@@ -68,6 +71,7 @@ from sqla_shard.jobs.worker import Worker
 __all__ = [
     "ChangeReport",
     "ClaimedJob",
+    "Crontab",
     "EnqueuedJob",
     "Exponential",
     "JobLogFilter",

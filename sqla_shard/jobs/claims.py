@@ -57,6 +57,7 @@ __all__ = [
     "checkpoint",
     "claim",
     "fail",
+    "fenced",
     "held",
     "locked_batch",
     "release",
@@ -396,7 +397,7 @@ def fail(
         ends = free_key(session, at, job)
         # The one who has enqueued it again gets all attempts.
         attempts = attempts if ends else 0
-    _fenced(
+    fenced(
         session,
         job,
         _FAIL,
@@ -429,7 +430,7 @@ def release(
     :param error: why, for people.
     :raises JobClaimLostError: if the claim is lost.
     """
-    _fenced(session, job, _RELEASE, the_error=error, later=microseconds(delay))
+    fenced(session, job, _RELEASE, the_error=error, later=microseconds(delay))
 
 
 _CHECKPOINT = update_rows(_one, held).values(
@@ -462,7 +463,7 @@ def checkpoint(
     :raises JobClaimLostError: if the claim is lost.
     """
     is_end = again_after is not None
-    _fenced(
+    fenced(
         session,
         job,
         _CONTINUE if is_end else _CHECKPOINT,
@@ -471,7 +472,7 @@ def checkpoint(
     )
 
 
-def _fenced(
+def fenced(
     session: ShardSession, job: ClaimedJob, statement: Any, **values: Any
 ) -> None:
     """Update one job, if its claim is valid.

@@ -28,6 +28,8 @@ from sqla_shard.jobs.claims import fail
 from sqla_shard.jobs.claims import release
 from sqla_shard.jobs.health import windows_of
 from sqla_shard.jobs.heartbeat import confirm
+from sqla_shard.jobs.periodic import is_periodic
+from sqla_shard.jobs.periodic import repeat
 from sqla_shard.jobs.running import Ending
 from sqla_shard.jobs.running import Outcome
 from sqla_shard.jobs.survey import DueGroup
@@ -96,7 +98,11 @@ def exchange(
 def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
     """Write outcomes; return the jobs whose claims are lost."""
     lost: list[str] = []
-    done = [one.job for one in outcomes if one.ending is Ending.SUCCEEDED]
+    done = [
+        one.job
+        for one in outcomes
+        if one.ending is Ending.SUCCEEDED and not is_periodic(one.job)
+    ]
     try:
         acknowledge(session, done)
     except JobClaimLostError as error:
@@ -104,13 +110,22 @@ def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
     # In one order: otherwise two workers could deadlock.
     for one in sorted(outcomes, key=lambda outcome: outcome.job.local_id):
         try:
-            if one.ending is Ending.FAILED:
+            if is_periodic(one.job) and _ends(one):
+                repeat(session, one.job, one.error or None)
+            elif one.ending is Ending.FAILED:
                 fail(session, one.job, one.error, one.delay)
             elif one.ending in (Ending.UNKNOWN, Ending.RELEASED):
                 release(session, one.job, delay=one.delay, error=one.error)
         except JobClaimLostError as error:
             lost += error.jobs
     return lost
+
+
+def _ends(outcome: Outcome) -> bool:
+    """Return whether no attempt follows."""
+    if outcome.ending is Ending.FAILED:
+        return outcome.job.attempt >= outcome.job.max_attempts
+    return outcome.ending is Ending.SUCCEEDED
 
 
 #: Seconds after which no further attempt of a transaction begins: the worker

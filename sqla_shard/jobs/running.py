@@ -25,6 +25,8 @@ from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.enqueue import encoded
 from sqla_shard.jobs.enqueue import seconds_of
 from sqla_shard.jobs.heartbeat import extend
+from sqla_shard.jobs.periodic import is_periodic
+from sqla_shard.jobs.periodic import repeat
 from sqla_shard.jobs.tasks import find_task
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
@@ -230,7 +232,10 @@ class RunningJob:
         :raises JobClaimLostError: if the claim is lost; roll back.
         :raises CrossShardWriteError: if the transaction writes another shard.
         """
-        claims.acknowledge(session, [self.job])
+        if is_periodic(self.job):
+            repeat(session, self.job)
+        else:
+            claims.acknowledge(session, [self.job])
         self._written_by(session)
 
     async def async_ack_with(self, session: AsyncShardSession) -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from sqla_shard.exc import JobArgumentError
 from sqla_shard.exc import JobOptionError
 from sqla_shard.exc import TaskDefinitionError
+from sqla_shard.jobs.crontab import check_every
+from sqla_shard.jobs.crontab import Every
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.enqueue import EnqueuedJob
 from sqla_shard.jobs.enqueue import insert_job
@@ -37,7 +39,7 @@ from sqla_shard.util.json_values import is_json
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = ["Task", "find_task", "task", "task_names"]
+__all__ = ["Task", "all_tasks", "find_task", "task", "task_names"]
 
 _PLAIN = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -62,6 +64,7 @@ class Task:
     :ivar in_transaction: whether the function gets a session.
     :ivar is_async: whether the function is ``async def``.
     :ivar time_limit: maximum seconds of a run; None for no limit.
+    :ivar every: when workers run it without being asked; None for never.
     :ivar keyspace: keyspace of its jobs; None if there is only one with
         objects.
     """
@@ -78,6 +81,7 @@ class Task:
         in_transaction: bool,
         keyspace: str | None,
         time_limit: timedelta | float | None = None,
+        every: Every | None = None,
     ) -> None:
         self.name = name
         self.function = function
@@ -92,6 +96,10 @@ class Task:
         self.is_async = inspect.iscoroutinefunction(function)
         self.time_limit = _time_limit(time_limit)
         self._signature = _checked_signature(function, name, in_transaction)
+        self.every = every
+        if every is not None:
+            check_every(every)
+            self.bind()  # raises JobArgumentError: it has no arguments
         self._options()  # raises JobOptionError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -318,6 +326,11 @@ def find_task(name: str) -> Task | None:
     return _tasks.get(name)
 
 
+def all_tasks() -> list[Task]:
+    """Return the tasks that are defined in this process."""
+    return list(_tasks.values())
+
+
 def task_names() -> list[str]:
     """Return the names of the tasks that are defined in this process."""
     return sorted(_tasks)
@@ -338,6 +351,7 @@ def task(
     in_transaction: bool = True,
     keyspace: str | None = None,
     time_limit: timedelta | float | None = None,
+    every: Every | None = None,
 ) -> Callable[[Callable[..., Any]], Task]:
     """Make a function a task, as a decorator.
 
@@ -369,9 +383,12 @@ def task(
     :param time_limit: seconds or a timedelta.  A function that is ``async
         def`` is then cancelled; one in a thread has to call
         :meth:`RunningJob.check`, and its claim is not extended any more.
+    :param every: a timedelta or a :class:`Crontab`, for a function without
+        arguments that workers run at these times.
     :raises TaskDefinitionError: if the function cannot be a task, or another
         one has the name.
     :raises JobOptionError: if an option is not valid.
+    :raises JobArgumentError: if a periodic task has arguments.
     """
     given: object = name
     if not isinstance(given, str) or not 0 < len(name) <= LONGEST_NAME:
@@ -393,6 +410,7 @@ def task(
             in_transaction=in_transaction,
             keyspace=keyspace,
             time_limit=time_limit,
+            every=every,
         )
         before = _tasks.get(name)
         if before is not None and _path(before.function) != _path(function):

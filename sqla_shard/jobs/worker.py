@@ -26,7 +26,10 @@ from time import monotonic
 from typing import Any
 from typing import TYPE_CHECKING
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unread import short
 from sqla_shard.exc import JobOptionError
 from sqla_shard.exc import UnsafeBinaryLogError
 from sqla_shard.jobs.claims import ClaimedJob
@@ -36,6 +39,7 @@ from sqla_shard.jobs.handling import check_binary_logs
 from sqla_shard.jobs.handling import Exchanges
 from sqla_shard.jobs.heartbeat import Heartbeat
 from sqla_shard.jobs.job_events import report_lost_claims
+from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.jobs.queue_limits import LimitedQueues
 from sqla_shard.jobs.runners import Repeating
 from sqla_shard.jobs.runners import Runners
@@ -414,6 +418,14 @@ class Worker:
                 self.stop()
                 return
             self._checked = version
+        try:
+            ensure_periodic(self._cluster, self._queues)
+        except SQLAlchemyError as error:
+            _log.warning(
+                "the jobs of periodic tasks cannot be inserted now: %s",
+                short(error),
+                extra={"action": "keep up"},
+            )
         done = keep_up(self._cluster, self._queues, **self._keep)
         self._report.recovered += done.recovered
         self._report.deleted += done.deleted

@@ -8,15 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
+from typing import ClassVar
 
 import pytest
 from sqlalchemy import delete
 
 from sqla_shard import Cluster
 from sqla_shard import jobs
+from sqla_shard.exc import JobArgumentError
 from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import JobOptionError
+from sqla_shard.jobs import Crontab
 from sqla_shard.jobs import current_job
 from sqla_shard.jobs import EnqueuedJob
 from sqla_shard.jobs import JobState
@@ -24,6 +28,7 @@ from sqla_shard.jobs import Linear
 from sqla_shard.jobs import task
 from sqla_shard.jobs import tasks
 from sqla_shard.jobs import Worker
+from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.outbox.tables import QUEUES
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add
@@ -40,7 +45,7 @@ from tests.models.job_models import SHARDS
 from tests.models.job_models import take
 from tests.suites.jobs import Suite
 
-__all__ = ["Limits", "Running", "Tasks"]
+__all__ = ["Limits", "Periodic", "Running", "Tasks"]
 
 cluster = JOB_CLUSTERS.on_backend()
 WAIT = 60
@@ -383,3 +388,94 @@ class Limits(Suite):
         # 20 at once, after two seconds without a job, then 10 a second.
         assert time.monotonic() - begin >= 1.9
         assert counters(cluster, [near]) == [40]
+
+
+class Periodic(Suite):
+    """Tasks that workers run at certain times."""
+
+    #: Seldom enough for no time to come during a test.
+    OPTIONS: ClassVar[Any] = {"every": Crontab("0 0 29 2 *")}
+
+    def due(self, cluster: Cluster) -> None:
+        (row,) = rows(cluster, 0)
+        expire(cluster, address(row))
+
+    def test_each_time_once(self, cluster, near, defined):
+        def adds() -> None:
+            with cluster.begin() as session:
+                add(session, near)
+
+        defined(adds, in_transaction=False, **self.OPTIONS)
+        assert work(cluster, "own").succeeded == 0
+        for turn in range(1, 4):
+            (row,) = rows(cluster, 0)
+            assert (row.state, row.attempts, row.error) == (0, 0, None)
+            assert (row.due_at.month, row.due_at.day) == (2, 29)
+            assert row.due_at > row.created_at
+            self.due(cluster)
+            threads = [
+                threading.Thread(target=work, args=(cluster, "own"))
+                for _ in range(3)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(WAIT)
+            assert counters(cluster, [near]) == [turn]
+
+    def test_in_the_transaction_of_its_shard(self, cluster, near, defined):
+        here = counter(cluster, 0)
+
+        def adds(session: Any) -> None:
+            add(session, here)
+
+        defined(adds, **self.OPTIONS)
+        ensure_periodic(cluster, ["own"])
+        self.due(cluster)
+        # While it waits or runs, it is not inserted again.
+        with cluster.begin() as session:
+            assert len(take(session, here, "own")) == 1
+            ensure_periodic(cluster, ["own"])
+            session.rollback()
+        assert work(cluster, "own").succeeded == 1
+        assert counters(cluster, [here]) == [1]
+        (row,) = rows(cluster, 0)
+        assert (row.state, row.due_at.month) == (JobState.PENDING, 2)
+
+    def test_the_last_failure_waits_for_the_next_time(
+        self, cluster, near, defined
+    ):
+        def breaks(session: Any) -> None:
+            raise RuntimeError("as it always does")
+
+        defined(breaks, max_attempts=2, **self.OPTIONS)
+        ensure_periodic(cluster, ["own"])
+        self.due(cluster)
+        assert work(cluster, "own").failed == 2
+        (row,) = rows(cluster, 0)
+        assert (row.state, row.attempts) == (JobState.PENDING, 0)
+        assert row.error == "RuntimeError: as it always does"
+        assert row.due_at.month == 2
+
+    def test_a_time_that_has_come_nearer(self, cluster, near, defined):
+        def adds(session: Any) -> None: ...
+
+        defined(adds, **self.OPTIONS)
+        ensure_periodic(cluster, ["own"])
+        before = rows(cluster, 0)[0].due_at
+        defined(adds, every=timedelta(days=1))
+        ensure_periodic(cluster, ["own"])
+        (row,) = rows(cluster, 0)
+        assert row.due_at < before
+        assert row.due_at - row.created_at <= timedelta(days=1, seconds=60)
+
+    def test_definitions(self, defined):
+        def needs(session: Any, counter_id: int) -> None: ...
+
+        def fine(session: Any, counter_id: int = 1) -> None: ...
+
+        with pytest.raises(JobArgumentError):
+            defined(needs, every=timedelta(hours=1))
+        with pytest.raises(JobOptionError):
+            defined(fine, every=60)
+        assert defined(fine, every=timedelta(hours=1)).every
