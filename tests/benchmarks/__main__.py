@@ -15,6 +15,7 @@ from tests.benchmarks import cached
 from tests.benchmarks import caching
 from tests.benchmarks import fleet_compare
 from tests.benchmarks import ids
+from tests.benchmarks import job_queues
 from tests.benchmarks import jobs
 from tests.benchmarks import lists
 from tests.benchmarks import lookups
@@ -41,6 +42,7 @@ PARTS = {
     "writing": writing.run,
     "operations": operations.run,
     "jobs": jobs.run,
+    "queues": job_queues.run,
     "schema": schema.run,
     "compare": fleet_compare.run,
 }
