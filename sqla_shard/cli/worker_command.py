@@ -83,6 +83,11 @@ _STOP_TIMEOUT = 25.0
     help="Seconds after which the jobs of a killed worker are run by another.",
 )
 @click.option(
+    "--deliver",
+    is_flag=True,
+    help='Also do what "sqla-shard repair" and "sqla-shard cache repair" do.',
+)
+@click.option(
     "--stop-timeout",
     metavar="S",
     default=_STOP_TIMEOUT,
@@ -106,6 +111,7 @@ def worker_command(
     models: tuple[str, ...],
     cache: str | None,
     lease: float,
+    deliver: bool,
     stop_timeout: float,
     ready_file: Path | None,
     once: bool,
@@ -120,6 +126,10 @@ def worker_command(
     --stop-timeout to end; the jobs of others are released for other workers.
     A second signal releases them immediately.  The status is then 0.
 
+    With --deliver, it also applies the operations and cache invalidations that
+    transactions have left: the modules must define the operations, and --cache
+    is the cache of the application.  Two workers with it are enough.
+
     With --once, the status is 1 if an attempt has failed, or a task is not
     defined, and 3 if a server does not respond.
     """
@@ -133,6 +143,7 @@ def worker_command(
                 [name.strip() for name in queues.split(",")],
                 concurrency=concurrency,
                 lease=lease,
+                delivers=deliver,
             )
         except JobOptionError as error:
             raise click.BadParameter(

@@ -6,6 +6,7 @@
     flask shard topology        list keyspaces, servers and shards
     flask shard health          show the state of the topology and the servers
     flask shard create-all      create tables, for development
+    flask shard worker          run jobs, in an application context each
 
 ``explain`` and ``topology`` do not connect to any server.  ``health`` exits
 with status 1 if a server does not respond.  Passwords are never shown.
@@ -13,18 +14,27 @@ with status 1 if a server does not respond.  Passwords are never shown.
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from typing import TYPE_CHECKING
 
 import click
 from flask import current_app
+from flask import Flask
 from flask.cli import AppGroup
+from flask.ctx import AppContext
+from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.topology import describe
 
 if TYPE_CHECKING:
+    from sqla_shard import Cluster
     from sqla_shard.ext.flask import FlaskCluster
+    from sqla_shard.jobs import ClaimedJob
+    from sqla_shard.jobs import JobReport
 
 __all__ = ["EXTENSION", "shard_commands"]
 
@@ -43,7 +53,7 @@ class _Commands(AppGroup):
 
 
 shard_commands = _Commands(
-    "shard", help="Inspect the cluster, and create tables."
+    "shard", help="Inspect the cluster, create tables, and run jobs."
 )
 
 
@@ -105,3 +115,92 @@ def _create_all(keyspace: str | None) -> None:
     cluster = extension.cluster
     cluster.create_all(extension.metadata, keyspace=keyspace)
     click.echo(f"all tables exist: {cluster!r}")
+
+
+@shard_commands.command("worker")
+@click.option(
+    "--queues",
+    metavar="NAME,NAME",
+    default="default",
+    show_default=True,
+    help="Names of the queues.",
+)
+@click.option(
+    "--concurrency",
+    metavar="N",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Maximum number of tasks that run at the same time.",
+)
+@click.option(
+    "--deliver",
+    is_flag=True,
+    help="Also apply operations and cache invalidations that are left.",
+)
+@click.option(
+    "--stop-timeout",
+    metavar="S",
+    default=25.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds for running tasks to end after SIGTERM or Ctrl-C.",
+)
+@click.option("--once", is_flag=True, help="Exit when no job is due any more.")
+def _worker(
+    queues: str,
+    concurrency: int,
+    deliver: bool,
+    stop_timeout: float,
+    once: bool,
+) -> None:
+    """Run the jobs of queues, each task in an application context.
+
+    After SIGTERM or Ctrl-C no more jobs are claimed; the jobs of tasks that
+    do not end in time are released for other workers.
+    """
+    from sqla_shard.jobs import Worker
+
+    app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy
+    worker = Worker(
+        _extension().cluster,
+        [name.strip() for name in queues.split(",")],
+        concurrency=concurrency,
+        delivers=deliver,
+    )
+
+    def stop(*signal_arguments: object) -> None:
+        worker.stop(stop_timeout)
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {one: signal.signal(one, stop) for one in signals}
+    try:
+        with _contexts(app, _extension().cluster):
+            report = worker.run(until_empty=once)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    click.echo(str(report))
+    if once and (report.failed or report.lost or report.unknown):
+        raise click.ClickException("not all jobs have succeeded")
+
+
+@contextmanager
+def _contexts(app: Flask, cluster: Cluster) -> Iterator[None]:
+    """Return a context manager in which jobs have an application context."""
+    contexts: dict[int, AppContext] = {}
+
+    def enter(cluster: Cluster, job: ClaimedJob) -> None:
+        context = contexts[id(job)] = app.app_context()
+        context.push()
+
+    def leave(cluster: Cluster, report: JobReport) -> None:
+        contexts.pop(id(report.job)).pop()
+
+    event.listen(cluster, "before_job", enter)
+    event.listen(cluster, "after_job", leave)
+    try:
+        yield
+    finally:
+        event.remove(cluster, "before_job", enter)
+        event.remove(cluster, "after_job", leave)

@@ -1,7 +1,7 @@
 """Delivery of what transactions have left: operations, cache invalidations.
 
-A worker does it beside its jobs (``Worker(deliver=True)``), so that there is
-one daemon to deploy, not three.  One statement for a server looks for all of
+A worker does it in addition to its jobs, with ``Worker(delivers=True)``: one
+daemon to deploy, not three.  One statement for a server looks for all of
 them; only where something is found do the passes of ``sqla-shard repair`` and
 ``sqla-shard cache repair`` follow.
 """

@@ -18,6 +18,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field
 from datetime import timedelta
@@ -34,6 +36,7 @@ from sqla_shard.exc import JobOptionError
 from sqla_shard.exc import UnsafeBinaryLogError
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import LEASE
+from sqla_shard.jobs.delivery import deliver
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs
 from sqla_shard.jobs.handling import Exchanges
@@ -67,6 +70,8 @@ _MOST_AHEAD = 256
 _PATIENCE = 0.05
 #: Seconds between two passes of upkeep, about.
 _UPKEEP = 30.0
+#: Seconds between two passes of delivery.
+_DELIVERY = 5.0
 _MOST_THREADS = 1000
 _LONGEST_LEASE = 86400
 
@@ -83,6 +88,8 @@ class RunReport:
         with the number of jobs, which stay in their queues.
     :ivar recovered: number of expired claims of other workers.
     :ivar deleted: number of old jobs that were deleted.
+    :ivar delivered: number of operations and cache invalidations of other
+        transactions that were applied.
     """
 
     succeeded: int = 0
@@ -92,6 +99,7 @@ class RunReport:
     unknown: Counter[str] = field(default_factory=Counter)
     recovered: int = 0
     deleted: int = 0
+    delivered: int = 0
 
     def __str__(self) -> str:
         text = (
@@ -124,6 +132,11 @@ class Worker:
     :param lease: seconds until a claim of this worker expires.  Claims are
         extended while their tasks run: it is how long the jobs of a worker
         that was killed wait.
+    :param delivers: whether it also applies, every five seconds, the
+        operations and cache invalidations that transactions have left, as
+        ``sqla-shard repair`` and ``sqla-shard cache repair`` do.  The modules
+        of the operations must have been imported, and the cache of the
+        cluster configured, if the application has one.
     :param keep_done: time for which jobs that have succeeded are kept.
     :param keep_failed: time for which failed jobs are kept.
     :raises JobOptionError: if an argument is not valid.
@@ -136,6 +149,7 @@ class Worker:
         *,
         concurrency: int = 4,
         lease: float = LEASE,
+        delivers: bool = False,
         keep_done: timedelta = KEEP_DONE,
         keep_failed: timedelta = KEEP_FAILED,
     ) -> None:
@@ -162,6 +176,8 @@ class Worker:
         self._queues = [check_queue(name) for name in queues]
         self._concurrency = concurrency
         self._lease = float(lease)
+        self._delivers = delivers
+        self._undelivered: list[str] = []
         self._keep = {"keep_done": keep_done, "keep_failed": keep_failed}
         self._stops_at: float | None = None
         self._finished: queue.SimpleQueue[
@@ -217,7 +233,12 @@ class Worker:
             self._cluster, self._lease, lambda: list(self._held)
         )
         self._keep_up()
+        delivery: AbstractContextManager[object] = nullcontext()
+        if self._delivers:
+            self._deliver()
+            delivery = Repeating("delivery", self._deliver, _DELIVERY)
         with (
+            delivery,
             Repeating("upkeep", self._keep_up, _UPKEEP, spread=0.3),
             Repeating("heartbeat", heartbeat.beat, self._lease / 6),
         ):
@@ -431,6 +452,15 @@ class Worker:
         self._report.deleted += done.deleted
         for line in done.troubles:
             _log.warning("%s", line, extra={"action": "keep up"})
+
+    def _deliver(self) -> None:
+        done = deliver(self._cluster)
+        self._report.delivered += done.applied + done.invalidated
+        # What persists is logged once, not every few seconds.
+        for line in done.troubles:
+            if line not in self._undelivered:
+                _log.warning("%s", line, extra={"action": "deliver"})
+        self._undelivered = done.troubles
 
     def _is_empty(self) -> bool:
         """Return whether nothing is due, held or to be written."""

@@ -139,7 +139,7 @@ def _theirs(python: str, name: str) -> None:
             "RQ_REDIS_URL": f"redis://127.0.0.1:{server.port}/0",
         }
         enqueued = subprocess.run(
-            [python, "queue_program.py", str(_JOBS)],
+            [python, "-c", f"import queue_program as q; q.fill({_JOBS})"],
             env={**os.environ, **environ},
             cwd=_HERE,
             capture_output=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from sqla_shard import Cluster
@@ -62,6 +63,7 @@ def run() -> None:
 
 def _enqueue(cluster: Cluster) -> None:
     near = pack(1, 1, 1)
+    numbers = count()
 
     def write(enqueues: bool, unique: str | None = None) -> None:
         with cluster.begin(shard_id=1) as session:
@@ -77,7 +79,10 @@ def _enqueue(cluster: Cluster) -> None:
             {
                 "without a job": lambda: write(False),
                 "with a job": lambda: write(True),
-                "with a job with a unique key": lambda: write(True, "k"),
+                "with a job with a new unique key": lambda: write(
+                    True, f"k{next(numbers)}"
+                ),
+                "with a job whose key exists": lambda: write(True, "k"),
             },
             turns=_TURNS,
         ),

@@ -1,14 +1,13 @@
-"""A no-op task of Celery, RQ, dramatiq or Huey: ``queue_program NAME N URL``.
+"""A no-op task of Celery, RQ, dramatiq or Huey.
 
-It enqueues N jobs, and prints the seconds.  Workers import it, too; the
-environment variable ``QUEUE_URL`` has the address of Redis.  It needs only the
-library that is measured, so that an environment of its own suffices.
+It is imported by workers, too.  The environment variables ``QUEUE_NAME`` and
+``QUEUE_URL`` have the name of the library and the address of Redis.  It needs
+only that library, so that an environment of its own suffices.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -53,8 +52,9 @@ else:
     app = RedisHuey("bench", url=URL, results=False)
     enqueue = app.task()(noop)
 
-if __name__ == "__main__":
-    number = int(sys.argv[1])
+
+def fill(number: int) -> None:
+    """Enqueue jobs, and print the seconds that it took."""
     begin = perf_counter()
     for _ in range(number):
         enqueue()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from flask import current_app
 from sqlalchemy import select
 
 from sqla_shard import pack
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.ids import MAX_ID
+from sqla_shard.jobs import task
 from sqla_shard.testing import sqlite_topology
 from tests.models.flask_app import add_board
 from tests.models.flask_app import Base
@@ -148,3 +150,27 @@ def test_the_commands_are_listed(app, db):
     assert done.exit_code == 0
     for name in ("create-all", "explain", "health", "topology"):
         assert f"  {name} " in done.output
+
+
+@task("flask.rename", queue="flask", max_attempts=1)
+def rename(session, board_id, fails=False):
+    session.get(Board, board_id).title = current_app.name
+    if fails:
+        raise RuntimeError("for a test")
+
+
+def test_worker(app, cluster, db, board_id):
+    rename.enqueue_now(cluster, board_id, near=board_id)
+    done = invoke(app, "worker", "--queues", "flask,other", "--once")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("1 succeeded, 0 failed")
+    with cluster.session() as session:
+        assert session.get(Board, board_id).title == app.name
+    rename.enqueue_now(cluster, board_id, fails=True, near=board_id)
+    done = invoke(app, "worker", "--queues", "flask", "--once", "--deliver")
+    assert done.exit_code == 1
+    assert "not all jobs have succeeded" in done.output
+    done = invoke(app, "worker", "--queues", "a b")
+    assert done.exit_code == 1
+    assert "the name of a queue" in done.output
+    assert "Traceback" not in done.output

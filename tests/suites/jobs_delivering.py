@@ -5,10 +5,15 @@ Each class is a suite; a test module has a fixture ``cluster``.
 
 from __future__ import annotations
 
+import threading
+
 from sqla_shard.engine import by_server
+from sqla_shard.jobs import Worker
+from sqla_shard.jobs import worker as worker_module
 from sqla_shard.jobs.delivery import deliver
 from sqla_shard.outbox import apply
 from sqla_shard.testing import StatementLog
+from sqla_shard.testing.local_server import wait_until
 from tests.models.operation_models import after_crash
 from tests.models.operation_models import entries
 from tests.models.operation_models import intend
@@ -22,6 +27,7 @@ from tests.suites.outbox import rows
 __all__ = ["Delivering"]
 
 cluster = OPERATIONS.on_backend()
+SECONDS = 60
 
 
 class Delivering(Suite):
@@ -76,3 +82,27 @@ class Delivering(Suite):
             assert rows(cluster) == [(2, "other", "b")]
         finally:
             forget_all(cluster)
+
+    def test_a_worker_delivers(self, cluster, ids, monkeypatch):
+        def leave_one(text: str) -> None:
+            with after_crash(), cluster.begin(cross_shard="logged") as session:
+                intend(session, ids[1], ids[6], text)
+            make_due(cluster)
+
+        leave_one("before")
+        report = Worker(cluster, ["none"], delivers=True).run(until_empty=True)
+        assert report.delivered == 1
+        monkeypatch.setattr(worker_module, "_DELIVERY", 0.05)
+        worker = Worker(cluster, ["none"], delivers=True)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            leave_one("meanwhile")
+            wait_until(
+                lambda: entries(cluster)[ids[6], "meanwhile"] == 1,
+                seconds=SECONDS,
+            )
+        finally:
+            worker.stop()
+            thread.join(SECONDS)
+        assert not thread.is_alive()
