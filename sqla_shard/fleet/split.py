@@ -46,6 +46,7 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.cutover_contents import CutoverContents
 from sqla_shard.fleet.cutover_contents import fault_of
+from sqla_shard.fleet.cutover_contents import proof_of
 from sqla_shard.fleet.fences import carry_fences
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.fleet import Fleet
@@ -409,7 +410,11 @@ class Split(Operation):
                 "again; what cannot be compared moves with --skip-compare "
                 "only, and more time is given by --compare-limit"
             )
-        return {"rows": report.rows, "seconds": round(report.seconds, 1)}
+        return {
+            "rows": report.rows,
+            "seconds": round(report.seconds, 1),
+            "proof": proof_of(report),
+        }
 
     def _prepare(self) -> None:
         for server in self._targets:
