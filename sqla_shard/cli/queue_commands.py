@@ -195,7 +195,7 @@ def scan_command(
     models: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """List jobs of a QUEUE, those that have been due longest first.
+    """List jobs of a QUEUE, by state, priority and the time they are due.
 
     With --task, the first 10,000 jobs of each shard and state are searched.
     """

@@ -55,6 +55,8 @@ class ClusterEvents(Events[Cluster]):
     ) -> None:
         """Called before jobs of a task are inserted.
 
+        Exceptions of the listener are raised by ``enqueue()``.
+
         :param carrier: what a listener adds to it, such as ``traceparent``,
             is stored with the jobs; workers get it as ``job.context``.
         """

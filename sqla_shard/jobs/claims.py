@@ -263,7 +263,7 @@ def claim(
             ),
             attempt=row.attempts + 1,
             max_attempts=row.max_attempts,
-            context=parsed_json(row.context or "{}"),
+            context=parsed_json(row.context) if row.context else {},
             unique_key=row.unique_key,
             duplicates=duplicates.get(row.id, 0),
         )

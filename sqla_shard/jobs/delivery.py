@@ -64,7 +64,8 @@ _WHICH = union_all(
 def deliver(cluster: Cluster) -> DeliveryReport:
     """Apply due operations and pending invalidations, on all shards, once.
 
-    Invalidations are left to others if the cluster has no cache.
+    Invalidations are left to others, and reported, if the cluster has no
+    cache.
     """
     found, unread = read_all(cluster, _WHICH, _WHICH, since(KEEP))
     report = DeliveryReport(troubles=describe_unread(unread))
@@ -80,7 +81,12 @@ def deliver(cluster: Cluster) -> DeliveryReport:
                 for name in sorted({one.operation for one in done.unknown})
             ),
         ]
-    if _INVALIDATIONS in kinds and cluster.cache is not None:
+    if _INVALIDATIONS in kinds and cluster.cache is None:
+        report.troubles.append(
+            "invalidations of a cache are pending, and the cluster of this "
+            "process has none: configure it, or run sqla-shard cache repair"
+        )
+    elif _INVALIDATIONS in kinds:
         drained = cluster.repair_cache()
         report.invalidated = drained.removed
         report.troubles += [

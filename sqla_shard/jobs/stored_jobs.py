@@ -145,7 +145,8 @@ class StoredJob:
 class JobPage:
     """The result of a search.
 
-    :ivar jobs: the jobs, those that are due first come first.
+    :ivar jobs: the jobs, by state, priority and the time at which they are
+        due, or have finished.
     :ivar is_complete: whether there are no more.
     :ivar unread: the servers that were not read.
     """
@@ -251,7 +252,7 @@ def jobs_of(
     task: str | None = None,
     limit: int = 100,
 ) -> JobPage:
-    """Return the first jobs of a queue.
+    """Return the first jobs of a queue, by state, priority and time.
 
     :param states: their states.
     :param task: only jobs of this task; of each shard and state the first
@@ -295,7 +296,14 @@ def pending_on(
 
 
 def _sorted(jobs: Iterable[StoredJob]) -> list[StoredJob]:
-    return sorted(jobs, key=lambda one: (one.due_at, one.id))
+    # As each shard sorts them: otherwise the first could be cut off.
+    return sorted(
+        jobs,
+        key=lambda one: (
+            *(one.state, one.priority, one.due_at),
+            *(one.address, one.local_id),
+        ),
+    )
 
 
 def _read(

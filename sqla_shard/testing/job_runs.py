@@ -74,7 +74,8 @@ def run_jobs(
 
     :param queues: names of queues; by default, all that have jobs.
     :returns: what was done.
-    :raises JobsFailedError: if a job has failed, or its task is not defined.
+    :raises JobsFailedError: if a job has failed, its task is not defined, or
+        its queue is paused.
     """
     total = RunReport()
     while True:
@@ -88,6 +89,11 @@ def run_jobs(
         report = Worker(cluster, names, concurrency=1).run(until_empty=True)
         total.succeeded += report.succeeded
         _raise_failures(cluster, names)
+        if not report.succeeded:
+            raise JobsFailedError(
+                f"no job of {', '.join(names)} was run: the queue is paused, "
+                "or another worker has claimed them"
+            )
 
 
 def _raise_failures(cluster: Cluster, names: Collection[str]) -> None:

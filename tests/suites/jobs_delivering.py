@@ -68,7 +68,9 @@ class Delivering(Suite):
         leave(cluster, ids[2], [("rows", "a"), ("other", "b")])
         try:
             # They are left to a worker that has the cache.
-            assert deliver(cluster).invalidated == 0
+            report = deliver(cluster)
+            assert report.invalidated == 0
+            assert "process has none" in report.troubles[0]
             cluster.configure_cache(
                 {"rows": {"backend": "dogpile.cache.memory"}},
                 classes={},

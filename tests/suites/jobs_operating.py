@@ -144,9 +144,13 @@ class Searching(Filled):
             (1, PENDING),
             (4, FAILED),
         }
-        assert [one.due_at for one in page.jobs] == sorted(
-            one.due_at for one in page.jobs
-        )
+        assert [(one.state, one.priority) for one in page.jobs] == [
+            (PENDING, 1),
+            *[(PENDING, 2)] * 3,
+            (FAILED, 2),
+        ]
+        scheduled = page.jobs[3]
+        assert scheduled.due_at - scheduled.created_at == timedelta(hours=1)
         assert "priority 1, pending due at" in str(page.jobs[0])
         page = jobs_of(cluster, "adding", limit=3)
         assert (len(page.jobs), page.is_complete) == (3, False)

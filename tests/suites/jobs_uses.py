@@ -14,7 +14,9 @@ from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard.jobs import delete_of
 from sqla_shard.jobs import JobState
+from sqla_shard.jobs import pause
 from sqla_shard.jobs import respace_by_job
+from sqla_shard.jobs import resume
 from sqla_shard.jobs import task
 from sqla_shard.jobs import Worker
 from sqla_shard.testing import jobs_enqueued
@@ -163,3 +165,13 @@ class Testing:
         with cluster.session() as session:
             assert [one.id for one in jobs_enqueued(session)] == [str(job)]
         assert Worker(cluster, ["failing"]).run(until_empty=True).failed == 0
+
+    def test_a_queue_that_is_paused(self, cluster, board_id):
+        pause(cluster, "pins")
+        try:
+            add_pin.enqueue_now(cluster, board_id, near=board_id)
+            with pytest.raises(JobsFailedError, match="pins was run"):
+                run_jobs(cluster, ["pins"])
+        finally:
+            resume(cluster, "pins")
+        assert run_jobs(cluster, ["pins"]).succeeded == 1
