@@ -76,6 +76,7 @@ class RunningJob:
     """The job that runs in this context, for its task.
 
     :ivar job: the job, with its arguments and checkpoint.
+    :ivar cluster: the cluster of the worker.
     :ivar is_written: whether a transaction has acknowledged it.
     :ivar is_lost: whether the claim is known to be lost: another worker may
         be running the job.
@@ -89,7 +90,7 @@ class RunningJob:
 
         :param expires: when its claim expires, by the monotonic clock.
         """
-        self._cluster = cluster
+        self.cluster = cluster
         self.job = job
         self.expires = expires
         self.task = find_task(job.task)
@@ -157,7 +158,7 @@ class RunningJob:
         :raises JobClaimLostError: if it is lost: end the task.
         """
         before = monotonic()
-        if self._cluster.run(extend, [self.job], lease):
+        if self.cluster.run(extend, [self.job], lease):
             self.is_lost = True
             raise JobClaimLostError(jobs=(str(self.job),))
         self.expires = before + lease
@@ -179,7 +180,7 @@ class RunningJob:
         """
         text = self._encoded(checkpoint)
         if session is None:
-            self._cluster.run(claims.checkpoint, self.job, text)
+            self.cluster.run(claims.checkpoint, self.job, text)
         else:
             claims.checkpoint(session, self.job, text)
 

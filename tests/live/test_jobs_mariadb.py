@@ -6,8 +6,6 @@ The processes share the servers, which are the only thing that they agree by.
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 import signal
 import subprocess
@@ -35,7 +33,6 @@ from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.upkeep import keep_up
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
-from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add
 from tests.models.job_models import Base
 from tests.models.job_models import Counter
@@ -52,7 +49,6 @@ from tests.servers.command_line import environment
 pytestmark = pytest.mark.live
 
 SECONDS = 60
-SOAK = "SQLA_SHARD_SOAK" in os.environ
 
 
 @pytest.fixture(scope="module")
@@ -380,55 +376,3 @@ def _address(row: Any) -> Any:
         attempt=1,
         max_attempts=1,
     )
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("turn", range(20 if SOAK else 1))
-def test_workers_that_are_killed(
-    cluster: Cluster,
-    near: int,
-    topology: Path,
-    mariadb_fleet: MariaDBFleet,
-    rng: random.Random,
-    turn: int,
-) -> None:
-    each = 60
-    ids = [near, *(counter(cluster, n) for n in range(2, SHARDS))]
-    for one in ids:
-        with cluster.begin() as session:
-            add.enqueue_many(
-                session,
-                [{"counter_id": one}] * each,
-                near=one,
-                max_attempts=1000,
-            )
-
-    def states() -> list[int]:
-        return [row.state for n in range(SHARDS) for row in rows(cluster, n)]
-
-    def is_done() -> bool:
-        keep_up(cluster, ["adding"])
-        return set(states()) == {JobState.DONE}
-
-    for _ in range(4):
-        with started(mariadb_fleet, _WORKER, topology, 1) as worker:
-            assert worker.stdout.readline() == "ready\n"
-            left = states().count(JobState.PENDING)
-            some = max(1, left - rng.randrange(1, 40))
-            wait_until(
-                lambda some=some: (
-                    states().count(JobState.PENDING) < some
-                    or worker.poll() is not None
-                ),
-                seconds=SECONDS,
-            )
-            worker.send_signal(signal.SIGKILL)
-    while not is_done():
-        with started(mariadb_fleet, _WORKER, topology, 1) as worker:
-            assert worker.wait(SECONDS) == 0
-    # Each was acknowledged by one transaction, with what it has written.
-    assert counters(cluster, ids) == [each] * len(ids)
-    attempts = [
-        row.attempts for n in range(SHARDS) for row in rows(cluster, n)
-    ]
-    assert min(attempts) >= 1

@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 
+from sqla_shard import AsyncShardSession
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
@@ -20,6 +21,7 @@ from sqla_shard import unpack
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.jobs import ClaimedJob
 from sqla_shard.jobs import claims
+from sqla_shard.jobs import current_job
 from sqla_shard.jobs import EnqueuedJob
 from sqla_shard.jobs import Linear
 from sqla_shard.jobs import task
@@ -32,13 +34,16 @@ __all__ = [
     "SHARDS",
     "Base",
     "Counter",
+    "acking",
     "add",
+    "awaiting",
     "counter",
     "counters",
     "empty",
     "expire",
     "fails",
     "on_shard",
+    "outside",
     "pause",
     "pausing",
     "rows",
@@ -78,6 +83,38 @@ def pausing(session: ShardSession, counter_id: int) -> None:
 def fails(session: ShardSession, counter_id: int) -> None:
     add(session, counter_id)
     raise RuntimeError("as it always does")
+
+
+@task(
+    "tests.outside",
+    queue="adding",
+    retry=Linear(2, step=0),
+    in_transaction=False,
+)
+def outside(counter_id: int) -> None:
+    """Add in a transaction that does not acknowledge the job."""
+    with current_job().cluster.begin() as session:
+        add(session, counter_id)
+
+
+@task(
+    "tests.acking",
+    queue="adding",
+    retry=Linear(2, step=0),
+    in_transaction=False,
+)
+def acking(counter_id: int) -> None:
+    """Add in a transaction that acknowledges the job."""
+    job = current_job()
+    with job.cluster.begin() as session:
+        add(session, counter_id)
+        job.ack_with(session)
+
+
+@task("tests.awaiting", queue="adding", retry=Linear(2, step=0))
+async def awaiting(session: AsyncShardSession, counter_id: int) -> None:
+    """Add in the event loop."""
+    await session.run_sync(add, counter_id)
 
 
 def counter(cluster: Cluster, shard_id: int = 1) -> int:

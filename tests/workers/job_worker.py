@@ -1,6 +1,7 @@
 """A worker of jobs as a process: ``job_worker topology lease [pause]``.
 
-With ``pause`` the first run of a job says so, and waits for a line.
+With ``pause`` the first run of a job says so, and waits for a line; with
+``command`` also, in ``sqla-shard worker`` with further options.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 from typing import Any
 
 from sqla_shard import Cluster
+from sqla_shard.cli.program import program
 from sqla_shard.jobs import Worker
 from tests.models import job_models
 
@@ -18,10 +20,17 @@ def _pause() -> None:
     sys.stdin.readline()
 
 
-def main(topology: str, lease: str, pause: str = "") -> None:
+def main(topology: str, lease: str, pause: str = "", *options: str) -> None:
     """Run jobs until there are none; print what was done."""
     if pause:
         job_models.pause = _pause
+    if pause == "command":
+        program(
+            [
+                *("-t", topology, "worker", "--queues", "pausing"),
+                *("--lease", lease, *options),
+            ]
+        )
     with Cluster.from_file(topology) as cluster:
         print("ready", flush=True)  # noqa: T201
         options: Any = {"lease": float(lease), "concurrency": 2}
