@@ -37,6 +37,10 @@ hypothesis.settings.register_profile(
 _PROFILE = "soak" if os.environ.get("SQLA_SHARD_SOAK") == "1" else "default"
 hypothesis.settings.load_profile(_PROFILE)
 
+#: A file system in memory, and the bytes that a whole run may need there.
+_MEMORY = "/dev/shm"  # noqa: S108 - only where the system has it
+_NEEDED = 4 << 30
+
 _SEED = pytest.StashKey[int]()
 _DESELECTED = pytest.StashKey[int]()
 _SAID = "said"
@@ -96,8 +100,26 @@ def pytest_collection_modifyitems(
     select(config, items)
 
 
+def _use_memory() -> None:
+    """Have the directories of tests in memory, where there is enough.
+
+    Each COMMIT of SQLite waits for the disk otherwise.
+    """
+    if "PYTEST_DEBUG_TEMPROOT" in os.environ or not hasattr(os, "statvfs"):
+        return
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return
+    # Programs are started there, such as those of virtual environments.
+    usable = os.access(_MEMORY, os.W_OK) and not found.f_flag & os.ST_NOEXEC
+    if usable and found.f_bavail * found.f_frsize >= _NEEDED:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = _MEMORY
+
+
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
+    _use_memory()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has started us in the background.  Tests of Ctrl-C, and the
         # programs that they start, would never hear of it.
