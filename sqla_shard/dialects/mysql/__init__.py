@@ -33,15 +33,17 @@ from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import interrupt
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.mysql import mysqlclient_connections
+from sqla_shard.dialects.mysql import pymysql_connections
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql.ddl import MySQLDDL
 from sqla_shard.dialects.mysql.driver import adapt_connecting
 from sqla_shard.dialects.mysql.driver import close_socket
 from sqla_shard.dialects.mysql.driver import initial_statement
+from sqla_shard.dialects.mysql.driver import SAFE
 from sqla_shard.dialects.mysql.driver import transport_of
 from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
-from sqla_shard.dialects.mysql.pymysql_connections import Connecting
 
 __all__ = ["MySQL"]
 
@@ -131,6 +133,7 @@ class MySQL(Backend):
         settings["connect_args"] = arguments = {
             "init_command": initial_statement(url, arguments),
             "charset": "utf8mb4",
+            **SAFE.get(driver, {}),
             **arguments,
         }
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
@@ -138,8 +141,19 @@ class MySQL(Backend):
             tls = any(
                 key.startswith("ssl") for key in {*url.query, *arguments}
             )
-            made = Connecting(shares=not tls, polls=self._polls)
-            event.listen(engine, "do_connect", made)
+            event.listen(
+                engine,
+                "do_connect",
+                pymysql_connections.Connecting(
+                    shares=not tls, polls=self._polls
+                ),
+            )
+        if engine.dialect.driver == "mysqldb":
+            event.listen(
+                engine,
+                "do_connect",
+                mysqlclient_connections.Connecting(polls=self._polls),
+            )
         if engine.dialect.driver == "asyncmy":
             event.listen(engine, "do_connect", adapt_connecting)
         event.listen(engine, "checkin", _forget_database)

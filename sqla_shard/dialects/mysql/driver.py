@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 
 __all__ = [
     "LIMITS",
+    "SAFE",
     "adapt_connecting",
     "close_socket",
     "initial_statement",
@@ -159,9 +160,20 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
         "read_timeout": 30,
         "write_timeout": 30,
     },
+    "mysqldb": {
+        "connect_timeout": 10,
+        "read_timeout": 30,
+        "write_timeout": 30,
+    },
     # asyncmy has no write_timeout: data that it cannot send waits in memory,
     # and read_timeout applies.
     "asyncmy": {"connect_timeout": 10, "read_timeout": 30},
+}
+#: The default arguments of drivers whose own defaults are less safe: several
+#: statements in one, and files of the application for a server that requests
+#: them.
+SAFE: Mapping[str, Mapping[str, Any]] = {
+    "mysqldb": {"multi_statements": False, "local_infile": 0},
 }
 #: The options without which a driver waits forever, including drivers that
 #: are not listed above.
