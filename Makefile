@@ -26,7 +26,7 @@ ifndef TOGETHER
 endif
 .PHONY: help demo quickstart check test all pythons python3.13 python3.10 \
     lint type audit docs servers mariadb mariabackup zookeeper memcached \
-    redis chromium spider soak bench lock release clean
+    redis chromium mysqlclient spider soak bench lock release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -131,12 +131,17 @@ bench: $(VENV)/.dev servers spider ## print the figures of docs and README
 lock: $(VENV)/.dev ## resolve requirements/ again, to the newest versions
 	@$(PIP) install --group lock
 	@rm -f requirements/*.txt
-	@$(LOCK) --output-file requirements/test.txt --all-extras --group dev
+	@$(LOCK) --output-file requirements/test.txt --all-extras --group dev \
+	    --no-emit-package mysqlclient
+	@$(LOCK) --output-file requirements/mysqlclient.txt --extra mysqlclient \
+	    $(foreach name,greenlet sqlalchemy tomli typing-extensions, \
+	    --no-emit-package $(name))
 	@$(LOCK) --output-file requirements/demo.txt --constraints \
 	    requirements/test.txt --extra mysql --extra cli --extra cache \
 	    --group build --group examples
 	@$(LOCK) --output-file requirements/lowest.txt --resolution \
-	    lowest-direct --all-extras --group build --group test --group examples
+	    lowest-direct --all-extras --group build --group test --group examples \
+	    --no-emit-package mysqlclient
 
 release: $(VENV)/.dev ## build and check what a tag releases: TAG=v1.0
 	@$(BIN)/python -m tests.release "$(TAG)"
@@ -364,6 +369,21 @@ find_chromium || complain "although apt-get installed it"
 endef
 export INSTALL_CHROMIUM
 
+define INSTALL_MYSQLCLIENT
+what=MYSQLCLIENT
+advice="Install a C compiler, pkg-config and the headers of MariaDB's or \
+MySQL's client"
+find_headers() {
+    command -v cc && pkg-config --exists mysqlclient || \
+        pkg-config --exists libmariadb
+}
+if find_headers >/dev/null; then exit; fi
+prepare "what mysqlclient is compiled with"
+install gcc libc6-dev pkg-config libmariadb-dev
+find_headers || complain "although apt-get installed it"
+endef
+export INSTALL_MYSQLCLIENT
+
 # What the figures are compared with.  Not installed, but taken out of its
 # package: that would bring mariadb-server and with it a service.
 
@@ -389,7 +409,7 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
 endef
 export FETCH_SPIDER
 
-servers: mariadb mariabackup zookeeper memcached redis chromium ## install what the tests need, where apt-get may
+servers: mariadb mariabackup zookeeper memcached redis chromium mysqlclient ## install what the tests need, where apt-get may
 
 mariadb:
 	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
@@ -408,6 +428,14 @@ redis:
 
 chromium:
 	@sh -c "$$APT_GET; $$INSTALL_CHROMIUM"
+
+# Compiled here: it has no wheels for Linux.
+mysqlclient: $(VENV)/.dev
+	@$(BIN)/python -c 'import MySQLdb' 2>/dev/null || { \
+	    sh -c "$$APT_GET; $$INSTALL_MYSQLCLIENT" && \
+	    $(PIP) install --require-hashes \
+	        --requirement requirements/mysqlclient.txt; } || \
+	    echo "make: NO MYSQLCLIENT: it cannot be compiled"
 
 spider:
 	@sh -c "$$APT_GET; $$FETCH_SPIDER"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import random
 import secrets
@@ -19,6 +20,7 @@ import pytest
 from sqlalchemy import event
 
 from sqla_shard import Cluster
+from sqla_shard.testing.plugin import skip_or_fail
 from tests.collecting import is_suite
 from tests.collecting import run_in_loop
 from tests.collecting import SuiteFile
@@ -244,6 +246,13 @@ def pytest_count_tests_without_browser(
             f"skipped for lack of a browser. {missing[0]}",
             yellow=True,
         )
+
+
+@pytest.fixture(scope="session")
+def mysqlclient_installed(mariadb_installed: None) -> None:
+    """Skip a test if mysqlclient is not installed."""
+    if importlib.util.find_spec("MySQLdb") is None:
+        skip_or_fail("mysqlclient is not installed: run `make mysqlclient`")
 
 
 @pytest.fixture(scope="module")

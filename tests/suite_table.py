@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.models.backends import BOTH
 from tests.models.backends import EVERYWHERE
+from tests.models.backends import MYSQLCLIENT
 from tests.models.backends import On
 from tests.suites.cache_mutations import MANY
 
@@ -36,21 +37,21 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "awaited": BOTH,
     "flushing": EVERYWHERE,
-    "hostile_values": BOTH,
+    "hostile_values": (*BOTH, MYSQLCLIENT),
     "inserting": EVERYWHERE,
     "named_keyspaces": BOTH,
     "placing": EVERYWHERE,
     "proofs": BOTH,
     "querying": EVERYWHERE,
-    "reading": EVERYWHERE,
+    "reading": (*EVERYWHERE, MYSQLCLIENT),
     "remedies": BOTH,
     "resetting": BOTH,
     "scatter_pages": BOTH,
-    "semantics": EVERYWHERE,
+    "semantics": (*EVERYWHERE, MYSQLCLIENT),
     "shared_sessions": (On("mariadb"),),
     "texts": BOTH,
     "updating": EVERYWHERE,
-    "writing": EVERYWHERE,
+    "writing": (*EVERYWHERE, MYSQLCLIENT),
     # Merged rows.
     "merged": (
         On("sqlite"),
@@ -58,11 +59,12 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "merged_computed": BOTH,
     "merged_corners": BOTH,
-    "merged_numbers": BOTH,
+    "merged_numbers": (*BOTH, MYSQLCLIENT),
     "merged_pages": BOTH,
     "merged_types": (
         On("sqlite", only="MergedTypes"),
         On("mariadb"),
+        MYSQLCLIENT,
     ),
     "merging": (
         # Each shard is a file.

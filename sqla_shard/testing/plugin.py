@@ -15,22 +15,27 @@ fixture::
     order; new ones for each test::
 
         def test_with_a_slow_server(mariadb_fleet, mariadb_proxies):
-            mariadb_proxies[0].delay = 0.02 document =
-            mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
-            ``mariadb_installed`` For tests that start their own
-            :class:`~.mariadb.MariaDBServer`.  ``zookeeper_server`` A
-            :class:`~.zookeeper.ZooKeeperServer`, which runs from the first
-            test that uses it to the end of the run.  All tests share its
-            nodes: use a path for each test, such as ``/test_x``.
-            ``zookeeper_proxy`` A running :class:`~.proxy.Proxy` for
-            ``zookeeper_server``; a new one for each test.
-            ``zookeeper_installed`` For tests that start their own
-            :class:`~.zookeeper.ZooKeeperServer` or
-            :class:`.ZooKeeperEnsemble`.  ``memcached_installed`` For tests
-            that start their own :class:`.MemcachedServer`.
-            ``redis_installed`` For tests that start their own
-            :class:`.RedisServer`.  ``shard_lint`` The linter of the test, see
-            :mod:`.lint_plugin`.
+            mariadb_proxies[0].delay = 0.02
+            document = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
+
+``mariadb_installed``
+    For tests that start their own :class:`~.mariadb.MariaDBServer`.
+``zookeeper_server``
+    A :class:`~.zookeeper.ZooKeeperServer`, which runs from the first test that
+    uses it to the end of the run.  All tests share its nodes: use a path for
+    each test, such as ``/test_x``.
+``zookeeper_proxy``
+    A running :class:`~.proxy.Proxy` for ``zookeeper_server``; a new one for
+    each test.
+``zookeeper_installed``
+    For tests that start their own :class:`~.zookeeper.ZooKeeperServer` or
+    :class:`.ZooKeeperEnsemble`.
+``memcached_installed``
+    For tests that start their own :class:`.MemcachedServer`.
+``redis_installed``
+    For tests that start their own :class:`.RedisServer`.
+``shard_lint``
+    The linter of the test, see :mod:`.lint_plugin`.
 
 A test is skipped if a program that it needs is not installed, and the last
 lines of the run have the number of such tests.  If servers are required the
@@ -119,10 +124,11 @@ def _require(*, processes: bool) -> None:
     elif processes or not os.environ.get("SQLA_SHARD_TEST_SERVERS"):
         reason = None if find_mariadb() else MISSING_MARIADB
     if reason is not None:
-        _skip_or_fail(reason)
+        skip_or_fail(reason)
 
 
-def _skip_or_fail(reason: str) -> NoReturn:
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip the test, or fail it if servers are required."""
     if _servers_required():
         pytest.fail(_MARK + reason, pytrace=False)
     pytest.skip(_MARK + reason)
@@ -162,7 +168,7 @@ def mariadb_proxies(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
 def zookeeper_installed() -> None:
     """Skip a test if ZooKeeper is not installed."""
     if find_zookeeper() is None:
-        _skip_or_fail(MISSING_ZOOKEEPER)
+        skip_or_fail(MISSING_ZOOKEEPER)
 
 
 @pytest.fixture(scope="session")
@@ -187,14 +193,14 @@ def zookeeper_proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 def memcached_installed() -> None:
     """Skip a test if memcached is not installed."""
     if find_memcached() is None:
-        _skip_or_fail(MISSING_MEMCACHED)
+        skip_or_fail(MISSING_MEMCACHED)
 
 
 @pytest.fixture(scope="session")
 def redis_installed() -> None:
     """Skip a test if Redis is not installed."""
     if find_redis() is None:
-        _skip_or_fail(MISSING_REDIS)
+        skip_or_fail(MISSING_REDIS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
-import pymysql
 from sqlalchemy import BigInteger
 from sqlalchemy import create_engine
 from sqlalchemy import DateTime
@@ -28,6 +28,10 @@ from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard import unpack
+
+#: The modules of drivers.
+PYMYSQL = "pymysql"
+MYSQLCLIENT = "MySQLdb"
 
 
 class Base(DeclarativeBase):
@@ -89,12 +93,16 @@ def branch(shard_id: int, rest: str) -> str:
 
 @contextmanager
 def unions(
-    cluster: Cluster, branches: dict[int, str], around: str = ""
+    cluster: Cluster,
+    branches: dict[int, str],
+    around: str = "",
+    driver: str = PYMYSQL,
 ) -> Iterator[Callable[[], list[Any]]]:
     """Read with a UNION ALL for each server, by hand and in threads.
 
     :param branches: a SELECT for each shard.
     :param around: what follows the last of a server.
+    :param driver: the module to connect with.
     """
     keyspace = cluster.topology.keyspace("objects")
     texts: dict[str, list[str]] = {}
@@ -102,7 +110,7 @@ def unions(
         url = keyspace.server_for(shard_id).primary
         texts.setdefault(url, []).append(text)
     work = [
-        (connect(url), " UNION ALL ".join(parts) + around)
+        (connect(url, driver), " UNION ALL ".join(parts) + around)
         for url, parts in texts.items()
     ]
 
@@ -117,10 +125,10 @@ def unions(
         connection.close()
 
 
-def connect(url: str) -> Any:
+def connect(url: str, driver: str) -> Any:
     """Connect with the driver alone."""
     parts = make_url(url)
-    return pymysql.connect(
+    return import_module(driver).connect(
         host=parts.host,
         port=parts.port or 3306,
         user=parts.username,
@@ -130,13 +138,15 @@ def connect(url: str) -> Any:
 
 
 @contextmanager
-def raw(cluster: Cluster, ids: list[int]) -> Iterator[Callable[[], None]]:
+def raw(
+    cluster: Cluster, ids: list[int], driver: str = PYMYSQL
+) -> Iterator[Callable[[], None]]:
     """Read the pins as text, without making objects of them."""
     branches = {}
     for object_id in ids:
         shard_id, _, local_id = unpack(object_id)
         branches[shard_id] = branch(shard_id, f"WHERE local_id = {local_id}")
-    with unions(cluster, branches) as rows:
+    with unions(cluster, branches, driver=driver) as rows:
 
         def read() -> None:
             assert len(rows()) == len(ids)
@@ -145,14 +155,17 @@ def raw(cluster: Cluster, ids: list[int]) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def upstream(cluster: Cluster, ids: list[int]) -> Iterator[Callable[[], None]]:
+def upstream(
+    cluster: Cluster, ids: list[int], driver: str = PYMYSQL
+) -> Iterator[Callable[[], None]]:
     """Read them with what SQLAlchemy brings along."""
     keyspace = cluster.topology.keyspace("objects")
     shards = [unpack(object_id).shard_id for object_id in ids]
     engines = {
         str(shard_id): create_engine(
             make_url(keyspace.server_for(shard_id).primary).set(
-                drivername="mysql+pymysql", database=f"db{shard_id:05d}"
+                drivername=f"mysql+{driver.lower()}",
+                database=f"db{shard_id:05d}",
             )
         )
         for shard_id in shards

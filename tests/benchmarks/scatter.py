@@ -10,6 +10,7 @@ What is compared with what:
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from tests.benchmarks import profiling
 from tests.benchmarks import spider
 from tests.benchmarks.pins import Base
 from tests.benchmarks.pins import fill
+from tests.benchmarks.pins import MYSQLCLIENT
 from tests.benchmarks.pins import Pin
 from tests.benchmarks.pins import raw
 from tests.benchmarks.pins import upstream
@@ -49,6 +51,7 @@ def run() -> None:
     with _cluster(servers=4) as (fleet, cluster):
         ids = fill(cluster)
         _fifty(fleet, cluster, ids)
+        _fifty_with_mysqlclient(fleet, ids)
         newest.fill_shards(cluster, _SHARDS)
         _newest(cluster, "4 servers")
         _far(fleet, ids)
@@ -157,6 +160,35 @@ def _fifty(fleet: MariaDBFleet, cluster: Cluster, ids: list[int]) -> None:
         }
         show(
             "50 objects on 50 virtual shards of 4 servers",
+            compare(ways, turns=100),
+        )
+
+
+def _fifty_with_mysqlclient(fleet: MariaDBFleet, ids: list[int]) -> None:
+    if importlib.util.find_spec(MYSQLCLIENT) is None:
+        print("\nnot measured: mysqlclient (make mysqlclient installs it)")
+        return
+    many = partial(_get_many, ids=ids)
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        mapping = fleet.topology_mapping()
+        cluster = enter(Cluster.from_topology(mapping, driver="mysqldb"))
+        with_pymysql = enter(Cluster.from_topology(mapping))
+        ways: dict[str, Way] = {
+            "raw mysqlclient, a UNION ALL for each server in threads": enter(
+                raw(cluster, ids, MYSQLCLIENT)
+            ),
+            "get_many, session open": _open(enter(cluster.session()), many),
+            "get_many, new session": _new(cluster, many),
+            "get_many with PyMySQL, session open": _open(
+                enter(with_pymysql.session()), many
+            ),
+            "SQLAlchemy's ShardedSession, session open": enter(
+                upstream(cluster, ids, MYSQLCLIENT)
+            ),
+        }
+        show(
+            "50 objects on 50 virtual shards of 4 servers, with mysqlclient",
             compare(ways, turns=100),
         )
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard import scatter
+from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import PolledSocket
 from sqla_shard.dialects.polling import PolledSSLSocket
 from sqla_shard.testing import MariaDBFleet
@@ -48,29 +49,46 @@ def fleet(
         yield made
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture(params=["plain", "tls", "mysqlclient", "mysqlclient-tls"])
 def cluster(
     request: pytest.FixtureRequest,
     fleet: MariaDBFleet,
     certificates: Path,  # noqa: F811  # the fixture
 ) -> Iterator[Cluster]:
-    arguments: dict[str, Any] = {"max_allowed_packet": 1 << 26}
-    if request.param == "tls":
+    arguments: dict[str, Any] = {}
+    if request.param.endswith("tls"):
         ca = str(certificates / "ca.pem")
         arguments["ssl"] = {"ca": ca, "check_hostname": False}
+    driver = "pymysql"
+    if request.param.startswith("mysqlclient"):
+        request.getfixturevalue("mysqlclient_installed")
+        driver = "mysqldb"
     else:
+        arguments["max_allowed_packet"] = 1 << 26
+    if request.param == "plain":
         arguments["ssl_disabled"] = True
-    with opened(fleet, connect_args=arguments) as made:
+    with opened(fleet, driver=driver, connect_args=arguments) as made:
         made.create_all(Base.metadata)
-        kinds = {"plain": PolledSocket, "tls": PolledSSLSocket}
-        for wire in wires(made):
-            assert type(wire._sock) is kinds[request.param]
+        check_wires(made, request.param)
         yield made
         assert busy(made) == 0
 
 
+def check_wires(cluster: Cluster, kind: str) -> None:
+    """Check that the connections are polled, and encrypted where asked."""
+    sockets = {"plain": PolledSocket, "tls": PolledSSLSocket}
+    for wire in wires(cluster):
+        assert isinstance(wire, PolledConnection)
+        if kind in sockets:
+            assert type(vars(wire)["_sock"]) is sockets[kind]
+        with wire.cursor() as cursor:  # type: ignore[attr-defined]
+            cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
+            ((_, cipher),) = cursor.fetchall()
+        assert bool(cipher) is kind.endswith("tls")
+
+
 def wires(cluster: Cluster) -> list[Any]:
-    """Return a connection of PyMySQL to each server."""
+    """Return a connection of the driver to each server."""
     with cluster.session() as session:
         return [
             session.connection(
@@ -126,7 +144,7 @@ def test_a_lost_connection_leaves_the_others_in_order(
         used = session.connection(
             {"shard_id": number * (SHARDS // SERVERS)}
         ).connection.dbapi_connection
-        lost = used.thread_id()  # type: ignore[attr-defined]  # PyMySQL's
+        lost = used.thread_id()  # type: ignore[attr-defined]  # the drivers'
         fleet.servers[number].root_execute(f"KILL {lost}")
         with pytest.raises(OperationalError) as raised:
             session.get_many(Pin, ids)

@@ -30,7 +30,7 @@ from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
 from tests.servers.in_loop import InLoop
 
-__all__ = ["BOTH", "EVERYWHERE", "Clusters", "On"]
+__all__ = ["BOTH", "EVERYWHERE", "MYSQLCLIENT", "Clusters", "On"]
 
 _Prepare = Callable[
     [Cluster, pytest.FixtureRequest, "On"], AbstractContextManager[None]
@@ -65,6 +65,7 @@ class On(NamedTuple):
 
 BOTH = (On("sqlite"), On("mariadb"))
 EVERYWHERE = (*BOTH, On("sqlite-loop"), On("mariadb-loop"))
+MYSQLCLIENT = On("mariadb-mysqlclient", options={"driver": "mysqldb"})
 
 
 def _prepared(
@@ -152,6 +153,8 @@ class Clusters:
         stem = re.sub("[^a-z]", "", f"{request.path.stem}{on.name}")
         made = self._on_mariadb if on.live else self._on_sqlite
         options = {**self.options, **on.options}
+        if options.get("driver") == "mysqldb":
+            request.getfixturevalue("mysqlclient_installed")
         with (
             made(request, name or stem) as document,
             Cluster.from_topology(document, **options) as cluster,

@@ -59,11 +59,16 @@ def own_fleet() -> Any:
 
 
 def opened(
-    fleet: MariaDBFleet, *, polling: bool = True, **options: Any
+    fleet: MariaDBFleet,
+    *,
+    polling: bool = True,
+    driver: str = "pymysql",
+    **options: Any,
 ) -> Cluster:
     """Return a cluster of the servers; ``options`` are the engines'."""
     return Cluster.from_topology(
         fleet.topology_mapping(),
+        driver=driver,
         environ=fleet.environ,
         engine_options=options,
         polling=polling,

@@ -36,6 +36,7 @@ from sqla_shard.dialects.polling import wait_for
 __all__ = ["Connecting"]
 
 _LOST = 2013
+_TLS_ERROR = 2026
 _IN_TRANSACTION = 1
 
 
@@ -60,32 +61,51 @@ class Connecting:
 
 @cache
 def _class_of(base: type[Any], polls: bool) -> type[Any]:
-    bases = (_Polled, _Interruptible) if polls else (_Interruptible,)
-    return type("Connection", (*bases, base), {})
+    bases = (_Adapted, PolledConnection) if polls else (_Adapted,)
+    return type("Connection", (*bases, base), {"polls": polls})
 
 
-class _Interruptible:
+class _Adapted:
     """Base of all connections.
 
     :ivar server_status: the bit of an open transaction, as in the status
         that PyMySQL receives: set by each statement until COMMIT or ROLLBACK.
     """
 
-    read_timeout: float | None
+    polls: bool
+    OperationalError: type[Exception]
     server_status = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.read_timeout = kwargs.get("read_timeout")
+        self._timeout: float | None = kwargs.get("read_timeout")
         super().__init__(*args, **kwargs)
         plain: Any = self
         # Read now: while a call runs, the driver refuses others.
-        self.fd: int = plain.fileno()
+        self._fd: int = plain.fileno()
 
     def query(self, query: Any) -> None:
         """Send a statement and read the first packet of its response."""
         self.server_status = _IN_TRANSACTION
         plain: Any = super()
-        plain.query(query)
+        try:
+            if self.polls and type(getcurrent()) is Call:
+                self._query_polled(bytes(query))
+            else:
+                plain.query(query)
+        except self.OperationalError as error:
+            if error.args[0] != _TLS_ERROR:
+                raise
+            raise self._lost(error) from error
+
+    def store_result(self) -> Any:
+        """Read the rest of a response."""
+        plain: Any = super()
+        try:
+            return plain.store_result()
+        except self.OperationalError as error:
+            if error.args[0] != _TLS_ERROR:
+                raise
+            raise self._lost(error) from error
 
     def commit(self) -> None:
         """Send COMMIT."""
@@ -101,33 +121,25 @@ class _Interruptible:
         """Shut down the socket, for a call that another thread waits for."""
         # If it was closed in the meantime, no call waits for it.
         with contextlib.suppress(OSError):
-            duplicate = socket.socket(fileno=os.dup(self.fd))
-            with duplicate:
+            with socket.socket(fileno=os.dup(self._fd)) as duplicate:
                 duplicate.shutdown(socket.SHUT_RDWR)
 
-
-class _Polled(PolledConnection):
-    fd: int
-    read_timeout: float | None
-    server_status: int
-    OperationalError: type[Exception]
-
-    def query(self, query: Any) -> None:
+    def _query_polled(self, query: bytes) -> None:
         plain: Any = super()
-        if type(getcurrent()) is not Call:
-            plain.query(query)
-            return
-        self.server_status = _IN_TRANSACTION
-        plain.send_query(bytes(query))
+        plain.send_query(query)
         try:
-            wait_for(self.fd, select.POLLIN, self.read_timeout)
+            wait_for(self._fd, select.POLLIN, self._timeout)
         except TimeoutError as error:
-            # Its response would be read as that of the next statement.
             plain.close()
             raise self.OperationalError(
                 _LOST, "Lost connection to server during query (timed out)"
             ) from error
         except BaseException:
+            # Its response would be read as that of the next statement.
             plain.close()
             raise
         plain.read_query_result()
+
+    def _lost(self, error: Exception) -> Exception:
+        # SQLAlchemy would use the connection again after an error of TLS.
+        return self.OperationalError(_LOST, *error.args[1:])
