@@ -51,8 +51,9 @@ def proxy(server: MariaDBServer) -> Iterator[Proxy]:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("kind", ["threads", "loop"])
+@pytest.mark.parametrize("kind", ["threads", "loop", "mysqlclient"])
 def test_a_killed_parent_holds_nothing_though_its_child_lives(
+    request: pytest.FixtureRequest,
     server: MariaDBServer,
     proxy: Proxy,
     certificates: Path,  # noqa: F811  # the fixture
@@ -60,10 +61,16 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
     kind: str,
     tls: bool,
 ) -> None:
+    driver = "pymysql"
+    if kind == "mysqlclient":
+        request.getfixturevalue("mysqlclient_installed")
+        driver = "mysqldb"
     query = f"?ssl_ca={certificates / 'ca.pem'}" if tls else ""
     url = f"mysql://app:{SECRET}@localhost:{proxy.port}/{query}"
     document = topology_document({"one": url}, 1)
-    options = {} if tls else {"connect_args": {"ssl_disabled": True}}
+    options = {}
+    if not tls and kind != "mysqlclient":
+        options = {"connect_args": {"ssl_disabled": True}}
     with Cluster.from_topology(document, engine_options=options) as cluster:
         cluster.create_all(Base.metadata)
         with cluster.begin() as session:
@@ -74,7 +81,7 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
     # The proxy sees a moment later that these are closed.
     assert until(lambda: proxy.counts.open == 0), proxy.counts
     path = tmp_path / "document.json"
-    path.write_text(json.dumps([document, proxy.port, options]))
+    path.write_text(json.dumps([document, proxy.port, driver, options]))
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.workers.forked_master"),

@@ -99,12 +99,14 @@ async def in_a_loop(cluster: Cluster, pin_id: int, port: int) -> None:
 def main() -> None:
     kind, path, pin_id = sys.argv[1:]
     with open(path) as file:
-        document, port, options = json.load(file)
-    cluster = Cluster.from_topology(document, engine_options=options)
-    if kind == "threads":
-        in_threads(cluster, int(pin_id), port)
-    else:
+        document, port, driver, options = json.load(file)
+    cluster = Cluster.from_topology(
+        document, driver=driver, engine_options=options
+    )
+    if kind == "loop":
         asyncio.run(in_a_loop(cluster, int(pin_id), port))
+    else:
+        in_threads(cluster, int(pin_id), port)
 
 
 if __name__ == "__main__":

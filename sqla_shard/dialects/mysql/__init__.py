@@ -62,7 +62,8 @@ _FAILURES: Mapping[int, Failure] = {
     **dict.fromkeys((1267, 1270, 1271), Failure.COLLATIONS),
     # The last is MySQL's for a connection that was idle for too long.
     **dict.fromkeys(
-        (1053, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 4031), Failure.LOST
+        (1053, 1317, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031),
+        Failure.LOST,
     ),
     **dict.fromkeys((1146, 1049, 1142, 1044), Failure.MISPLACED),
     1836: Failure.FENCED,
@@ -181,6 +182,8 @@ class MySQL(Backend):
         """Close the child's copy of the socket without sending QUIT."""
         if hasattr(dbapi_connection, "_rfile"):
             _close_copy(dbapi_connection)
+        elif isinstance(dbapi_connection, mysqlclient_connections.Adapted):
+            dbapi_connection.close_copy()
         else:
             _abandoned.append(dbapi_connection)
             if self._asynchronous:

@@ -15,6 +15,7 @@ __all__ = [
     "LIMITS",
     "SAFE",
     "adapt_connecting",
+    "close_descriptor",
     "close_socket",
     "initial_statement",
     "refuse_clear_passwords",
@@ -105,16 +106,19 @@ def close_socket(dbapi_connection: Any) -> None:
     """Close the socket of a connection, and nothing else.
 
     The transport would notify the event loop, which may be closed, or whose
-    selector the parent process is using.  It closes the descriptor later, so
-    that the number must stay in use.
+    selector the parent process is using.  It closes the descriptor later.
     """
     transport = transport_of(dbapi_connection)
     sock = transport and transport.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return
+    if sock is not None and sock.fileno() >= 0:
+        close_descriptor(sock.fileno())
+
+
+def close_descriptor(number: int) -> None:
+    """Close what a descriptor refers to; the number stays in use."""
     nothing = os.open(os.devnull, os.O_RDWR)
     try:
-        os.dup2(nothing, sock.fileno(), inheritable=False)
+        os.dup2(nothing, number, inheritable=False)
     finally:
         os.close(nothing)
 

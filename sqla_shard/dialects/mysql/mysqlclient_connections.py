@@ -7,6 +7,10 @@ They differ from those of the driver:
   its response is read with ``read_query_result()`` once the socket is
   readable, so that one thread waits for several servers;
 * a call that another thread waits for can be interrupted;
+* a cursor can be closed while another cursor of the same connection waits in
+  another thread;
+* ``localhost`` with a port is reached by TCP, as with PyMySQL, not by the
+  socket file of another server;
 * they know whether a transaction may be open, which the driver does not tell.
 
 Sending a statement, and reading the rest of a response that has begun to
@@ -19,24 +23,28 @@ The tests have run with mysqlclient 2.3.2 and MariaDB Connector/C 3.3.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
 from functools import cache
 from importlib import import_module
+from math import ceil
 from typing import Any
 
 from greenlet import getcurrent
 
+from sqla_shard.dialects.mysql.driver import close_descriptor
 from sqla_shard.dialects.polling import Call
 from sqla_shard.dialects.polling import CAN_POLL
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import wait_for
 
-__all__ = ["Connecting"]
+__all__ = ["Adapted", "Connecting"]
 
 _LOST = 2013
 _TLS_ERROR = 2026
+_TIMEOUTS = frozenset({"connect_timeout", "read_timeout", "write_timeout"})
 _IN_TRANSACTION = 1
 
 
@@ -53,6 +61,13 @@ class Connecting:
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
         """Handle ``do_connect``."""
+        if cparams.get("host") == "localhost" and "port" in cparams:
+            # The client library compares the spelling.
+            cparams["host"] = "LOCALHOST"
+        for name in _TIMEOUTS & cparams.keys():
+            seconds = cparams.pop(name)
+            if seconds is not None:
+                cparams[name] = max(1, ceil(seconds))
         # The package itself only has a function of this name.
         module = import_module(f"{dialect.loaded_dbapi.__name__}.connections")
         made = _class_of(module.Connection, self._polls)
@@ -61,11 +76,13 @@ class Connecting:
 
 @cache
 def _class_of(base: type[Any], polls: bool) -> type[Any]:
-    bases = (_Adapted, PolledConnection) if polls else (_Adapted,)
-    return type("Connection", (*bases, base), {"polls": polls})
+    bases = (Adapted, PolledConnection) if polls else (Adapted,)
+    cursor = type("Cursor", (_QuietCursor, base.default_cursor), {})
+    attributes = {"polls": polls, "default_cursor": cursor}
+    return type("Connection", (*bases, base), attributes)
 
 
-class _Adapted:
+class Adapted:
     """Base of all connections.
 
     :ivar server_status: the bit of an open transaction, as in the status
@@ -120,9 +137,20 @@ class _Adapted:
     def interrupt(self) -> None:
         """Shut down the socket, for a call that another thread waits for."""
         # If it was closed in the meantime, no call waits for it.
-        with contextlib.suppress(OSError):
-            with socket.socket(fileno=os.dup(self._fd)) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self._fd)) as duplicate,
+        ):
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close_copy(self) -> None:
+        """Close the copy of the socket that a child process has inherited.
+
+        The object is never collected: it would send QUIT, or wait for a
+        thread of the parent that the child does not have.
+        """
+        close_descriptor(self._fd)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def _query_polled(self, query: bytes) -> None:
         plain: Any = super()
@@ -143,3 +171,30 @@ class _Adapted:
     def _lost(self, error: Exception) -> Exception:
         # SQLAlchemy would use the connection again after an error of TLS.
         return self.OperationalError(_LOST, *error.args[1:])
+
+
+class _QuietCursor:
+    """Base of the cursors: they ask for more results only if there are some.
+
+    Those of the driver ask whenever they are closed, which fails if another
+    cursor of the connection waits for its response in another thread.
+    """
+
+    connection: Any
+    _has_more = False
+
+    def _do_get_result(self, connection: Any) -> None:
+        plain: Any = super()
+        plain._do_get_result(connection)
+        self._has_more = bool(connection.more_results())
+
+    def _discard(self) -> None:
+        plain: Any = super()
+        connection = self.connection
+        if not self._has_more:
+            self.connection = None
+        try:
+            plain._discard()
+        finally:
+            self.connection = connection
+            self._has_more = False
