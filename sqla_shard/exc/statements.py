@@ -406,7 +406,8 @@ class MissingDriverError(ShardError, ImportError):
     reason: str
     _text = (
         "the driver {driver!r} cannot be imported ({reason}); pip install "
-        "'sqla-shard[mysql]' installs PyMySQL, and for asyncio "
+        "'sqla-shard[mysql]' installs PyMySQL, 'sqla-shard[mysqlclient]' "
+        "mysqldb, and for asyncio "
         "'sqla-shard[asyncmy]' or 'sqla-shard[aiosqlite]' the driver of that "
         "name"
     )
