@@ -37,6 +37,7 @@ from sqla_shard.cluster.health import health_of
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.cluster.run import run
 from sqla_shard.cluster.run import run_awaited
+from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine import Engines
 from sqla_shard.engine import EngineStats
 from sqla_shard.engine import Lanes
@@ -123,6 +124,9 @@ class Cluster(FromSources, EventTarget):
     :param polling: whether the thread of the session sends to all servers
         and polls their sockets, where the driver can do so, such as PyMySQL;
         otherwise threads wait.
+    :param deferred_rollback: whether a session that has only read, without
+        locks, ends without waiting for the response to its ROLLBACK, where
+        the driver can be polled.
     :param scatters: whether statements may be sent to all shards, by
         :func:`~sqla_shard.scatter`.
     :param comments: add a comment with the shards to each statement of a
@@ -151,6 +155,7 @@ class Cluster(FromSources, EventTarget):
         environ: Mapping[str, str] | None = None,
         threads: int = 32,
         polling: bool = True,
+        deferred_rollback: bool = True,
         scatters: bool = True,
         comments: bool = False,
         grace: float = 30.0,
@@ -170,7 +175,7 @@ class Cluster(FromSources, EventTarget):
             environ=environ,
             lanes=Lanes(threads),
             grace=grace,
-            polling=polling,
+            pipelining=Pipelining(polls=polling, defers=deferred_rollback),
         )
         if async_engine_options is not None:
             options = async_engine_options

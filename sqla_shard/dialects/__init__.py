@@ -21,6 +21,8 @@ from sqla_shard.dialects.base import DDL
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import interrupt
 from sqla_shard.dialects.mysql import MySQL
+from sqla_shard.dialects.polling import PIPELINING
+from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.dialects.sqlite import SQLite
 
 __all__ = [
@@ -40,7 +42,7 @@ def backend_for(
     *,
     driver: str,
     asynchronous: bool = False,
-    polls: bool = True,
+    pipelining: Pipelining = PIPELINING,
 ) -> Backend:
     """Return the backend of a URL's scheme.
 
@@ -49,8 +51,8 @@ def backend_for(
     :param driver: the driver for MySQL URLs that do not name one, or for all
         MySQL URLs if it is asynchronous.
     :param asynchronous: whether the driver must be asynchronous.
-    :param polls: whether one thread may wait for several servers.
+    :param pipelining: how connections wait for responses.
     """
     if drivername.partition("+")[0] == "sqlite":
         return SQLite(asynchronous=asynchronous)
-    return MySQL(driver, asynchronous=asynchronous, polls=polls)
+    return MySQL(driver, asynchronous=asynchronous, pipelining=pipelining)

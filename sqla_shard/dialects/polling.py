@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
+from typing import NamedTuple
 
 from greenlet import getcurrent
 from greenlet import greenlet
@@ -34,7 +35,9 @@ from greenlet import GreenletExit
 
 __all__ = [
     "CAN_POLL",
+    "PIPELINING",
     "Call",
+    "Pipelining",
     "PolledConnection",
     "PolledSSLSocket",
     "PolledSocket",
@@ -51,6 +54,10 @@ _WRITABLE = getattr(select, "POLLOUT", 4)
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 #: Seconds of one poll at most: the system limits the argument.
 _LONGEST = 3600.0
+_SELECTS = (b"SELECT ", b"(SELECT ")
+_LOCKS = (b"FOR UPDATE", b"FOR SHARE", b"SHARE MODE")
+#: Longer statements, in bytes, are not searched.
+_LONG = 100_000
 #: The largest record of TLS, in bytes.
 _RECORD = 16384
 
@@ -178,8 +185,88 @@ class Poller:
                     continue
 
 
+class Pipelining(NamedTuple):
+    """How connections wait for responses.
+
+    :ivar polls: whether one thread waits for several servers.
+    :ivar defers: whether the response to a ROLLBACK is read later.
+    """
+
+    polls: bool = True
+    defers: bool = True
+
+
+PIPELINING = Pipelining()
+"""The default."""
+
+
 class PolledConnection:
-    """Base of the connections of drivers that have these sockets."""
+    """Base of the connections of drivers that have these sockets.
+
+    The response to the ROLLBACK of a transaction that has only read, without
+    locks, is read before the next statement: the end of a session takes no
+    round trip.  Other connections could have to wait for the locks of any
+    other transaction after its ROLLBACK has been sent.
+
+    Subclasses call :meth:`before_command`, and implement two methods.
+
+    :ivar defers: whether responses to ROLLBACK are read later.
+    :ivar pending: whether one has not been read.
+    """
+
+    defers = False
+    pending = False
+    _has_locks = True
+
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether ROLLBACK would not wait for its response."""
+        return self.defers and not self._has_locks
+
+    def before_command(self, statement: bytes | None = None) -> None:
+        """Read a pending response, and look for locks in a statement.
+
+        :param statement: None for a command that is not a statement.
+        """
+        if self.pending:
+            self.settle()
+        if statement is not None and not self._has_locks:
+            self._has_locks = not _only_reads(statement)
+
+    def settle(self) -> None:
+        """Read a pending response.
+
+        :raises Exception: the driver's error of a lost connection.
+        """
+        self.pending = False
+        self._read_rollback()
+
+    def end_transaction(self, act: Callable[[], None]) -> None:
+        """Run the driver's own ``commit()`` or ``rollback()``."""
+        act()
+        self._has_locks = False
+
+    def roll_back(self, act: Callable[[], None]) -> None:
+        """Send ROLLBACK, or run the driver's own ``rollback()``."""
+        if self.ends_at_once:
+            self._send_rollback()
+            self.pending = True
+        else:
+            self.end_transaction(act)
+
+    def _send_rollback(self) -> None:
+        raise NotImplementedError
+
+    def _read_rollback(self) -> None:
+        raise NotImplementedError
+
+
+def _only_reads(statement: bytes) -> bool:
+    """Return whether a statement is certainly a SELECT without locks."""
+    if len(statement) > _LONG or not statement.startswith(_SELECTS):
+        return False
+    upper = statement.upper()
+    return not any(lock in upper for lock in _LOCKS)
 
 
 class PolledSocket(socket.socket):

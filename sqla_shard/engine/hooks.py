@@ -29,10 +29,12 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import Failure
+from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.engine.execution import execute_everywhere
 from sqla_shard.engine.execution import execute_many
 from sqla_shard.engine.execution import get_ready
@@ -459,6 +461,12 @@ class _Reset:
         """Handle ``checkout``."""
         # Statements on a raw_connection() call no listener of this class.
         record.info[ENDED] = False
+        if isinstance(connection, PolledConnection) and connection.pending:
+            try:
+                connection.settle()
+            except self._dialect.loaded_dbapi.Error as error:
+                # The pool then opens another one.
+                raise DisconnectionError(str(error)) from error
 
     def __call__(
         self, connection: Any, record: Any, state: PoolResetState

@@ -25,6 +25,8 @@ from sqlalchemy.pool import QueuePool
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import check_driver
+from sqla_shard.dialects.polling import PIPELINING
+from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine.hooks import listen
 from sqla_shard.engine.hooks import listen_to_probe
 from sqla_shard.engine.hooks import OpenConnections
@@ -97,8 +99,8 @@ class Engines:
     :param lanes: threads, or the event loop, that wait for several servers.
     :param grace: number of seconds for which transactions may use a server
         that was removed from the topology.
-    :param polling: whether one thread waits for several servers where the
-        driver can do so.
+    :param pipelining: how connections wait for responses where the driver
+        can be polled.
     """
 
     #: Whether an event loop waits for the servers.
@@ -112,7 +114,7 @@ class Engines:
         environ: Mapping[str, str],
         lanes: Lanes | AwaitedLanes,
         grace: float = 30.0,
-        polling: bool = True,
+        pipelining: Pipelining = PIPELINING,
     ) -> None:
         #: The newest topology that was passed to :meth:`follow`.
         self.topology: Topology | None = None
@@ -124,7 +126,7 @@ class Engines:
         #: Threads, or the event loop, that wait for several servers.
         self.lanes = lanes
         self._driver = driver
-        self._polling = polling
+        self._pipelining = pipelining
         # The listener in hooks.py resets connections.
         self._options = {"pool_reset_on_return": None, **options}
         self._environ = environ
@@ -203,7 +205,7 @@ class Engines:
             url.drivername,
             driver=self._driver,
             asynchronous=self.asynchronous,
-            polls=self._polling,
+            pipelining=self._pipelining,
         )
         return url, backend
 

@@ -41,6 +41,7 @@ from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects import Failure
+from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.engine import AwaitedLanes
 from sqla_shard.engine import Lanes
 from sqla_shard.engine import Places
@@ -639,12 +640,16 @@ def roll_back_together(
 
 
 def _is_open(connection: Connection) -> bool:
+    """Return whether ROLLBACK on a connection waits for a server."""
     if connection.closed or connection.invalidated:
         return False
     transaction = connection.get_transaction()
     # SQLite files need no round trips.
     remote = connection.engine.url.host is not None
-    return remote and transaction is not None and transaction.is_active
+    if not remote or transaction is None or not transaction.is_active:
+        return False
+    wire: Any = connection.connection.dbapi_connection
+    return not (isinstance(wire, PolledConnection) and wire.ends_at_once)
 
 
 def _roll_back(connection: Connection) -> None:

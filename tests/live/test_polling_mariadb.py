@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func
 from sqlalchemy import select
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
@@ -17,12 +18,14 @@ from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import PolledSocket
 from sqla_shard.dialects.polling import PolledSSLSocket
 from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import Proxy
 from tests.servers.faults import Base
 from tests.servers.faults import busy
 from tests.servers.faults import opened
 from tests.servers.faults import Pin
 from tests.servers.faults import SERVERS
 from tests.servers.faults import SHARDS
+from tests.servers.following import until
 from tests.servers.processes import begun_since
 from tests.servers.processes import running
 from tests.test_docs import certificates  # noqa: F401  # a fixture
@@ -152,3 +155,104 @@ def test_a_lost_connection_leaves_the_others_in_order(
     with cluster.session() as session:
         found = session.get_many(Pin, ids)
         assert [pin.id for pin in found if pin is not None] == ids
+
+
+# -- the response to ROLLBACK
+
+
+def on_first(session: Any) -> Any:
+    """Return the driver's connection to the first server."""
+    return session.connection({"shard_id": 0}).connection.dbapi_connection
+
+
+def test_a_session_that_has_read_ends_without_waiting(
+    cluster: Cluster, fleet: MariaDBFleet
+) -> None:
+    ids = add(cluster, "it")
+    for _ in range(3):
+        with cluster.session() as session:
+            assert session.get(Pin, ids[0]) is not None
+            wire = on_first(session)
+            assert not wire.pending
+        assert wire.pending
+    number = wire.thread_id()
+    query = (
+        "SELECT 1 FROM information_schema.innodb_trx "
+        f"WHERE trx_mysql_thread_id = {number}"
+    )
+    assert until(lambda: not fleet.servers[0].root_execute(query))
+
+
+@pytest.mark.parametrize("end", ["close", "rollback"])
+def test_a_session_with_locks_waits_for_their_end(
+    cluster: Cluster, end: str
+) -> None:
+    ids = add(cluster, "it")
+
+    def locking(session: Any) -> None:
+        session.get(Pin, ids[0], with_for_update=True)
+
+    def locking_text(session: Any) -> None:
+        session.execute(
+            text("select local_id from pins lock in share mode"),
+            bind_arguments={"shard_id": 0},
+        )
+
+    def writing(session: Any) -> None:
+        session.get(Pin, ids[0]).body = "never"
+        session.flush()
+
+    for work in (locking, locking_text, writing):
+        with cluster.session() as session:
+            work(session)
+            wire = on_first(session)
+            getattr(session, end)()
+            assert not wire.pending, work
+    with cluster.session() as session:
+        session.get(Pin, ids[0])
+        wire = on_first(session)
+        getattr(session, end)()
+        assert wire.pending
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "mysqldb"])
+def test_a_connection_whose_response_does_not_come_is_not_given_out(
+    request: pytest.FixtureRequest, fleet: MariaDBFleet, driver: str
+) -> None:
+    if driver == "mysqldb":
+        request.getfixturevalue("mysqlclient_installed")
+    server = fleet.servers[0]
+    with (
+        Proxy(server.host, server.port) as proxy,
+        Cluster.from_topology(
+            fleet.topology_mapping(proxies=[proxy, *fleet.servers[1:]]),
+            driver=driver,
+            environ=fleet.environ,
+            engine_options={"pool_size": 1, "max_overflow": 0},
+        ) as cluster,
+    ):
+        cluster.create_all(Base.metadata)
+        ids = add(cluster, "it")
+        with cluster.session() as session:
+            session.get(Pin, ids[0])
+            wire = on_first(session)
+            proxy.hang()
+        assert wire.pending
+        proxy.cut()
+        proxy.restore()
+        with cluster.session() as session:
+            assert session.get(Pin, ids[0]) is not None
+            assert on_first(session) is not wire
+
+
+def test_every_session_waits_if_the_application_says_so(
+    fleet: MariaDBFleet,
+) -> None:
+    with opened(fleet, deferred_rollback=False) as cluster:
+        cluster.create_all(Base.metadata)
+        ids = add(cluster, "it")
+        with cluster.session() as session:
+            session.get(Pin, ids[0])
+            wire = on_first(session)
+        assert isinstance(wire, PolledConnection)
+        assert not wire.pending

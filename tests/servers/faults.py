@@ -63,6 +63,7 @@ def opened(
     *,
     polling: bool = True,
     driver: str = "pymysql",
+    deferred_rollback: bool = True,
     **options: Any,
 ) -> Cluster:
     """Return a cluster of the servers; ``options`` are the engines'."""
@@ -72,6 +73,7 @@ def opened(
         environ=fleet.environ,
         engine_options=options,
         polling=polling,
+        deferred_rollback=deferred_rollback,
     )
 
 

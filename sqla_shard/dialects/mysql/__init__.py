@@ -44,6 +44,8 @@ from sqla_shard.dialects.mysql.driver import SAFE
 from sqla_shard.dialects.mysql.driver import transport_of
 from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
+from sqla_shard.dialects.polling import PIPELINING
+from sqla_shard.dialects.polling import Pipelining
 
 __all__ = ["MySQL"]
 
@@ -85,7 +87,7 @@ class MySQL(Backend):
     :param driver: driver for URLs that do not name one, such as ``pymysql``.
     :param asynchronous: whether the driver is asynchronous, such as
         ``asyncmy``; it is then used for all URLs.
-    :param polls: whether the sockets of PyMySQL are polled together.
+    :param pipelining: how connections of PyMySQL and mysqlclient wait.
     """
 
     waits = True
@@ -95,11 +97,15 @@ class MySQL(Backend):
     ddl: DDL = MySQLDDL()
 
     def __init__(
-        self, driver: str, *, asynchronous: bool = False, polls: bool = True
+        self,
+        driver: str,
+        *,
+        asynchronous: bool = False,
+        pipelining: Pipelining = PIPELINING,
     ) -> None:
         self._driver = driver
         self._asynchronous = asynchronous
-        self._polls = polls
+        self._pipelining = pipelining
         self._warned: set[URL] = set()
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
@@ -146,14 +152,16 @@ class MySQL(Backend):
                 engine,
                 "do_connect",
                 pymysql_connections.Connecting(
-                    shares=not tls, polls=self._polls
+                    shares=not tls, pipelining=self._pipelining
                 ),
             )
         if engine.dialect.driver == "mysqldb":
             event.listen(
                 engine,
                 "do_connect",
-                mysqlclient_connections.Connecting(polls=self._polls),
+                mysqlclient_connections.Connecting(
+                    pipelining=self._pipelining
+                ),
             )
         if engine.dialect.driver == "asyncmy":
             event.listen(engine, "do_connect", adapt_connecting)

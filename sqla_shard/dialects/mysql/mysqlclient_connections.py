@@ -37,6 +37,7 @@ from greenlet import getcurrent
 from sqla_shard.dialects.mysql.driver import close_descriptor
 from sqla_shard.dialects.polling import Call
 from sqla_shard.dialects.polling import CAN_POLL
+from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import wait_for
 
@@ -51,11 +52,11 @@ _IN_TRANSACTION = 1
 class Connecting:
     """Handler of ``do_connect`` that opens connections of this class.
 
-    :param polls: whether the sockets are polled.
+    :param pipelining: how connections wait for responses.
     """
 
-    def __init__(self, *, polls: bool) -> None:
-        self._polls = polls and CAN_POLL
+    def __init__(self, *, pipelining: Pipelining) -> None:
+        self._pipelining = pipelining
 
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
@@ -70,15 +71,16 @@ class Connecting:
                 cparams[name] = max(1, ceil(seconds))
         # The package itself only has a function of this name.
         module = import_module(f"{dialect.loaded_dbapi.__name__}.connections")
-        made = _class_of(module.Connection, self._polls)
+        made = _class_of(module.Connection, self._pipelining)
         return made(*cargs, **cparams)
 
 
 @cache
-def _class_of(base: type[Any], polls: bool) -> type[Any]:
-    bases = (Adapted, PolledConnection) if polls else (Adapted,)
+def _class_of(base: type[Any], pipelining: Pipelining) -> type[Any]:
+    polls = pipelining.polls and CAN_POLL
+    bases = (_Polled, Adapted) if polls else (Adapted,)
     cursor = type("Cursor", (_QuietCursor, base.default_cursor), {})
-    attributes = {"polls": polls, "default_cursor": cursor}
+    attributes = {"defers": pipelining.defers, "default_cursor": cursor}
     return type("Connection", (*bases, base), attributes)
 
 
@@ -89,7 +91,6 @@ class Adapted:
         that PyMySQL receives: set by each statement until COMMIT or ROLLBACK.
     """
 
-    polls: bool
     OperationalError: type[Exception]
     server_status = 0
 
@@ -103,12 +104,8 @@ class Adapted:
     def query(self, query: Any) -> None:
         """Send a statement and read the first packet of its response."""
         self.server_status = _IN_TRANSACTION
-        plain: Any = super()
         try:
-            if self.polls and type(getcurrent()) is Call:
-                self._query_polled(bytes(query))
-            else:
-                plain.query(query)
+            self._run(query)
         except self.OperationalError as error:
             if error.args[0] != _TLS_ERROR:
                 raise
@@ -152,9 +149,59 @@ class Adapted:
         close_descriptor(self._fd)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
-    def _query_polled(self, query: bytes) -> None:
+    def _run(self, query: Any) -> None:
         plain: Any = super()
-        plain.send_query(query)
+        plain.query(query)
+
+    def _lost(self, error: Exception) -> Exception:
+        # SQLAlchemy would use the connection again after an error of TLS.
+        return self.OperationalError(_LOST, *error.args[1:])
+
+
+class _Polled(PolledConnection):
+    _fd: int
+    _timeout: float | None
+    server_status: int
+    OperationalError: type[Exception]
+
+    def commit(self) -> None:
+        self.end_transaction(super().commit)  # type: ignore[misc]  # Adapted's
+
+    def rollback(self) -> None:
+        self.roll_back(super().rollback)  # type: ignore[misc]  # Adapted's
+
+    def ping(self) -> None:
+        self.before_command()
+        super().ping()  # type: ignore[misc]  # mysqlclient's
+
+    def autocommit(self, on: bool) -> None:
+        self.before_command()
+        super().autocommit(on)  # type: ignore[misc]  # mysqlclient's
+
+    def select_db(self, name: str) -> None:
+        self.before_command()
+        super().select_db(name)  # type: ignore[misc]  # mysqlclient's
+
+    def _run(self, query: Any) -> None:
+        self.before_command(query)
+        plain: Any = super()
+        if type(getcurrent()) is Call:
+            plain.send_query(bytes(query))
+            self._read_response()
+        else:
+            plain._run(query)
+
+    def _send_rollback(self) -> None:
+        plain: Any = self
+        plain.send_query(b"ROLLBACK")
+        self.server_status = 0
+
+    def _read_rollback(self) -> None:
+        self._read_response()
+
+    def _read_response(self) -> None:
+        """Wait for a response, and read its first packet."""
+        plain: Any = self
         try:
             wait_for(self._fd, select.POLLIN, self._timeout)
         except TimeoutError as error:
@@ -163,14 +210,10 @@ class Adapted:
                 _LOST, "Lost connection to server during query (timed out)"
             ) from error
         except BaseException:
-            # Its response would be read as that of the next statement.
+            # It would be read as the response to the next statement.
             plain.close()
             raise
         plain.read_query_result()
-
-    def _lost(self, error: Exception) -> Exception:
-        # SQLAlchemy would use the connection again after an error of TLS.
-        return self.OperationalError(_LOST, *error.args[1:])
 
 
 class _QuietCursor:

@@ -10,8 +10,9 @@ They differ from those of the driver:
 * clear-text passwords are sent only to verified servers.
 
 The tests have run with PyMySQL 1.2.0 and 1.2.4.  Besides documented
-attributes, these classes use ``_read_timeout``, ``_secure`` and
-``_create_ssl_ctx``, and ``connect()`` with a socket.  If a version lacks one
+attributes, these classes use ``_read_timeout``, ``_secure``,
+``_create_ssl_ctx``, ``_execute_command`` and ``_read_ok_packet``, and
+``connect()`` with a socket.  If a version lacks one
 of them, its connections are those of the driver in this respect, and threads
 wait for the servers.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 from sqla_shard.dialects.polling import CAN_POLL
+from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import PolledSocket
 from sqla_shard.dialects.polling import PolledSSLSocket
@@ -33,18 +35,23 @@ __all__ = ["Connecting", "SharedContext"]
 
 # The client error of a server that cannot be connected to.
 _CANNOT_CONNECT = 2003
+_COM_QUERY = 3
+_IN_TRANSACTION = 1
+#: What the polled connections override or call, in addition to what is
+#: documented.
+_INTERNAL = ("_create_ssl_ctx", "_execute_command", "_read_ok_packet")
 
 
 class Connecting:
     """Handler of ``do_connect`` that opens connections of these classes.
 
     :param shares: whether the URL leaves TLS to PyMySQL.
-    :param polls: whether the sockets are polled.
+    :param pipelining: how connections wait for responses.
     """
 
-    def __init__(self, *, shares: bool, polls: bool) -> None:
+    def __init__(self, *, shares: bool, pipelining: Pipelining) -> None:
         self._shares = shares
-        self._polls = polls
+        self._pipelining = pipelining
 
     def __call__(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
@@ -53,7 +60,8 @@ class Connecting:
         dbapi = dialect.loaded_dbapi
         refuse_clear_passwords(cparams, dbapi)
         base = dbapi.connections.Connection
-        return _class_of(base, self._shares, self._polls)(*cargs, **cparams)
+        made = _class_of(base, self._shares, self._pipelining)
+        return made(*cargs, **cparams)
 
 
 # Not one for each engine: SQLAlchemy's statement caches refer to a hundred
@@ -61,16 +69,20 @@ class Connecting:
 # megabyte.  Two threads may each create a class at first, which is harmless; a
 # lock could be held while the process forks.
 @cache
-def _class_of(base: type[Any], shares: bool, polls: bool) -> type[Any]:
+def _class_of(
+    base: type[Any], shares: bool, pipelining: Pipelining
+) -> type[Any]:
     bases: list[type[Any]] = [base]
     if shares and hasattr(base, "_create_ssl_ctx"):
         bases.insert(0, SharedContext)
-    if polls and CAN_POLL and hasattr(base, "_create_ssl_ctx"):
+    polls = pipelining.polls and CAN_POLL
+    if polls and all(hasattr(base, name) for name in _INTERNAL):
         bases.insert(0, _Polled)
     if hasattr(base, "connect"):
         bases.insert(0, _OneTimeout)
     # Each class has its own context.
-    return type("Connection", tuple(bases), {"shared_context": None})
+    attributes = {"shared_context": None, "defers": pipelining.defers}
+    return type("Connection", tuple(bases), attributes)
 
 
 class _OneTimeout:
@@ -117,6 +129,7 @@ class _Polled(PolledConnection):
     bind_address: Any
     connect_timeout: float | None
     host_info: str
+    server_status: int
     OperationalError: type[Exception]
 
     def connect(self, sock: Any = None) -> None:
@@ -130,6 +143,30 @@ class _Polled(PolledConnection):
                     f"({error})",
                 ) from error
         super().connect(sock)  # type: ignore[misc]  # PyMySQL's
+
+    def commit(self) -> None:
+        self.end_transaction(super().commit)  # type: ignore[misc]  # PyMySQL's
+
+    def rollback(self) -> None:
+        self.roll_back(super().rollback)  # type: ignore[misc]  # PyMySQL's
+
+    def _send_rollback(self) -> None:
+        self._execute_command(_COM_QUERY, b"ROLLBACK")
+        self._has_locks = False
+        # Or the pool would roll back, too.
+        self.server_status &= ~_IN_TRANSACTION
+
+    def _read_rollback(self) -> None:
+        plain: Any = self
+        plain._read_ok_packet()
+
+    def _execute_command(self, command: int, sql: Any) -> None:
+        statement = None
+        if command == _COM_QUERY:
+            statement = sql if isinstance(sql, bytes) else sql.encode()
+        self.before_command(statement)
+        plain: Any = super()
+        plain._execute_command(command, sql)
 
     def _open_socket(self) -> socket.socket:
         """Connect as PyMySQL does."""
