@@ -30,7 +30,12 @@ def fleet(mariadb_installed):
 @pytest.fixture
 def cluster(fleet):
     document = fleet.topology_mapping(main=True)
-    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+    with Cluster.from_topology(
+        document,
+        environ=fleet.environ,
+        # The end of a session fails with its server.
+        deferred_rollback=False,
+    ) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
 

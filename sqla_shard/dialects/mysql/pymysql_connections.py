@@ -163,7 +163,7 @@ class _Polled(PolledConnection):
     def _execute_command(self, command: int, sql: Any) -> None:
         statement = None
         if command == _COM_QUERY:
-            statement = sql if isinstance(sql, bytes) else sql.encode()
+            statement = sql.encode() if isinstance(sql, str) else sql
         self.before_command(statement)
         plain: Any = super()
         plain._execute_command(command, sql)
