@@ -32,8 +32,12 @@ tables: each change of a board is one transaction on one database.  Other
 shards are used for mail addresses and names of users, the boards that a user
 follows, and pins that were saved on another board.  Operations that a killed
 command has left are completed when it is started again; several
-processes need a ``sqla-shard repair --models examples.pinboard.models``
-as well.  In the order to read:
+processes need a worker as well, which also re-spaces lists::
+
+    sqla-shard worker --models examples.pinboard.models --deliver \
+        --queues lists
+
+In the order to read:
 
 ``models.py``
     Three object classes, seven mapping classes, two lookups.
@@ -52,7 +56,7 @@ as well.  In the order to read:
 ``where.py``
     The location of an object, by its id and the topology.
 ``caching.py``, ``panel.py``
-    The row cache, and a page with a switch for each class.
+    The row cache, with a switch for each class, and the queues of jobs.
 ``importing.py``, ``samples.py``
     Bookmark files: of users, in a thread, and our own.
 ``app.py``, ``database.py``, ``security.py``

@@ -18,6 +18,7 @@ from sqla_shard import blob_field
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard.jobs import respace_by_job
 from sqla_shard.models import normalization
 
 __all__ = [
@@ -89,6 +90,11 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
 
     if TYPE_CHECKING:
         pin_id: Mapped[int]
+
+
+# A worker re-spaces the pins of a board that is dragged about a lot; without
+# one, a move does it when there is no room left.
+respace_by_job(BoardHasPins, queue="lists")
 
 
 class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):

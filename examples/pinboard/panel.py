@@ -1,7 +1,7 @@
-"""A page that shows how the row cache works.
+"""Pages that show how the row cache works, and the queues of jobs.
 
-It shows the counters of this process, and no node.  Every signed-in user may
-use the switches: this is a demonstration.
+The cache has the counters of this process, and no node.  Every signed-in user
+may use the switches: this is a demonstration.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from examples.pinboard.database import db
 from examples.pinboard.errors import NotFoundError
 from examples.pinboard.security import require_user
 from sqla_shard.cache import Cache
+from sqla_shard.jobs import count_queues
+from sqla_shard.jobs import jobs_of
+from sqla_shard.jobs import JobState
 
 __all__ = ["blueprint"]
+
+#: Maximum number of failed jobs of a queue that are listed.
+_SHOWN = 10
 
 blueprint = Blueprint("panel", __name__)
 
@@ -53,3 +59,18 @@ def switch(name: str) -> ResponseReturnValue:
     else:
         abort(400)
     return redirect(url_for("panel.cache", _anchor=name), 303)
+
+
+@blueprint.get("/queues")
+def queues() -> ResponseReturnValue:
+    """Show the queues and the jobs that have failed."""
+    require_user()
+    counts = count_queues(db.cluster)
+    failed = {
+        one.queue: jobs_of(
+            db.cluster, one.queue, [JobState.FAILED], limit=_SHOWN
+        ).jobs
+        for one in counts
+        if one.failed
+    }
+    return render_template("queues.html", queues=counts, failed=failed)
