@@ -6,14 +6,18 @@ import json
 import random
 import stat
 import sys
+import threading
 from dataclasses import asdict
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("kazoo")
 
+from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import FleetSetupError
+from sqla_shard.fleet import former
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.loss import Acknowledgements
@@ -336,3 +340,38 @@ def test_a_hook_gets_the_line_and_no_password(tmp_path, monkeypatch):
     assert "SQLA_SHARD_WATCH=server1: the primary is lost\n" in text
     assert "secret" not in text
     hook.close()
+
+
+def test_former_primaries_are_looked_at_at_once(monkeypatch):
+    """A machine that is off takes the whole time of a connection."""
+    formers = {f"db{number}:3306": "server1" for number in range(5)}
+    together = threading.Barrier(len(formers), timeout=30)
+
+    class Admin:
+        def __init__(self, url):
+            self.is_open = "db1:" in url or "db3:" in url
+
+        def __enter__(self):
+            together.wait()
+            return self
+
+        def __exit__(self, *details):
+            pass
+
+    def admin(url, *, name, timeout):
+        assert (name, timeout) == ("server1 former primary", 3.0)
+        if "db4:" in url:
+            together.wait()
+            raise FleetServerError(server=url, number=2003, reason="is off")
+        return Admin(url)
+
+    monkeypatch.setattr(former, "former_primaries", lambda *_: formers)
+    monkeypatch.setattr(
+        former,
+        "replication_of",
+        lambda found: SimpleNamespace(is_read_only=lambda: not found.is_open),
+    )
+    monkeypatch.setattr(former, "former_url", lambda _, address: address)
+    fleet = SimpleNamespace(topology=lambda: None, admin=admin)
+    found = former.writable_formers(fleet, [], timeout=3.0)
+    assert found == ["db1:3306", "db3:3306"]
