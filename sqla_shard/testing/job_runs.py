@@ -18,21 +18,18 @@ Both work on SQLite and on servers.  Use databases without jobs of other tests.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.queue_counts import count_queues
 from sqla_shard.jobs.stored_jobs import jobs_of
 from sqla_shard.jobs.stored_jobs import pending_on
 from sqla_shard.jobs.stored_jobs import StoredJob
+from sqla_shard.jobs.tasks import Task
 from sqla_shard.jobs.worker import RunReport
 from sqla_shard.jobs.worker import Worker
 from sqla_shard.session import ShardSession
-
-if TYPE_CHECKING:
-    from sqla_shard import Cluster
-    from sqla_shard.jobs import Task
 
 __all__ = ["JobsFailedError", "jobs_enqueued", "run_jobs"]
 
