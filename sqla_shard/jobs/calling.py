@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["async_run_job", "run_job"]
 
+#: Seconds between two cancellations of a task.
+_UNTIL_AGAIN = 0.5
+
 #: Seconds until a job is claimed again whose task is not defined here.
 UNKNOWN_DELAY = 60.0
 
@@ -94,8 +97,6 @@ def _failed(task: Task, running: RunningJob, error: BaseException) -> Outcome:
         ending = Ending.WRITTEN
     elif running.is_lost or isinstance(error, JobClaimLostError):
         ending = Ending.LOST
-    elif isinstance(error, asyncio.CancelledError):
-        ending = Ending.RELEASED
     return Outcome(
         job=running.job,
         ending=ending,
@@ -130,6 +131,7 @@ async def _await(cluster: Cluster, task: Task, running: RunningJob) -> None:
     guard = _Guard(running.job)
     async with cluster.async_session(**_options(running)) as session:
         await session.run_sync(_begin, running, guard)
+        running.check()  # what was awaited may have swallowed a cancellation
         await _within(task.function(session, **arguments), running)
         # A COMMIT that is cancelled may or may not have taken effect.
         await to_the_end(session.run_sync(_commit, running, guard))
@@ -142,12 +144,19 @@ async def _within(
 
     :raises JobTimeLimitError: if it was cancelled.
     """
+    task = asyncio.ensure_future(awaited)
     try:
-        await asyncio.wait_for(awaited, running.remaining)
-    except asyncio.TimeoutError as error:
-        if not running.is_overdue:
-            raise  # of the function
-        raise running.late() from error
+        await asyncio.wait([task], timeout=running.remaining)
+        is_late = not task.done()
+    finally:
+        while not task.done():
+            # Again and again: what it awaits may swallow a cancellation, as
+            # wait_for() does before Python 3.12.
+            task.cancel()
+            await asyncio.wait([task], timeout=_UNTIL_AGAIN)
+    if is_late:
+        raise running.late()
+    task.result()
 
 
 def _options(running: RunningJob) -> dict[str, Any]:

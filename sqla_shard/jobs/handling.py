@@ -252,21 +252,31 @@ class Exchanges:
         self._add_again(outcomes)
         return None
 
-    def send_all(self) -> list[str]:
-        """Write all outcomes; return the jobs whose claims are lost."""
+    def send_all(self) -> tuple[list[str], int]:
+        """Write all outcomes.
+
+        :returns: the jobs whose claims are lost, and the number of shards
+            that were written.
+        """
         lost: list[str] = []
+        count = 0
         for address in list(self._waiting):
             found = self.send(address)
-            lost += [] if found is None else found.lost
-        self._oldest = monotonic()
-        return lost
+            if found is not None:
+                lost += found.lost
+                count += 1
+        # Do not send again immediately what could not be written.
+        self._oldest = monotonic() + _PAUSE
+        return lost, count
 
-    def settle(self) -> list[ClaimedJob]:
+    def settle(self) -> list[tuple[list[ClaimedJob], float]]:
         """Find out what was committed; return the jobs that were claimed.
 
         Without it they would wait until their claims expire.
+
+        :returns: jobs, and when their claims expire.
         """
-        found: list[ClaimedJob] = []
+        found: list[tuple[list[ClaimedJob], float]] = []
         for doubt in list(self._doubts):
             now = monotonic()
             if now < doubt.next_try:
@@ -285,8 +295,9 @@ class Exchanges:
                 )
                 claimed = []
             self._doubts.remove(doubt)
-            found += claimed
-            if not claimed:
+            if claimed:
+                found.append((claimed, doubt.expires))
+            else:
                 self._add_again(doubt.outcomes)
         return found
 

@@ -39,6 +39,8 @@ class Repeating:
 
     :param purpose: part of the name of the thread.
     :param seconds: pause between two calls.
+    :param failed: called with an error of the function, which is then not
+        called any more.
     :param spread: the largest part of the pause that is added or subtracted.
     """
 
@@ -47,10 +49,12 @@ class Repeating:
         purpose: str,
         function: Callable[[], object],
         seconds: float,
+        failed: Callable[[Exception], object],
         *,
         spread: float = 0.1,
     ) -> None:
         self._function = function
+        self._failed = failed
         self._pause = seconds, spread
         self._end = threading.Event()
         self._thread = threading.Thread(
@@ -68,7 +72,11 @@ class Repeating:
 
     def _run(self) -> None:
         while not self._end.wait(jittered(*self._pause)):
-            self._function()
+            try:
+                self._function()
+            except Exception as error:  # Otherwise nobody would see it.
+                self._failed(error)
+                return
 
 
 class Runners:
@@ -101,6 +109,7 @@ class Runners:
         if len(self._threads) < self._concurrency:
             thread = threading.Thread(
                 target=self._serve,
+                args=(self._queue,),
                 name=f"sqla-shard-job-{len(self._threads)}",
                 daemon=True,
             )
@@ -130,10 +139,13 @@ class Runners:
             self._loop.close()
         for _ in self._threads:
             self._queue.put(None)
+        # A thread that does not end must not take jobs of another run.
+        self._queue = queue.SimpleQueue()
+        self._threads, self._loop = [], None
 
-    def _serve(self) -> None:
+    def _serve(self, jobs: queue.SimpleQueue[RunningJob | None]) -> None:
         while True:
-            running = self._queue.get()
+            running = jobs.get()
             if running is None:
                 return
             began = job_begins(self._cluster, running.job)

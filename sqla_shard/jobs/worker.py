@@ -33,7 +33,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import short
 from sqla_shard.exc import JobOptionError
-from sqla_shard.exc import UnsafeBinaryLogError
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.delivery import deliver
@@ -187,7 +186,8 @@ class Worker:
         self._seconds = 0.0  # of a job, on average
         self._exchanges = Exchanges(cluster, self._lease)
         self._runners = Runners(cluster, concurrency, self._ended)
-        self._error: UnsafeBinaryLogError | None = None
+        self._error: Exception | None = None
+        self._checked: object = None  # version of the topology
         self._unread: list[str] = []
         self._survey_error: Exception | None = None
         self._report = RunReport()
@@ -226,8 +226,7 @@ class Worker:
             read, and no job is due on the others.
         """
         self._report = report = RunReport()
-        check_binary_logs(self._cluster)
-        self._checked = self._cluster.topology.version
+        self._checked = None
         self._schedule.reset()
         heartbeat = Heartbeat(
             self._cluster, self._lease, lambda: list(self._held)
@@ -236,11 +235,17 @@ class Worker:
         delivery: AbstractContextManager[object] = nullcontext()
         if self._delivers:
             self._deliver()
-            delivery = Repeating("delivery", self._deliver, _DELIVERY)
+            delivery = Repeating(
+                "delivery", self._deliver, _DELIVERY, self._fail
+            )
         with (
             delivery,
-            Repeating("upkeep", self._keep_up, _UPKEEP, spread=0.3),
-            Repeating("heartbeat", heartbeat.beat, self._lease / 6),
+            Repeating(
+                "upkeep", self._keep_up, _UPKEEP, self._fail, spread=0.3
+            ),
+            Repeating(
+                "heartbeat", heartbeat.beat, self._lease / 6, self._fail
+            ),
         ):
             on_ready()
             try:
@@ -252,8 +257,14 @@ class Worker:
                 self._release_all()
         self._stops_at = None
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            raise error
         return report
+
+    def _fail(self, error: Exception) -> None:
+        """Let :meth:`run` end, and raise the error of another thread."""
+        self._error = error
+        self.stop()
 
     @property
     def _is_stopped(self) -> bool:
@@ -269,7 +280,8 @@ class Worker:
     def _work(self) -> None:
         """Do one round: claim, write, or wait."""
         if self._exchanges.has_doubts:
-            self._begin(self._exchanges.settle())
+            for claimed, expires in self._exchanges.settle():
+                self._begin(claimed, expires)
         if self._is_stopped:
             for running in self._runners.take_back():
                 self._give_back(running)
@@ -401,6 +413,7 @@ class Worker:
             name: self._limits.allowance(name, limit)
             for name in {group.queue for group in groups}
         }
+        expires = monotonic() + self._lease
         found = None
         if any(allowed.values()):
             found = self._exchanges.send(address, groups, limit, allowed)
@@ -411,11 +424,13 @@ class Worker:
         for name, count in Counter(j.queue for j in found.claimed).items():
             self._limits.use(name, count)
         self._schedule.emptied(address, found.emptied)
-        self._begin(found.claimed)
+        self._begin(found.claimed, expires)
 
-    def _begin(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Run jobs that were claimed."""
-        expires = monotonic() + self._lease
+    def _begin(self, jobs: Sequence[ClaimedJob], expires: float) -> None:
+        """Run jobs that were claimed.
+
+        :param expires: when the claims expire, by the monotonic clock.
+        """
         for job in jobs:
             running = RunningJob(self._cluster, job, expires)
             self._held.add(running)
@@ -423,21 +438,16 @@ class Worker:
 
     def _write_all(self) -> None:
         """Write all outcomes, without claims."""
-        if not self._exchanges.has_outcomes:
-            return
-        self._refused(self._exchanges.send_all())
-        # A job that has failed, or is one step of many, may be due again.
-        self._schedule.reset()
+        lost, count = self._exchanges.send_all()
+        self._refused(lost)
+        if count:
+            # A job that has failed, or is a step of many, may be due again.
+            self._schedule.reset()
 
     def _keep_up(self) -> None:
         version = self._cluster.topology.version
         if version != self._checked:
-            try:
-                check_binary_logs(self._cluster)
-            except UnsafeBinaryLogError as error:
-                self._error = error
-                self.stop()
-                return
+            check_binary_logs(self._cluster)
             self._checked = version
         try:
             ensure_periodic(self._cluster, self._queues)

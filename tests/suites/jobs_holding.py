@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,14 +23,18 @@ from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import JobOptionError
 from sqla_shard.exc import JobTimeLimitError
+from sqla_shard.exc import NoHealthyShardsError
 from sqla_shard.jobs import claims
 from sqla_shard.jobs import current_job
 from sqla_shard.jobs import JobLogFilter
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import task
 from sqla_shard.jobs import Worker
+from sqla_shard.jobs.health import windows_of
 from sqla_shard.jobs.heartbeat import confirm
 from sqla_shard.jobs.heartbeat import extend
+from sqla_shard.jobs.heartbeat import Heartbeat
+from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.upkeep import keep_up
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
@@ -47,7 +52,15 @@ from tests.suites.jobs_working import defined
 from tests.suites.jobs_working import WAIT
 from tests.suites.jobs_working import work
 
-__all__ = ["Awaited", "Beating", "Doubts", "Stopping", "TimeLimits", "defined"]
+__all__ = [
+    "Awaited",
+    "Beating",
+    "Doubts",
+    "Resting",
+    "Stopping",
+    "TimeLimits",
+    "defined",
+]
 
 cluster = JOB_CLUSTERS.on_backend()
 
@@ -247,6 +260,21 @@ class TimeLimits(Suite):
         assert "time limit of 0.3 s" in rows(cluster)[0].error
         assert counters(cluster, [near]) == [0]
 
+    def test_a_cancellation_that_is_swallowed(self, cluster, near, defined):
+        ends: list[int] = []
+
+        async def swallows(session: Any, counter_id: int) -> None:
+            for _ in range(3):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(WAIT)
+                ends.append(1)
+
+        defined(swallows, time_limit=0.1, max_attempts=1).enqueue_now(
+            cluster, near, near=near
+        )
+        assert work(cluster, "own").failed == 1
+        assert len(ends) == 3
+
     def test_the_claim_of_a_thread_that_does_not_end_expires(
         self, cluster, near, defined
     ):
@@ -314,12 +342,16 @@ class Awaited(Suite):
             await session.run_sync(add, counter_id)
             await session.commit()
 
-        for function in (breaks, commits):
+        async def cancels(session: Any, counter_id: int) -> None:
+            # Of its own doing, which would otherwise be repeated for ever.
+            raise asyncio.CancelledError
+
+        for function in (breaks, commits, cancels):
             defined(function, max_attempts=1).enqueue_now(
                 cluster, near, near=near
             )
-        assert work(cluster, "own").failed == 2
-        first, second = (row.error for row in rows(cluster))
+        assert work(cluster, "own").failed == 3
+        first, second, _ = (row.error for row in rows(cluster))
         assert first == "RuntimeError: as it always does"
         assert "has called commit()" in second
         assert counters(cluster, [near]) == [0]
@@ -352,6 +384,23 @@ class Awaited(Suite):
 
 class Stopping(Suite):
     """The jobs of a worker that ends are for others, at once."""
+
+    def test_it_can_run_again(self, cluster, near):
+        worker = Worker(cluster, queues=["adding"], concurrency=1)
+        for turn in (1, 2):
+            add.enqueue_now(cluster, near, near=near)
+            assert worker.run(until_empty=True).succeeded == 1
+            assert counters(cluster, [near]) == [turn]
+
+    def test_an_error_of_another_thread_ends_it(
+        self, cluster, near, monkeypatch
+    ):
+        def breaks(self: Any) -> None:
+            raise RuntimeError("of the heartbeat")
+
+        monkeypatch.setattr(Heartbeat, "beat", breaks)
+        with pytest.raises(RuntimeError, match="of the heartbeat"):
+            Worker(cluster, queues=["adding"], lease=1).run()
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_task_that_does_not_end(self, cluster, near, defined, is_async):
@@ -466,3 +515,38 @@ class Doubts(Suite):
             jobs = take(session, near)
         expire(cluster, jobs[1])
         assert cluster.run(confirm, jobs) == [jobs[0], jobs[2]]
+
+
+class Resting(Suite):
+    """Servers that have failed repeatedly are left alone."""
+
+    @pytest.fixture
+    def failing(self, cluster: Cluster) -> Iterator[None]:
+        windows = windows_of(cluster)
+        space = cluster.places.keyspace(None, "objects")
+        engines = {p.engine for p in cluster.places.all_places(space)}
+        for engine in engines:
+            for _ in range(20):
+                windows.record(engine, CommitUnknownError(server="server1"))
+        yield
+        for engine in engines:
+            windows.record(engine, None)
+
+    def test_nothing_is_sent(self, cluster, near, failing):
+        with pytest.raises(NoHealthyShardsError, match="failed repeatedly"):
+            add.enqueue_now(cluster, near)
+        # One that is about an object is where the object is.
+        add.enqueue_now(cluster, near, near=near)
+        groups, unread = due_jobs(cluster, ["adding"])
+        assert groups == []
+        assert "failed repeatedly" in str(unread[0].error)
+
+    def test_a_probe_ends_it(self, cluster, near, failing):
+        add.enqueue_now(cluster, near, near=near)
+        worker = Worker(cluster, queues=["adding"])
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        wait_until(lambda: counters(cluster, [near]) == [1], seconds=WAIT)
+        worker.stop()
+        thread.join(WAIT)
+        assert add.enqueue_now(cluster, near).is_new
