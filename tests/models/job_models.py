@@ -86,7 +86,7 @@ def fails(session: ShardSession, counter_id: int) -> None:
 
 
 @task(
-    "tests.outside",
+    "tests.at_least_once",
     queue="adding",
     retry=Linear(2, step=0),
     in_transaction=False,
