@@ -48,6 +48,7 @@ from tests.models.dropin import lane_threads
 from tests.models.dropin import meeting
 from tests.models.dropin import Pin
 from tests.models.dropin import TIMEOUT
+from tests.servers.following import until
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -475,6 +476,17 @@ def test_ctrl_c_at_any_time(
             if armed:
                 signal.pthread_kill(main, signal.SIGINT)
 
+    def in_use() -> int:
+        return sum(e.pool.checkedout() for e in shards.values())
+
+    def all_returned() -> bool:
+        if in_use():
+            # An interrupt that falls into SQLAlchemy's pool, before it has
+            # recorded the session, leaves the connection to the collector,
+            # once the last frame that refers to it has ended.
+            gc.collect()
+        return not in_use()
+
     before = signal.signal(signal.SIGINT, interrupt)
     shooter = threading.Thread(target=shoot)
     shooter.start()
@@ -488,11 +500,7 @@ def test_ctrl_c_at_any_time(
                     armed = False
             except KeyboardInterrupt:
                 hits += 1
-            if any(e.pool.checkedout() for e in shards.values()):
-                # The interrupt fell into SQLAlchemy's pool, before it had
-                # recorded the session: the collector returns the connection.
-                gc.collect()
-            assert not any(e.pool.checkedout() for e in shards.values())
+            assert until(all_returned)
     finally:
         armed = False
         over.set()
