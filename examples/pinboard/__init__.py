@@ -31,11 +31,17 @@ A user, the user's boards, and their pins are on one shard, with three mapping
 tables: each change of a board is one transaction on one database.  Other
 shards are used for mail addresses and names of users, the boards that a user
 follows, and pins that were saved on another board.  Operations that a killed
-command has left are completed when it is started again; several
-processes need a worker as well, which also re-spaces lists::
+command has left are completed when it is started again.
 
-    sqla-shard worker --models examples.pinboard.models --deliver \
-        --queues lists
+Jobs re-space lists, and fetch the titles of pins that were saved without one,
+from public servers only.  A thread of the command runs them; several processes
+need a worker as well, which also completes the operations of others::
+
+    sqla-shard worker --models examples.pinboard.workers --deliver \
+        --queues lists,titles
+
+``PINBOARD_TITLE_SERVERS=intranet.example:80`` allows the pages of an internal
+server.
 
 In the order to read:
 
@@ -53,6 +59,8 @@ In the order to read:
     Validation of input, and errors.
 ``pages.py``, ``api.py``, ``answers.py``, ``showing.py``
     The pages, and the JSON API; ids and positions are strings there.
+``titles.py``, ``fetching.py``, ``workers.py``
+    The job that fetches a title, safely, and the thread that runs jobs.
 ``where.py``
     The location of an object, by its id and the topology.
 ``caching.py``, ``panel.py``

@@ -28,6 +28,7 @@ from examples.pinboard.clusters import topology_cluster
 from examples.pinboard.database import importer
 from examples.pinboard.samples import add_samples
 from examples.pinboard.tables import bring_up_to_date
+from examples.pinboard.workers import working
 from sqla_shard import Cluster
 
 _HOST = "127.0.0.1"
@@ -148,7 +149,9 @@ def run(chosen: argparse.Namespace) -> None:
             f"cache: {where}",
             flush=True,
         )
-        serve(create_app(cluster), chosen.port, browse=not chosen.no_browser)
+        app = create_app(cluster)
+        with working(cluster):
+            serve(app, chosen.port, browse=not chosen.no_browser)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

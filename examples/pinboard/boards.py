@@ -34,6 +34,7 @@ from examples.pinboard.models import BoardHasRemovedPins
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
 from examples.pinboard.models import UserHasBoards
+from examples.pinboard.titles import enqueue_title
 from sqla_shard import ShardSession
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import InvalidMoveError
@@ -257,8 +258,13 @@ def _set(target: Any, entered: Any, changes: Iterable[str]) -> None:
 def add_pin(
     session: ShardSession, user_id: int, board_id: int, entered: PinInput
 ) -> int:
-    """Write a pin, on top of its board, and return its id."""
-    return add_pins(session, user_id, board_id, [entered])[0]
+    """Write a pin, on top of its board, and return its id.
+
+    Without a title it gets that of its page, by a job.
+    """
+    (pin,) = _add_pins(session, user_id, board_id, [entered])
+    enqueue_title(session, pin)
+    return pin.id
 
 
 def add_pins(
@@ -268,6 +274,15 @@ def add_pins(
     entered: Iterable[PinInput],
 ) -> Sequence[int]:
     """Write pins and return their ids; the last one ends on top."""
+    return [pin.id for pin in _add_pins(session, user_id, board_id, entered)]
+
+
+def _add_pins(
+    session: ShardSession,
+    user_id: int,
+    board_id: int,
+    entered: Iterable[PinInput],
+) -> Sequence[Pin]:
     board = own_board(session, user_id, board_id)
     pins = [
         Pin(
@@ -280,9 +295,8 @@ def add_pins(
     ]
     session.add_all(pins)
     session.flush()
-    ids = [pin.id for pin in pins]
-    BoardHasPins.append_many(session, board.id, ids)
-    return ids
+    BoardHasPins.append_many(session, board.id, [pin.id for pin in pins])
+    return pins
 
 
 def edit_pin(
@@ -299,6 +313,7 @@ def edit_pin(
     pin = _own_pin(session, user_id, pin_id)
     fields = {"link": pin.link, "title": pin.title, "details": pin.details}
     _set(pin, read_pin(**{**fields, **changes}), changes)
+    enqueue_title(session, pin)
     return pin.board_id
 
 

@@ -50,7 +50,7 @@ _FORBIDDEN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinInput:
-    """A pin as it may be stored."""
+    """A pin as it may be stored; one without a title has ""."""
 
     link: str
     title: str
@@ -124,14 +124,12 @@ def host_of(link: str) -> str:
 def read_pin(link: str, title: str, details: str) -> PinInput:
     """Check what was entered for a pin.
 
-    Without a title it gets the host of its link for one.
-
     :raises InvalidInputError: when it cannot be stored.
     """
     checked = read_link(link)
     return PinInput(
         link=checked,
-        title=_line(title, "title") or host_of(checked),
+        title=_line(title, "title"),
         details=_text(details, "details"),
     )
 

@@ -22,6 +22,7 @@ from sqla_shard.jobs import respace_by_job
 from sqla_shard.models import normalization
 
 __all__ = [
+    "LISTS",
     "Base",
     "Board",
     "BoardHasFollowers",
@@ -36,6 +37,9 @@ __all__ = [
     "UserHasBoards",
     "UserName",
 ]
+
+LISTS = "lists"
+"""The queue of jobs that re-space lists."""
 
 
 class Base(DeclarativeBase):
@@ -94,7 +98,7 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
 
 # A worker re-spaces the pins of a board that is dragged about a lot; without
 # one, a move does it when there is no room left.
-respace_by_job(BoardHasPins, queue="lists")
+respace_by_job(BoardHasPins, queue=LISTS)
 
 
 class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):

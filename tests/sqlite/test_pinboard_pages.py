@@ -96,7 +96,8 @@ def test_adding_and_editing_a_pin(visitor: Visitor) -> None:
     form = visitor.get(f"/pins/{pin_id}/edit")
     assert page_of(form) == "pin-edit"
     assert 'value="https://example.com/?a=1&amp;b=2"' in form
-    assert 'value="example.com"' in form
+    assert 'placeholder="That of the page, if empty" value=""' in form
+    assert ">example.com</a>" in visitor.get(f"/boards/{board_id}")
     assert ">Two\nlines</textarea>" in form
 
     answer = visitor.post(
