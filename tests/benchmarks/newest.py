@@ -21,6 +21,7 @@ from sqla_shard import ShardSession
 from tests.benchmarks.pins import branch
 from tests.benchmarks.pins import connect
 from tests.benchmarks.pins import Pin
+from tests.benchmarks.pins import PYMYSQL
 from tests.benchmarks.pins import unions
 
 _COUNT = 10
@@ -44,7 +45,7 @@ def fill_shards(cluster: Cluster, shards: int) -> None:
         for shard_id in range(shards):
             url = server_for(shard_id).primary
             if url not in cursors:
-                connection = stack.enter_context(connect(url))
+                connection = stack.enter_context(connect(url, PYMYSQL))
                 connection.autocommit(True)
                 cursors[url] = connection.cursor()
         first = cursors[server_for(0).primary]
