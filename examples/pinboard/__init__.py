@@ -13,8 +13,7 @@ what they say.  Needs the packages of the group ``examples`` in
 ``pyproject.toml``.
 
 Limits: there are no passwords, so the address of a user is enough to sign
-in.  It listens on 127.0.0.1 only.  Only the process that runs an import
-knows its progress.  A page queries one shard after another.
+in.  It listens on 127.0.0.1 only.  A page queries one shard after another.
 
 The command makes databases and brings their tables up to date before it
 serves.  For other servers and several processes that is done once, before
@@ -33,12 +32,13 @@ shards are used for mail addresses and names of users, the boards that a user
 follows, and pins that were saved on another board.  Operations that a killed
 command has left are completed when it is started again.
 
-Jobs re-space lists, and fetch the titles of pins that were saved without one,
-from public servers only.  A thread of the command runs them; several processes
-need a worker as well, which also completes the operations of others::
+Jobs re-space lists, import bookmark files, and fetch the titles of pins that
+were saved without one, from public servers only.  A thread of the command runs
+them; several processes need a worker as well, which also completes the
+operations of others::
 
     sqla-shard worker --models examples.pinboard.workers --deliver \
-        --queues lists,titles
+        --queues lists,titles,imports
 
 ``PINBOARD_TITLE_SERVERS=intranet.example:80`` allows the pages of an internal
 server.
@@ -46,7 +46,7 @@ server.
 In the order to read:
 
 ``models.py``
-    Three object classes, seven mapping classes, two lookups.
+    Five object classes, seven mapping classes, two lookups.
 ``migrations/``, ``alembic.ini``, ``topology.toml``, ``tables.py``
     The migrations of each keyspace, and the code that runs them.
 ``boards.py``
@@ -65,8 +65,8 @@ In the order to read:
     The location of an object, by its id and the topology.
 ``caching.py``, ``panel.py``
     The row cache, with a switch for each class, and the queues of jobs.
-``importing.py``, ``samples.py``
-    Bookmark files: of users, in a thread, and our own.
+``importing.py``, ``import_jobs.py``, ``samples.py``
+    Bookmark files: of users, written by a job, and our own.
 ``app.py``, ``database.py``, ``security.py``
     The application: the session of a request
     (:mod:`sqla_shard.ext.flask`), CSRF tokens, headers, limits.

@@ -25,7 +25,6 @@ from examples.pinboard.clusters import mariadb_cluster
 from examples.pinboard.clusters import memcached_if_there
 from examples.pinboard.clusters import sqlite_cluster
 from examples.pinboard.clusters import topology_cluster
-from examples.pinboard.database import importer
 from examples.pinboard.samples import add_samples
 from examples.pinboard.tables import bring_up_to_date
 from examples.pinboard.workers import working
@@ -128,8 +127,6 @@ def serve(app: Flask, port: int, *, browse: bool) -> None:
         server.serve_forever()
     finally:
         server.server_close()
-        with app.app_context():
-            importer().close()
         print("\nended", flush=True)
 
 

@@ -23,10 +23,11 @@ from examples.pinboard import boards
 from examples.pinboard import importing
 from examples.pinboard import relations
 from examples.pinboard.database import db
-from examples.pinboard.database import importer
 from examples.pinboard.errors import ForbiddenError
 from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.errors import MalformedError
+from examples.pinboard.import_jobs import progress_of
+from examples.pinboard.import_jobs import start_import
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
 from examples.pinboard.inputs import read_user
@@ -286,20 +287,23 @@ def _pin(pin_id: int) -> Response:
 
 @blueprint.post("/imports")
 def import_file() -> ResponseReturnValue:
-    """Begin the import of the bookmark file that is ``file``."""
+    """Store the bookmark file that is ``file`` for a job to import."""
     user_id = require_user()
     file = request.files.get("file")
     if file is None or not file.filename:
         raise InvalidInputError("Choose a file.", field="file")
-    progress = importer().start(user_id, importing.read_upload(file.stream))
-    location = url_for("api.import_progress", key=progress.key)
+    upload = importing.read_upload(file.stream)
+    import_id = db.run(start_import, user_id, upload)
+    progress = progress_of(db.session, user_id, import_id)
+    location = url_for("api.import_progress", import_id=import_id)
     return jsonify(progress.as_json()), 202, {"Location": location}
 
 
-@blueprint.get("/imports/<key>")
-def import_progress(key: str) -> ResponseReturnValue:
-    """Return how far an import is."""
-    return jsonify(importer().progress(key, require_user()).as_json())
+@blueprint.get("/imports/<object_id(4):import_id>")
+def import_progress(import_id: int) -> ResponseReturnValue:
+    """Return the progress of an import."""
+    progress = progress_of(db.session, require_user(), import_id)
+    return jsonify(progress.as_json())
 
 
 @blueprint.get("/where/<object_id:object_id>")

@@ -9,11 +9,11 @@ from flask import Flask
 
 from examples.pinboard import answers
 from examples.pinboard import api
-from examples.pinboard import database
 from examples.pinboard import pages
 from examples.pinboard import panel
 from examples.pinboard import security
 from examples.pinboard import showing
+from examples.pinboard.database import db
 from sqla_shard import Cluster
 
 __all__ = ["create_app"]
@@ -52,7 +52,7 @@ def create_app(
         pin_json=showing.pin_json,
     )
     security.protect(app)
-    database.connect(app, cluster)
+    db.init_app(app, cluster)
     app.register_blueprint(pages.blueprint)
     app.register_blueprint(panel.blueprint)
     app.register_blueprint(api.blueprint)

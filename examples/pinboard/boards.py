@@ -31,6 +31,7 @@ from examples.pinboard.inputs import read_pin
 from examples.pinboard.models import Board
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.models import BoardHasRemovedPins
+from examples.pinboard.models import Import
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
 from examples.pinboard.models import UserHasBoards
@@ -68,7 +69,7 @@ MAX_REMOVED = 100
 """Removed pins that are listed, the latest."""
 _ROUNDS = 8
 
-T = TypeVar("T", User, Board, Pin)
+T = TypeVar("T", User, Board, Pin, Import)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Users have boards, boards have pins, and both are in an order.
 
-Three object classes on one shard each, and the lists of a user.
+Three object classes on one shard each, and the lists of a user; two more
+hold an uploaded file until a job has made boards and pins of it.
 Two lists lead to other shards: the boards that a user follows, and the pins
 of others that are saved on a board; each has an inverse.
 Users do not sign in with ids, so two lookups lead from mail addresses and
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 
+from examples.pinboard.inputs import BoardInput
+from examples.pinboard.inputs import PinInput
 from sqla_shard import blob_field
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
@@ -29,6 +32,8 @@ __all__ = [
     "BoardHasPins",
     "BoardHasRemovedPins",
     "BoardHasSavedPins",
+    "Import",
+    "ImportPart",
     "Pin",
     "PinInBoards",
     "User",
@@ -77,6 +82,38 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
     link: Mapped[str] = blob_field()
     title: Mapped[str] = blob_field(default="")
     details: Mapped[str] = blob_field(default="")
+
+
+class Import(ObjectMixin, Base, type_id=4, colocate_with="user_id"):
+    """A bookmark file that a user has uploaded, and how much is stored."""
+
+    __tablename__ = "imports"
+
+    user_id: Mapped[int] = blob_field(ref=User)
+    #: The id of its job.
+    job: Mapped[str] = blob_field(default="")
+    #: In the order in which they are written; empty at the end.
+    parts: Mapped[list[int]] = blob_field(default_factory=list)
+    total: Mapped[int] = blob_field()
+    total_boards: Mapped[int] = blob_field()
+    skipped: Mapped[int] = blob_field(default=0)
+    reasons: Mapped[list[str]] = blob_field(default_factory=list)
+    done: Mapped[int] = blob_field(default=0)
+    boards: Mapped[int] = blob_field(default=0)
+    is_done: Mapped[bool] = blob_field(default=False)
+
+
+class ImportPart(ObjectMixin, Base, type_id=5, colocate_with="import_id"):
+    """Some links of an import, which become pins in one transaction.
+
+    They belong to a new board, or to the board of the part before.
+    """
+
+    __tablename__ = "import_parts"
+
+    import_id: Mapped[int] = blob_field(ref=Import)
+    board: Mapped[BoardInput | None] = blob_field(default=None)
+    pins: Mapped[list[PinInput]] = blob_field()
 
 
 class UserHasBoards(MappingMixin, Base, source=User, target=Board):

@@ -19,10 +19,11 @@ from examples.pinboard import relations
 from examples.pinboard import security
 from examples.pinboard.accounts import sign_in
 from examples.pinboard.database import db
-from examples.pinboard.database import importer
 from examples.pinboard.errors import ForbiddenError
 from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.errors import MalformedError
+from examples.pinboard.import_jobs import progress_of
+from examples.pinboard.import_jobs import start_import
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
 from examples.pinboard.inputs import read_user
@@ -370,7 +371,7 @@ def _import_page(status: int = 200, **more: Any) -> ResponseReturnValue:
 
 @blueprint.post("/import")
 def import_file() -> ResponseReturnValue:
-    """Begin an import and go to its progress."""
+    """Store a file for the job that imports it, and go to its progress."""
     user_id = require_user()
     file = request.files.get("file")
     try:
@@ -379,14 +380,14 @@ def import_file() -> ResponseReturnValue:
         upload = importing.read_upload(file.stream)
     except InvalidInputError as error:
         return _import_page(error.status, error=error)
-    progress = importer().start(user_id, upload)
-    return _to("import_progress", key=progress.key)
+    import_id = db.run(start_import, user_id, upload)
+    return _to("import_progress", import_id=import_id)
 
 
-@blueprint.get("/import/<key>")
-def import_progress(key: str) -> ResponseReturnValue:
-    """Show how far an import is."""
-    progress = importer().progress(key, require_user())
+@blueprint.get("/import/<object_id(4):import_id>")
+def import_progress(import_id: int) -> ResponseReturnValue:
+    """Show the progress of an import."""
+    progress = progress_of(db.session, require_user(), import_id)
     return _import_page(progress=progress)
 
 

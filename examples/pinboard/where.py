@@ -13,12 +13,13 @@ from typing import Any
 
 from examples.pinboard.errors import NotFoundError
 from examples.pinboard.models import Base
+from examples.pinboard.models import Board
+from examples.pinboard.models import Pin
 from examples.pinboard.models import User
 from examples.pinboard.models import UserEmail
 from examples.pinboard.models import UserName
 from sqla_shard import Cluster
 from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnknownShardError
@@ -29,10 +30,9 @@ from sqla_shard.ids import unpack
 
 __all__ = ["Bits", "Row", "Where", "rows_beside", "where_is"]
 
+#: Those that have a page; uploaded files are for their users only.
 _CLASSES: dict[int, Any] = {
-    mapper.class_.__sqla_shard__.type_id: mapper.class_
-    for mapper in Base.registry.mappers
-    if issubclass(mapper.class_, ObjectMixin)
+    cls.__sqla_shard__.type_id: cls for cls in (User, Board, Pin)
 }
 
 

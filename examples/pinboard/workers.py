@@ -3,7 +3,7 @@ r"""The worker of the command: a thread that runs the jobs of all queues.
 Elsewhere workers are processes of their own::
 
     sqla-shard worker --models examples.pinboard.workers --deliver \
-        --queues lists,titles
+        --queues lists,titles,imports
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from examples.pinboard import import_jobs
 from examples.pinboard import models
 from examples.pinboard import titles
 from sqla_shard import Cluster
@@ -19,7 +20,7 @@ from sqla_shard.jobs import Worker
 
 __all__ = ["QUEUES", "working"]
 
-QUEUES = (models.LISTS, titles.QUEUE)
+QUEUES = (models.LISTS, titles.QUEUE, import_jobs.QUEUE)
 _STOP = 5.0
 """Seconds that running jobs have at the end; others are run at the next
 start."""

@@ -16,7 +16,6 @@ from examples.pinboard.boards import add_board
 from examples.pinboard.boards import add_pins
 from examples.pinboard.caching import keep
 from examples.pinboard.caching import MEMORY
-from examples.pinboard.database import importer
 from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
 from examples.pinboard.models import BoardHasPins
@@ -69,8 +68,6 @@ class Site:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-        with self._app.app_context():
-            importer().close()
 
     def _answer(
         self, environ: dict[str, Any], start_response: Any

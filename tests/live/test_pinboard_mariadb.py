@@ -16,7 +16,6 @@ from flask.testing import FlaskClient
 
 from examples.pinboard import boards
 from examples.pinboard.app import create_app
-from examples.pinboard.database import importer
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
 from examples.pinboard.samples import add_user
@@ -122,8 +121,6 @@ def front(
                 add_user(cluster, name, shard_id=3 * (number % 2))
         app = create_app(own, testing=True)
         yield proxies, app.test_client()
-        with app.app_context():
-            importer().close()
 
 
 def down(proxy: Proxy) -> None:

@@ -14,7 +14,6 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from examples.pinboard.app import create_app
-from examples.pinboard.database import importer
 from examples.pinboard.samples import add_user
 from examples.pinboard.samples import email_of
 from sqla_shard import Cluster
@@ -37,11 +36,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def app(cluster: Cluster) -> Iterator[Flask]:
-    app = create_app(cluster, testing=True)
-    yield app
-    with app.app_context():
-        importer().close()
+def app(cluster: Cluster) -> Flask:
+    return create_app(cluster, testing=True)
 
 
 @pytest.fixture

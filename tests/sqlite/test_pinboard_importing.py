@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Iterator
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
 from flask import Flask
 from sqlalchemy import event
+from sqlalchemy import func
 from sqlalchemy import select
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 from werkzeug.test import TestResponse
 
 from examples.pinboard.boards import add_board
 from examples.pinboard.errors import ConflictError
-from examples.pinboard.importing import Importer
+from examples.pinboard.import_jobs import start_import
 from examples.pinboard.importing import MAX_PINS
-from examples.pinboard.importing import Progress
 from examples.pinboard.importing import read_upload
 from examples.pinboard.importing import Upload
 from examples.pinboard.inputs import BoardInput
@@ -29,11 +31,18 @@ from examples.pinboard.inputs import MAX_TITLE
 from examples.pinboard.inputs import PinInput
 from examples.pinboard.models import Base
 from examples.pinboard.models import Board
+from examples.pinboard.models import Import
+from examples.pinboard.models import ImportPart
+from examples.pinboard.models import Pin
 from examples.pinboard.samples import add_samples
 from examples.pinboard.samples import add_user
 from examples.pinboard.security import MAX_UPLOAD
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
+from sqla_shard.ids import unpack
+from sqla_shard.jobs import retry_jobs
+from sqla_shard.jobs import Worker
+from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing import sqlite_topology
 from tests.servers.visiting import app as app
 from tests.servers.visiting import cluster as cluster
@@ -43,7 +52,8 @@ from tests.servers.visiting import visitor as visitor
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint
 
-FILE = Path(__file__).parents[2] / "examples" / "bookmarks.html"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "examples" / "bookmarks.html"
 DOCTYPE = "<!DOCTYPE NETSCAPE-Bookmark-file-1>\n"
 NESTED = f"""{DOCTYPE}
 <DL><p>
@@ -83,17 +93,13 @@ def upload(visitor: Visitor, text: str | bytes, path: str) -> TestResponse:
     )
 
 
-def finished(visitor: Visitor, key: str) -> dict[str, Any]:
-    end = monotonic() + 60
-    tick = threading.Event()
-    while monotonic() < end:
-        progress = visitor.api("GET", f"/imports/{key}")
-        if progress["state"] != "running":
-            return dict(progress)
-        # Asked without a pause, Python would hardly let the import's thread
-        # run: it has to wait for its turn after each call of SQLite.
-        tick.wait(0.02)
-    raise AssertionError(progress)
+def finished(visitor: Visitor, cluster: Cluster, key: str) -> dict[str, Any]:
+    """Run the job of an import, and return the progress."""
+    report = Worker(cluster, ["imports"]).run(until_empty=True)
+    assert (report.succeeded, report.failed) == (1, 0)
+    progress = visitor.api("GET", f"/imports/{key}")
+    assert progress["state"] == "done"
+    return dict(progress)
 
 
 def links(count: int) -> str:
@@ -103,11 +109,13 @@ def links(count: int) -> str:
     return f"{DOCTYPE}<DL><DT><H3>Many</H3><DL>{''.join(rows)}</DL></DL>"
 
 
-def test_folders_become_boards_and_links_pins(visitor: Visitor) -> None:
+def test_folders_become_boards_and_links_pins(
+    visitor: Visitor, cluster: Cluster
+) -> None:
     answer = upload(visitor, NESTED, "/import")
     assert answer.status_code == 303
     key = answer.location.rsplit("/", 1)[1]
-    progress = finished(visitor, key)
+    progress = finished(visitor, cluster, key)
     assert progress["state"] == "done"
     assert progress["message"] == ""
     assert (progress["done"], progress["total"]) == (4, 4)
@@ -136,7 +144,7 @@ def test_folders_become_boards_and_links_pins(visitor: Visitor) -> None:
     ]
 
 
-def test_over_the_api(visitor: Visitor) -> None:
+def test_over_the_api(visitor: Visitor, cluster: Cluster) -> None:
     headers = {"X-CSRF-Token": visitor.token}
     file = (io.BytesIO(FILE.read_bytes()), "bookmarks.html")
     answer = visitor.client.post(
@@ -145,15 +153,17 @@ def test_over_the_api(visitor: Visitor) -> None:
     assert answer.status_code == 202
     key = answer.get_json()["id"]
     assert answer.location == f"/api/imports/{key}"
-    progress = finished(visitor, key)
+    progress = finished(visitor, cluster, key)
     assert progress["state"] == "done"
     assert progress["done"] == 25
     assert progress["skipped"] == 2
 
 
-def test_an_order_of_many_is_that_of_the_file(visitor: Visitor) -> None:
+def test_an_order_of_many_is_that_of_the_file(
+    visitor: Visitor, cluster: Cluster
+) -> None:
     key = upload(visitor, links(250), "/import").location.rsplit("/", 1)[1]
-    assert finished(visitor, key)["done"] == 250
+    assert finished(visitor, cluster, key)["done"] == 250
     (board,) = visitor.api("GET", "/boards")["boards"]
     assert board["count"] == 250
     titles = []
@@ -201,14 +211,14 @@ def test_no_file(visitor: Visitor) -> None:
     assert error["field"] == "file"
 
 
-def test_uploads_are_bounded(visitor: Visitor) -> None:
+def test_uploads_are_bounded(visitor: Visitor, cluster: Cluster) -> None:
     for size, status in [(MAX_UPLOAD - 4096, 303), (MAX_UPLOAD + 1, 413)]:
         padding = " " * (size - len(NESTED))
         answer = upload(visitor, NESTED + padding, "/import")
         assert answer.status_code == status
         if status == 303:
-            # Or it would meet the gates of later tests.
-            finished(visitor, answer.location.rsplit("/", 1)[1])
+            # Or the second file would be refused.
+            finished(visitor, cluster, answer.location.rsplit("/", 1)[1])
     error = upload(visitor, padding + padding, "/api/imports")
     assert error.status_code == 413
     assert "4 MB" in error.get_json()["error"]["message"]
@@ -232,124 +242,132 @@ def test_imports_are_their_users(
     other = Visitor.new(app, cluster)
     other.get(f"/import/{key}", 404)
     other.api("GET", f"/imports/{key}", status=404)
-    finished(visitor, key)
+    finished(visitor, cluster, key)
 
 
-# -- the importer itself
-
-
-class Gate:
-    """Holds the first insertion of a board until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self, *details: Any) -> None:
-        self.reached.set()
-        assert self.opened.wait(30)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    event.listen(Board, "before_insert", made)
-    yield made
-    made.opened.set()
-    event.remove(Board, "before_insert", made)
-
-
-@pytest.fixture
-def importer(cluster: Cluster) -> Iterator[Importer]:
-    made = Importer(cluster)
-    yield made
-    made.close()
+# -- the job
 
 
 PINS = [
     PinInput(link=f"https://{n}.example/", title=str(n), details="")
-    for n in range(3)
+    for n in range(130)
 ]
 TWO = Upload(
     boards=[(BoardInput(title=t, details=""), PINS) for t in ("a", "b")]
 )
 
 
-def wait(importer: Importer, progress: Progress) -> Progress:
-    end = monotonic() + 60
-    tick = threading.Event()
-    while monotonic() < end:
-        found = importer.progress(progress.key, progress.user_id)
-        if found.state != "running":
-            return found
-        # As above: it would be hindered by who asks.
-        tick.wait(0.02)
-    raise AssertionError(found)
-
-
-def titles(cluster: Cluster, user_id: int) -> list[str]:
+def parts_of(cluster: Cluster, user_id: int) -> int:
+    """Return how many parts the shard of a user has."""
     with cluster.session() as session:
-        query = select(Board).where(Board.user_id == user_id)
-        return sorted(board.title for board in session.scalars(query))
+        on_shard = {"shard_id": unpack(user_id).shard_id}
+        count = select(func.count()).select_from(ImportPart)
+        found = session.execute(count, bind_arguments=on_shard).scalar_one()
+        return int(found)
+
+
+def assert_stored_once(visitor: Visitor, cluster: Cluster) -> None:
+    """Assert that both boards have each pin once, in order."""
+    boards = visitor.api("GET", "/boards")["boards"]
+    assert [board["title"] for board in boards] == ["a", "b"]
+    for board in boards:
+        ids = visitor.order(int(board["id"]))
+        with cluster.session() as session:
+            pins = session.get_many(Pin, ids)
+        found = [pin and pin.title for pin in pins]
+        assert found == [pin.title for pin in PINS]
+    assert parts_of(cluster, visitor.user_id) == 0
 
 
 def test_one_import_of_a_user_at_a_time(
-    visitor: Visitor, gate: Gate, importer: Importer
+    visitor: Visitor, cluster: Cluster
 ) -> None:
-    progress = importer.start(visitor.user_id, TWO)
-    assert gate.reached.wait(30)
-    assert progress.state == "running"
+    first = cluster.run(start_import, visitor.user_id, TWO)
+    assert parts_of(cluster, visitor.user_id) == 6
     with pytest.raises(ConflictError):
-        importer.start(visitor.user_id, TWO)
-    gate.opened.set()
-    assert wait(importer, progress).done == 6
-    assert wait(importer, importer.start(visitor.user_id, TWO)).done == 6
+        cluster.run(start_import, visitor.user_id, TWO)
+    assert parts_of(cluster, visitor.user_id) == 6
+    assert visitor.api("GET", f"/imports/{first}")["state"] == "running"
+    assert finished(visitor, cluster, str(first))["done"] == 260
+    assert_stored_once(visitor, cluster)
+    second = cluster.run(start_import, visitor.user_id, TWO)
+    assert finished(visitor, cluster, str(second))["done"] == 260
 
 
-def test_closing_ends_after_the_transaction(
-    visitor: Visitor, cluster: Cluster, gate: Gate
-) -> None:
-    importer = Importer(cluster)
-    progress = importer.start(visitor.user_id, TWO)
-    assert gate.reached.wait(30)
-    closing = threading.Thread(target=importer.close)
-    closing.start()
-    gate.opened.set()
-    closing.join(30)
-    found = importer.progress(progress.key, visitor.user_id)
-    # The last board comes first, and is there with all its pins.
-    assert titles(cluster, visitor.user_id) in (["b"], ["a", "b"])
-    assert found.state in ("failed", "done")
-    if found.state == "failed":
-        assert "shutting down" in found.message
-        assert found.done == 3
-
-
-def test_a_database_that_fails(
-    visitor: Visitor, cluster: Cluster, importer: Importer
+def test_a_database_that_fails_and_recovers(
+    visitor: Visitor, cluster: Cluster
 ) -> None:
     def fail(mapper: Any, connection: Any, target: Board) -> None:
         if target.title == "a":
             raise OperationalError("INSERT", None, Exception("disk full"))
 
+    key = cluster.run(start_import, visitor.user_id, TWO)
+    with cluster.session() as session:
+        job = session.get_one(Import, key).job
+    worker = Worker(cluster, ["imports"])
     event.listen(Board, "before_insert", fail)
     try:
-        found = wait(importer, importer.start(visitor.user_id, TWO))
+        assert worker.run(until_empty=True).failed == 1
+        found = visitor.api("GET", f"/imports/{key}")
+        # It is tried again; with the last attempt, it has failed.
+        assert (found["state"], found["done"]) == ("running", 130)
+        set_row(cluster, job, max_attempts=2, due_at=JOBS.c.created_at)
+        assert worker.run(until_empty=True).failed == 1
     finally:
         event.remove(Board, "before_insert", fail)
-    assert found.state == "failed"
-    assert found.done == 3
-    assert "disk full" not in found.message
-    assert titles(cluster, visitor.user_id) == ["b"]
+    found = visitor.api("GET", f"/imports/{key}")
+    assert (found["state"], found["done"]) == ("failed", 130)
+    assert "could not be finished" in found["message"]
+    assert "disk full" not in found["message"]
+    assert found["message"] in visitor.get(f"/import/{key}")
+
+    # An operator can run it again: it continues where it has failed.
+    assert retry_jobs(cluster, [job]).changed == 1
+    assert finished(visitor, cluster, str(key))["done"] == 260
+    assert_stored_once(visitor, cluster)
 
 
-def test_an_import_for_a_user_that_is_gone(
-    visitor: Visitor, importer: Importer
+def set_row(cluster: Cluster, job: str, **values: Any) -> None:
+    """Change the row of a job."""
+    keyspace, shard_id, local_id = job.split("/")
+    with cluster.begin() as session:
+        session.execute(
+            update(JOBS).where(JOBS.c.id == int(local_id)).values(**values),
+            bind_arguments={"keyspace": keyspace, "shard_id": int(shard_id)},
+        )
+
+
+@pytest.mark.parametrize("when", ["inside", "between"])
+def test_a_worker_that_is_killed(
+    visitor: Visitor, cluster: Cluster, when: str
 ) -> None:
-    found = wait(importer, importer.start(visitor.user_id + 99, TWO))
-    assert found.state == "failed"
-    assert found.message
-    assert found.done == 0
+    key = cluster.run(start_import, visitor.user_id, TWO)
+    with cluster.session() as session:
+        job = session.get_one(Import, key).job
+    topology = json.dumps(cluster.topology.to_mapping())
+    process = subprocess.Popen(
+        [*(sys.executable, "-m", "tests.workers.pinboard_importer"), when],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(topology)
+        process.stdin.close()
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+    assert said == "stopped\n"
+    found = visitor.api("GET", f"/imports/{key}")
+    assert (found["state"], found["done"]) == ("running", 100)
+
+    # Instead of waiting until the claim of the killed one expires.
+    set_row(cluster, job, due_at=JOBS.c.created_at)
+    assert finished(visitor, cluster, str(key))["done"] == 260
+    assert_stored_once(visitor, cluster)
 
 
 # -- samples

@@ -9,7 +9,6 @@ import pytest
 from flask import Flask
 
 from examples.pinboard.app import create_app
-from examples.pinboard.database import importer
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
 from sqla_shard.jobs import task
@@ -32,11 +31,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def app(cluster: Cluster) -> Iterator[Flask]:
-    app = create_app(cluster, testing=True)
-    yield app
-    with app.app_context():
-        importer().close()
+def app(cluster: Cluster) -> Flask:
+    return create_app(cluster, testing=True)
 
 
 @task("pinboard_tests.fails", queue="failing", max_attempts=1)

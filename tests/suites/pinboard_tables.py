@@ -33,6 +33,7 @@ LOOKUPS = 2
 NEW = (
     *("user_follows_boards", "board_has_followers"),
     *("board_has_saved_pins", "pin_in_boards"),
+    *("imports", "import_parts"),
 )
 
 
