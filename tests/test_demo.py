@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from urllib.request import build_opener
 from urllib.request import HTTPCookieProcessor
 from urllib.request import OpenerDirector
+from urllib.request import Request
 
 import pytest
 
@@ -23,6 +24,7 @@ from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.programs import find_memcached
 
 ROOT = Path(__file__).parents[1]
+BOOKMARKS = ROOT / "examples" / "bookmarks.html"
 PROC = Path("/proc")
 
 
@@ -129,9 +131,28 @@ def browse(address: str) -> OpenerDirector:
     return opener
 
 
+def import_bookmarks(opener: OpenerDirector, address: str) -> None:
+    """Upload a file, and wait until the worker of the demo has imported it."""
+    page = opener.open(f"{address}import", timeout=30).read().decode()
+    (token, *_) = re.findall(r'name="csrf_token" value="([^"]+)"', page)
+    body = (
+        f"--end\r\nContent-Disposition: form-data; name=csrf_token\r\n\r\n"
+        f"{token}\r\n--end\r\nContent-Disposition: form-data; name=file; "
+        f"filename=b.html\r\n\r\n{BOOKMARKS.read_text()}\r\n--end--\r\n"
+    )
+    kind = {"Content-Type": "multipart/form-data; boundary=end"}
+    upload = Request(f"{address}import", body.encode(), kind)  # noqa: S310  # local
+    url = opener.open(upload, timeout=30).geturl()
+    assert wait_until(
+        lambda: b'data-state="done"' in opener.open(url, timeout=30).read(),
+        seconds=120,
+        every=0.2,
+    )
+
+
 def test_the_demo_on_sqlite(tmp_path: Path) -> None:
     with demo(tmp_path, "--data", "pins") as (address, pid):
-        browse(address)
+        import_bookmarks(browse(address), address)
         assert descendants(pid) == {}
     files = list(tmp_path.glob("pins/server*/db*.sqlite"))
     assert len(files) == 64

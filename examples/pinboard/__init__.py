@@ -34,10 +34,10 @@ command has left are completed when it is started again.
 
 Jobs re-space lists, import bookmark files, and fetch the titles of pins that
 were saved without one, from public servers only.  A thread of the command runs
-them; several processes need a worker as well, which also completes the
-operations of others::
+them; several processes need a worker as well, with the same cache, which also
+completes the operations of others::
 
-    sqla-shard worker --models examples.pinboard.workers --deliver \
+    flask --app examples.pinboard.wsgi shard worker --deliver \
         --queues lists,titles,imports
 
 ``PINBOARD_TITLE_SERVERS=intranet.example:80`` allows the pages of an internal

@@ -2,13 +2,15 @@ r"""The worker of the command: a thread that runs the jobs of all queues.
 
 Elsewhere workers are processes of their own::
 
-    sqla-shard worker --models examples.pinboard.workers --deliver \
+    flask --app examples.pinboard.wsgi shard worker --deliver \
         --queues lists,titles,imports
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -16,6 +18,7 @@ from examples.pinboard import import_jobs
 from examples.pinboard import models
 from examples.pinboard import titles
 from sqla_shard import Cluster
+from sqla_shard.jobs import RunReport
 from sqla_shard.jobs import Worker
 
 __all__ = ["QUEUES", "working"]
@@ -25,18 +28,28 @@ _STOP = 5.0
 """Seconds that running jobs have at the end; others are run at the next
 start."""
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
 def working(cluster: Cluster) -> Iterator[None]:
     """Run jobs until the end of the context, in a thread of this process.
 
-    Errors that have ended the worker are raised at the end.
+    An error that ends the worker is logged, and raised at the end.
     """
     worker = Worker(cluster, QUEUES, concurrency=2)
     with ThreadPoolExecutor(1, "pinboard-worker") as executor:
         running = executor.submit(worker.run)
+        running.add_done_callback(_log_error)
         try:
             yield
         finally:
             worker.stop(_STOP)
         running.result()
+
+
+def _log_error(running: Future[RunReport]) -> None:
+    # Now: pages and pins go on, and the jobs of users wait.
+    error = running.exception()
+    if error is not None:
+        _log.error("no more jobs are run: %s", error)
