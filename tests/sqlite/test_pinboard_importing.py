@@ -241,6 +241,7 @@ def test_imports_are_their_users(
     key = upload(visitor, NESTED, "/import").location.rsplit("/", 1)[1]
     other = Visitor.new(app, cluster)
     other.get(f"/import/{key}", 404)
+    visitor.get(f"/where/{key}", 404)
     other.api("GET", f"/imports/{key}", status=404)
     finished(visitor, cluster, key)
 

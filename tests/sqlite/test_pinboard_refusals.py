@@ -31,6 +31,7 @@ pytestmark = pytest.mark.sqla_shard_lint
 
 PIN = "68719476737"  # shard 0, type 1, local id 1
 BOARD = str(pack(0, 2, 1))
+IMPORT = str(pack(0, 4, 1))
 WRITES = [
     ("POST", "/session"),
     ("POST", "/sign-up"),
@@ -141,7 +142,7 @@ def test_nobody_writes_nothing(app: Flask, method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/boards", "/import", "/import/x", f"/pins/{PIN}/edit"]
+    "path", ["/boards", "/import", f"/import/{IMPORT}", f"/pins/{PIN}/edit"]
 )
 def test_nobody_is_asked_who_it_is(app: Flask, path: str) -> None:
     answer = app.test_client().get(path)
