@@ -35,6 +35,7 @@ from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import only_old
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
+from tests.servers.writing_load import DENSE
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
@@ -257,7 +258,7 @@ def test_without_the_fence_acknowledged_writes_are_lost(
         create(pairs)
         fleet = pairs.fleet()
         seed = request.config.getoption("hypothesis_seed")
-        with writing(pairs, tmp_path / "log", seed) as load:
+        with writing(pairs, tmp_path / "log", seed, **DENSE) as load:
             load.wait_for_acks(200)
             old, _ = roles(pairs)
             result = apply(fleet, Failover.planned(fleet, "server1"))

@@ -50,6 +50,7 @@ from tests.servers.load_checks import rows_at
 from tests.servers.load_log import ACKNOWLEDGED
 from tests.servers.load_log import Attempt
 from tests.servers.published import connect_to
+from tests.servers.writing_load import DENSE
 
 pytestmark = [
     pytest.mark.live,
@@ -511,7 +512,7 @@ def after_a_timeout(scene, load, monkeypatch):
     ids=lambda fn: fn.__name__,
 )
 def test_losses_are_found(new_scene, control, monkeypatch, say):
-    with new_scene.writing() as load:
+    with new_scene.writing(options=DENSE) as load:
         control(new_scene, load, monkeypatch)
         # A writer that looks for a row which is lost writes none.
         load.wait_for_acks(10)

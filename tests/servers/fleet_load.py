@@ -45,10 +45,13 @@ def create(pairs: FleetPairs) -> None:
         create_tables(connection, names)
 
 
-def writing(pairs: FleetPairs, folder: Path, seed: object) -> Load:
+def writing(
+    pairs: FleetPairs, folder: Path, seed: object, **options: Any
+) -> Load:
     """Return eight writers, which are not started yet.
 
     :param folder: for their logs; it must not exist.
+    :param options: for :class:`.Load`.
     """
     folder.mkdir()
     return Load(
@@ -56,6 +59,7 @@ def writing(pairs: FleetPairs, folder: Path, seed: object) -> Load:
         shards=range(SHARDS),
         folder=folder,
         seed=seed,
+        **options,
     )
 
 

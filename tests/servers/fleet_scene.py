@@ -22,6 +22,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -217,10 +218,13 @@ class FleetScene:
     # -- writing ----------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(self, *, acks: int = 60) -> Iterator[Load]:
+    def writing(
+        self, *, acks: int = 60, options: Mapping[str, float] = {}
+    ) -> Iterator[Load]:
         """Write until the end of the block; collect the attempts.
 
         :param acks: acknowledged writes to wait for before the block.
+        :param options: for :class:`.Load`.
         """
         number = next(_numbers)
         folder = self.folder / f"load{number}"
@@ -240,6 +244,7 @@ class FleetScene:
                 seed=f"{self.seed} {number}",
                 processes=self._writers,
                 prefix=f"w{number}-",
+                **options,
             ) as load,
             Load(
                 RawWriter(

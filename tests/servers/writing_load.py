@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -45,7 +46,10 @@ from tests.servers.load_log import LogReader
 from tests.servers.load_writers import Failed
 from tests.servers.load_writers import Write
 
-__all__ = ["Load"]
+#: For tests that must find a loss: always some token is being written.
+DENSE: Mapping[str, float] = {"pause": 0.005, "rest": 0.0}
+
+__all__ = ["DENSE", "Load"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
