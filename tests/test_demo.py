@@ -176,7 +176,7 @@ def test_the_demo_on_mariadb(
     (tmp_path / "tmp").chmod(0o755)
     tmp_path.chmod(0o755)
     with demo(tmp_path, "--mariadb") as (address, pid):
-        browse(address)
+        import_bookmarks(browse(address), address)
         started = descendants(pid)
         names = sorted(started.values())
         assert names.count("mariadbd") == 2

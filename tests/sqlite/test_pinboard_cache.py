@@ -18,7 +18,6 @@ from examples.pinboard.app import create_app
 from examples.pinboard.caching import keep
 from examples.pinboard.caching import MEMORY
 from examples.pinboard.caching import NONE
-from examples.pinboard.database import importer
 from examples.pinboard.models import Board
 from examples.pinboard.models import Pin
 from sqla_shard import Cluster
@@ -47,11 +46,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def app(cluster: Cluster) -> Iterator[Flask]:
-    app = create_app(cluster, testing=True)
-    yield app
-    with app.app_context():
-        importer().close()
+def app(cluster: Cluster) -> Flask:
+    return create_app(cluster, testing=True)
 
 
 @pytest.fixture
@@ -193,8 +189,6 @@ def test_without_a_cache_there_is_no_panel(tmp_path: Path) -> None:
         visitor = Visitor.new(app, cluster)
         visitor.get("/cache", status=404)
         assert "/cache" not in visitor.get("/boards")
-        with app.app_context():
-            importer().close()
 
 
 def test_nodes_are_named(tmp_path: Path) -> None:
