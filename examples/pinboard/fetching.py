@@ -247,7 +247,7 @@ class _TitleParser(HTMLParser):
             self._parts = []
 
     def handle_data(self, data: str) -> None:
-        """Add text to the title that has begun."""
+        """Add text to the title that is open."""
         if self._parts is not None:
             self._parts.append(data)
 
