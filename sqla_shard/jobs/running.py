@@ -21,7 +21,6 @@ from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import JobTimeLimitError
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.enqueue import encoded
 from sqla_shard.jobs.enqueue import seconds_of
 from sqla_shard.jobs.heartbeat import extend
@@ -84,12 +83,19 @@ class RunningJob:
     """
 
     def __init__(
-        self, cluster: Cluster, job: ClaimedJob, expires: float
+        self,
+        cluster: Cluster,
+        job: ClaimedJob,
+        *,
+        expires: float,
+        lease: float,
     ) -> None:
         """Describe a job that has been claimed.
 
         :param expires: when its claim expires, by the monotonic clock.
+        :param lease: seconds for which claims are made and extended.
         """
+        self._lease = lease
         self.cluster = cluster
         self.job = job
         self.expires = expires
@@ -151,19 +157,20 @@ class RunningJob:
         """The last checkpoint of the job; None if there is none."""
         return self.job.checkpoint
 
-    def extend(self, lease: float = LEASE) -> None:
+    def extend(self, lease: float | None = None) -> None:
         """Extend the claim.
 
-        :param lease: seconds from now.
+        :param lease: seconds from now; by default those of the worker.
         :raises JobClaimLostError: if it is lost: end the task.
         """
         before = monotonic()
+        lease = self._lease if lease is None else lease
         if self.cluster.run(extend, [self.job], lease):
             self.is_lost = True
             raise JobClaimLostError(jobs=(str(self.job),))
         self.expires = before + lease
 
-    async def async_extend(self, lease: float = LEASE) -> None:
+    async def async_extend(self, lease: float | None = None) -> None:
         """Extend the claim, in ``async def``; see :meth:`extend`."""
         await asyncio.to_thread(self.extend, lease)
 
@@ -180,9 +187,11 @@ class RunningJob:
         """
         text = self._encoded(checkpoint)
         if session is None:
-            self.cluster.run(claims.checkpoint, self.job, text)
+            self.cluster.run(
+                claims.checkpoint, self.job, text, lease=self._lease
+            )
         else:
-            claims.checkpoint(session, self.job, text)
+            claims.checkpoint(session, self.job, text, lease=self._lease)
 
     async def async_save(
         self, checkpoint: Any, *, session: AsyncShardSession | None = None

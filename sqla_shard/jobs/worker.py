@@ -432,7 +432,9 @@ class Worker:
         :param expires: when the claims expire, by the monotonic clock.
         """
         for job in jobs:
-            running = RunningJob(self._cluster, job, expires)
+            running = RunningJob(
+                self._cluster, job, expires=expires, lease=self._lease
+            )
             self._held.add(running)
             self._runners.submit(running)
 

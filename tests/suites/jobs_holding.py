@@ -131,6 +131,28 @@ class Beating(Suite):
         assert (reports[0].succeeded, reports[0].lost) == (1, 0)
         assert rows(cluster)[0].attempts == 1
 
+    @pytest.mark.parametrize("how", ["save", "extend"])
+    def test_a_task_extends_its_claim_by_the_lease_of_the_worker(
+        self, cluster, near, defined, how
+    ):
+        due: list[Any] = []
+
+        def saves(counter_id: int) -> None:
+            due.append(rows(cluster)[0].due_at)
+            if how == "save":
+                current_job().save(1)
+            else:
+                current_job().extend()
+            due.append(rows(cluster)[0].due_at)
+
+        defined(saves, in_transaction=False).enqueue_now(
+            cluster, near, near=near
+        )
+        with working(cluster, lease=86400):
+            wait_until(lambda: len(due) == 2, seconds=WAIT)
+        # The default of a claim is a minute.
+        assert due[1] > due[0]
+
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_task_learns_that_its_claim_is_lost(
         self, cluster, near, defined, is_async
