@@ -47,9 +47,11 @@ DIAGRAMS: dict[str, list[Step]] = {
     ],
     "get_many": [
         (0, 1, "session.get_many(Pin, ids)"),
-        (1, 1, "get.py: ids by shard; cached rows first"),
-        (1, 2, "router.py: ids -> shards"),
-        (2, 1, "shards, merge plan"),
+        (
+            1,
+            1,
+            "get.py: ids by shard; cached rows first; shards",
+        ),
         (1, 3, "connections.py: one connection per server"),
         (3, 3, "rendering.py: UNION ALL of a branch per shard"),
         (3, 4, "send to all servers"),
