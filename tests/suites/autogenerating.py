@@ -142,9 +142,9 @@ class Generating(Creating):
         revisions = Revisions(tmp_path / "revisions", engine, BOTH)
         revisions.generate(metadata)
         printed = revisions.sql()
-        assert printed.count("CREATE TABLE") == 11
+        assert printed.count("CREATE TABLE") == 13
         on_sqlite = engine.dialect.name == "sqlite"
-        assert printed.count("CREATE TRIGGER") == 3 * on_sqlite
+        assert printed.count("CREATE TRIGGER") == 5 * on_sqlite
 
     def test_tables_of_the_package_are_not_seen(
         self, database: MakeDatabase, tmp_path: Path
