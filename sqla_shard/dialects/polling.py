@@ -230,7 +230,7 @@ class PolledConnection:
         """
         if self.pending:
             self.settle()
-        if statement is not None and not self._has_locks:
+        if self.defers and statement is not None and not self._has_locks:
             self._has_locks = not _only_reads(statement)
 
     def settle(self) -> None:
@@ -251,6 +251,7 @@ class PolledConnection:
         if self.ends_at_once:
             self._send_rollback()
             self.pending = True
+            self._has_locks = False
         else:
             self.end_transaction(act)
 

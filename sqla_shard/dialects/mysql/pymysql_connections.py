@@ -152,7 +152,6 @@ class _Polled(PolledConnection):
 
     def _send_rollback(self) -> None:
         self._execute_command(_COM_QUERY, b"ROLLBACK")
-        self._has_locks = False
         # Or the pool would roll back, too.
         self.server_status &= ~_IN_TRANSACTION
 
