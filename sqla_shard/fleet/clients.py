@@ -28,7 +28,7 @@ from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.follow import zookeeper_options
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import parsed_object
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
@@ -240,11 +240,7 @@ def _client(data: bytes) -> Client:
 
     :raises ValueError: if it is not valid.
     """
-    if len(data) > _BYTES:
-        raise ValueError(f"it has {len(data):,} bytes")
-    document = parsed_json(data)
-    if not isinstance(document, dict):
-        raise ValueError("it is not a JSON object")
+    document = parsed_object(data, _BYTES)
     file = document.get("file")
     return Client(
         role=_text(document.get("role", "?")),

@@ -37,7 +37,7 @@ from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 from sqla_shard.topology.zookeeper.store import Create
 from sqla_shard.topology.zookeeper.store import Replace
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import parsed_object
 
 __all__ = [
     "Sight",
@@ -320,11 +320,7 @@ def vote_of(data: bytes) -> dict[str, Sight]:
 
     :raises ValueError: if it is not valid.
     """
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it has {len(data):,} bytes")
-    document = parsed_json(data)
-    if not isinstance(document, dict):
-        raise ValueError("it is not a JSON object")
+    document = parsed_object(data, MAX_BYTES)
     return {name: Sight.from_dict(one) for name, one in document.items()}
 
 

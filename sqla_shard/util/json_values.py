@@ -25,6 +25,7 @@ __all__ = [
     "is_json",
     "json_value",
     "parsed_json",
+    "parsed_object",
     "strict_decoder",
 ]
 
@@ -137,6 +138,20 @@ def parsed_json(data: bytes | str) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def parsed_object(data: bytes, most: int) -> dict[str, Any]:
+    """Return a JSON object that others may have written.
+
+    :param most: its maximum length, in bytes.
+    :raises ValueError: if it is longer, or is not a JSON object.
+    """
+    if len(data) > most:
+        raise ValueError(f"it has {len(data):,} bytes")
+    document = parsed_json(data)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    return document
 
 
 def is_json(value: Any) -> bool:
