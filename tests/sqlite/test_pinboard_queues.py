@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import pytest
-from flask import Flask
-
-from examples.pinboard.app import create_app
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
 from sqla_shard.jobs import task
 from sqla_shard.jobs import Worker
 from sqla_shard.testing import jobs_enqueued
 from sqla_shard.testing import run_jobs
-from sqla_shard.testing import sqlite_topology
+from tests.servers.visiting import app as app
+from tests.servers.visiting import cluster as cluster
 from tests.servers.visiting import Visitor
 from tests.servers.visiting import visitor as visitor
-from tests.suites.pinboard_tables import create_tables
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("queues")
-    document = sqlite_topology(directory, 2, 8, lookup=4)
-    with Cluster.from_topology(document) as cluster:
-        create_tables(cluster)
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def app(cluster: Cluster) -> Flask:
-    return create_app(cluster, testing=True)
 
 
 @task("pinboard_tests.fails", queue="failing", max_attempts=1)
