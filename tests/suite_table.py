@@ -91,6 +91,10 @@ SUITES: dict[str, tuple[On, ...]] = {
     "lookup_registration": BOTH,
     "many_to_many": BOTH,
     "mapping_changes": EVERYWHERE,
+    "mapping_counts": (
+        On("sqlite", values={"Histories.threads": 3}),
+        On("mariadb", options=_MANY_CONNECTIONS),
+    ),
     "mapping_gap": (
         On("sqlite", values={"Gap.wide": {"random": 3000, "above": 2000}}),
         On("mariadb", values={"Gap.moves": 500}),

@@ -30,6 +30,7 @@ __all__ = [
     "TRIGGER",
     "BlobActive",
     "BlobValue",
+    "InsertAdding",
     "InsertCounting",
     "InsertMissing",
     "Moment",
@@ -379,7 +380,8 @@ class InsertCounting(Insert):
 
 
 #: Key of ``Table.info``: the names of the columns of a unique key, and the
-#: name of the column that :class:`InsertCounting` counts in.
+#: name of the column that :class:`InsertCounting` and :class:`InsertAdding`
+#: count in.
 COUNTING = "sqla_shard_counting"
 
 
@@ -398,6 +400,36 @@ def _insert_counting_mysql(element: Any, compiler: Any, **kw: Any) -> str:
     text = compiler.visit_insert(element, **kw)
     _, counter = element.table.info[COUNTING]
     return f"{text} ON DUPLICATE KEY UPDATE {counter} = {counter} + 1"
+
+
+class InsertAdding(Insert):
+    """An INSERT that adds its value to a column if a unique key exists.
+
+    ``Table.info`` is as for :class:`InsertCounting`.
+    """
+
+    inherit_cache = True
+
+
+@compiles(InsertAdding)
+def _insert_adding(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    key, counter = element.table.info[COUNTING]
+    return (
+        f"{text} ON CONFLICT ({', '.join(key)}) "
+        f"DO UPDATE SET {counter} = {counter} + excluded.{counter}"
+    )
+
+
+@compiles(InsertAdding, "mysql", "mariadb")
+def _insert_adding_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    _, counter = element.table.info[COUNTING]
+    # VALUES() is deprecated on MySQL, and the only spelling on MariaDB.
+    return (
+        f"{text} ON DUPLICATE KEY UPDATE "
+        f"{counter} = {counter} + VALUES({counter})"
+    )
 
 
 class SkipLocked(ColumnElement[Any]):

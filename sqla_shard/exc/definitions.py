@@ -532,20 +532,23 @@ class InvalidSequenceError(MappingError, ValueError):
 
 
 class KeptMappingError(MappingError):
-    """Raised for a change that would not be made in the inverse mapping.
+    """Raised for a change that would not reach the inverse or the count.
 
     :ivar mapping: the class whose rows would be changed.
     :ivar kept_by: the class whose changes write its rows.
+    :ivar reason: ``"inverse"`` or ``"count"``.
     """
 
     mapping: str
     kept_by: str
+    reason: str = "inverse"
 
     def _describe(self) -> str:
         how = "append(), append_many(), remove() and clear()"
+        has = "stored counts" if self.reason == "count" else "an inverse"
         return (
-            f"{self.mapping} has an inverse, which is updated by {how} only; "
-            "use these instead of adding and deleting rows"
+            f"{self.mapping} has {has}, updated by {how} only; use these "
+            "instead of adding and deleting rows"
             if self.mapping == self.kept_by
             else f"{self.mapping} is the inverse of {self.kept_by}, which "
             f"writes its rows; use {how} of {self.kept_by}"

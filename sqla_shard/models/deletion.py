@@ -42,9 +42,11 @@ from sqla_shard.models.deletion_plan import READS
 from sqla_shard.models.deletion_plan import release_calls
 from sqla_shard.models.deletion_plan import removal_calls
 from sqla_shard.models.deletion_plan import tree
+from sqla_shard.models.list_counts import forget_counts
 from sqla_shard.models.lookup_definition import link as link_lookup
 from sqla_shard.models.mapping_definition import link as link_mapping
 from sqla_shard.models.mapping_list import List
+from sqla_shard.models.mapping_list import statements_of
 from sqla_shard.models.registration import retried_once
 from sqla_shard.models.registration import run
 from sqla_shard.models.registration import run_awaited
@@ -206,11 +208,16 @@ class Finder:
         def work() -> None:
             for source_id in sources:
                 cls.clear(self._session, source_id)
+            self._forget_counts(cls, sources)
 
         part = Part.on(
             self._place, "clear", cls.__name__, len(pairs), items=sources
         )
         return DeletionStep(part, work)
+
+    def _forget_counts(self, cls: Any, sources: Sequence[int]) -> None:
+        statements = statements_of(cls)
+        forget_counts(self._session, statements, self._place, sources)
 
     def _remove_inverse(
         self, cls: Any, other: Any, pairs: Pairs
@@ -233,6 +240,7 @@ class Finder:
                 delete(cls).where(column.in_(sources)),
                 execution_options={**OUR_OWN, "synchronize_session": False},
             )
+            self._forget_counts(cls, sources)
 
         part = Part.on(
             self._place, "delete", cls.__name__, len(pairs), items=sources

@@ -25,6 +25,7 @@ from sqlalchemy import update
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.class_checks import name_of_class
+from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.mapping_definition import check_change
 from sqla_shard.models.mapping_definition import check_changed
 from sqla_shard.models.mapping_definition import check_statement
@@ -302,4 +303,5 @@ def _write(
         return False
     reverse.invalidate()
     reverse.session.execute(change, execution_options=OUR_OWN)
+    add_to_count(reverse, (sequence is not None) - (current is not None))
     return True

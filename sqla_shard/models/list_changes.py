@@ -20,6 +20,7 @@ from sqla_shard.exc import MissingTargetError
 from sqla_shard.exc import SequenceExhaustedError
 from sqla_shard.exc import StaleNeighbourError
 from sqla_shard.models.inverse_mapping import write_inverse
+from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.list_pages import Key
 from sqla_shard.models.list_pages import position
 from sqla_shard.models.list_positions import middle
@@ -104,6 +105,7 @@ def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
         # A part of the rows may have been inserted.
         rows.invalidate()
         raise
+    add_to_count(rows, len(placed))
     rows.cache_appended(list(placed.items()))
     write_inverse(rows, placed)
 
@@ -123,6 +125,7 @@ def remove(rows: List, target_id: int) -> bool:
         ),
         execution_options=OUR_OWN,
     )
+    add_to_count(rows, -1)
     write_inverse(rows, {target_id: None})
     return True
 
@@ -138,8 +141,10 @@ def clear(rows: List) -> int:
         delete(rows.cls).where(rows.statements.source == rows.source_id),
         execution_options=OUR_OWN,
     )
+    number = int(result.rowcount)
+    add_to_count(rows, -number)
     write_inverse(rows, removed)
-    return int(result.rowcount)
+    return number
 
 
 @dataclass(frozen=True)

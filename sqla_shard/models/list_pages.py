@@ -36,6 +36,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.ids import MAX_ID
+from sqla_shard.models.list_counts import stored_count
 from sqla_shard.models.list_positions import reach
 from sqla_shard.models.mapping_list import cached_count
 from sqla_shard.models.mapping_list import cached_rows
@@ -241,6 +242,9 @@ def count(rows: List) -> int:
 
 
 def _count(rows: List, session: Any) -> int:
+    stored = stored_count(rows, session)
+    if stored is not None:
+        return stored
     found: int = session.execute(
         rows.statements.count,
         {"source": rows.source_id},

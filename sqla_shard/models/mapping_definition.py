@@ -40,6 +40,7 @@ from sqla_shard.models.class_checks import id_column_name
 from sqla_shard.models.class_checks import name_of_class
 from sqla_shard.models.class_checks import own_definition
 from sqla_shard.models.class_checks import type_of_objects
+from sqla_shard.models.list_counts import declare_counts
 from sqla_shard.models.list_positions import MOST_MOVES
 from sqla_shard.models.list_positions import now
 from sqla_shard.routing import columns_set
@@ -99,6 +100,8 @@ class MappingDefinition:
     :ivar inverse: the class with the reverse rows, or its name.
     :ivar inverse_class: the class with the reverse rows, once it is resolved.
     :ivar inverse_of: the class whose reverse rows this one contains.
+    :ivar counted: whether the length of each list is stored.
+    :ivar counts: the table with the stored lengths, if any.
     :ivar callbacks: called for each narrow gap.
     """
 
@@ -110,6 +113,8 @@ class MappingDefinition:
     inverse: Any = None
     inverse_class: Any = None
     inverse_of: Any = None
+    counted: bool = False
+    counts: Any = None
     callbacks: list[Callable[..., Any]] = field(default_factory=list)
 
 
@@ -125,6 +130,7 @@ def define(
     narrow_below: int | None,
     respace_to: int,
     inverse: Any,
+    counted: bool,
 ) -> None:
     """Check a class before it is mapped, and create its columns.
 
@@ -151,6 +157,7 @@ def define(
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
         respace_to=respace_to,
         inverse=inverse,
+        counted=bool(counted),
     )
     if inverse is not None:
         name_of_class(cls, "inverse", inverse)
@@ -274,6 +281,8 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
             guard=partial(check_statement, cls),
         ),
     )
+    if definition.counts is not None:
+        declare_counts(cls, definition)
 
 
 def check_change(cls: Any) -> None:
@@ -287,19 +296,18 @@ def check_change(cls: Any) -> None:
 
 
 def check_statement(cls: Any, statement: Any) -> None:
-    """Reject a statement whose reverse rows would not be written.
+    """Reject a statement that would not change the reverse rows or the count.
 
     :param statement: the statement; None for a row of a flush.
     :raises KeptMappingError: if it inserts or deletes rows of a mapping with
-        an inverse, or changes rows of an inverse.
+        an inverse or a stored count, or changes rows of an inverse.
     """
     if isinstance(statement, Update):
         changed = columns_set(statement)
         check_changed(cls, {getattr(c, "name", c) for c in changed})
         return
     check_change(cls)
-    if definition_of(cls).inverse is not None:
-        raise KeptMappingError(mapping=cls.__name__, kept_by=cls.__name__)
+    _check_dependents(cls)
 
 
 def check_changed(cls: Any, changed: Iterable[str]) -> None:
@@ -312,8 +320,20 @@ def check_changed(cls: Any, changed: Iterable[str]) -> None:
     check_change(cls)
     definition = definition_of(cls)
     ids = {definition.source.column, definition.target.column}
-    if definition.inverse is not None and not ids.isdisjoint(changed):
-        raise KeptMappingError(mapping=cls.__name__, kept_by=cls.__name__)
+    if not ids.isdisjoint(changed):
+        _check_dependents(cls)
+
+
+def _check_dependents(cls: Any) -> None:
+    """Reject a change of rows on which reverse rows or a count depend."""
+    definition = definition_of(cls)
+    for reason, depends in (
+        ("inverse", definition.inverse is not None),
+        ("count", definition.counted),
+    ):
+        if depends:
+            name = cls.__name__
+            raise KeptMappingError(mapping=name, kept_by=name, reason=reason)
 
 
 def check_ids(mapper: Mapper[Any], connection: Any, row: Any) -> None:

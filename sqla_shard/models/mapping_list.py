@@ -32,6 +32,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqla_shard.engine.rendering import Place
 from sqla_shard.ids import check_type
 from sqla_shard.models.class_checks import built_once
+from sqla_shard.models.list_counts import CountStatements
 from sqla_shard.models.list_positions import reach
 from sqla_shard.models.mapping_definition import End
 from sqla_shard.models.mapping_definition import link
@@ -74,6 +75,7 @@ class Statements:
         self.source = getattr(cls, definition.source.column)
         self.target = getattr(cls, definition.target.column)
         self.table: Any = inspect(cls).local_table
+        self.counts: CountStatements | None = None
         self._build_reads()
         self._build_locks()
 
@@ -82,6 +84,9 @@ class Statements:
         here = source == bindparam("source")
         keys = target, cls.sequence
         self.count = select(func.count()).select_from(cls).where(here)
+        counts = self.definition.counts
+        if counts is not None:
+            self.counts = CountStatements(counts, self.count)
         self.position = select(cls.sequence).where(
             here, target == bindparam("row")
         )
@@ -144,6 +149,7 @@ class Statements:
         moved = self._sequence("row")
         self.lock_row = self._locking(row=moved)
         self.lock_top = self._locking(row=moved, top=self._top())
+        self.lock_list = self._locking()
         self.lock_many = self._locking(top=self._top())
         before = self._sequence("before")
         after = self._sequence("after")
@@ -156,6 +162,20 @@ class Statements:
         )
 
     # -- parts
+
+    def rows_beside(self, table: Any) -> Any:
+        """Return the number of rows of the list of each row of a table.
+
+        :param table: a table whose first column has sources.
+        """
+        rows = self.table.alias()
+        source = rows.c[self.definition.source.column]
+        return (
+            select(func.count())
+            .select_from(rows)
+            .where(source == table.columns[0])
+            .scalar_subquery()
+        )
 
     def _locking(self, **parts: Any) -> Any:
         """Return a SELECT of subqueries: a lock, the parts, the lock again.
@@ -281,10 +301,13 @@ class List:
 
     :ivar statements: the statements of the mapping class.
     :ivar place: the virtual shard of the source.
+    :ivar slot: number of the row with the stored count.
     :raises WrongTypeError: if the id is of another class than the source.
     :raises InvalidIdError: if it is not an object id.
     :raises UnknownShardError: if its shard is not open.
     """
+
+    slot = 0
 
     def __init__(
         self, cls: Any, session: ShardSession, source_id: int
@@ -344,6 +367,10 @@ class List:
             statement, owner=self.source_id, **parameters
         ).one()
         return parts
+
+    def lock(self) -> None:
+        """Lock the list for a change."""
+        self.locked(self.statements.lock_list)
 
     def invalidate(self) -> None:
         """Invalidate the list in the cache."""

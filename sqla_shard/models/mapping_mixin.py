@@ -53,6 +53,7 @@ from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.models import list_changes
+from sqla_shard.models import list_counts
 from sqla_shard.models import list_pages as reading
 from sqla_shard.models.class_checks import whole_or_not_at_all
 from sqla_shard.models.inverse_mapping import link_inverse
@@ -99,6 +100,10 @@ class MappingMixin:
         source and target are exchanged, and only changes of this class write
         its rows.  Further columns of both classes must be nullable or have a
         default.
+    :param counted: whether the length of each list is stored in a second
+        table, ``<table>_count``, so that :meth:`count` reads one row of any
+        list.  Each change takes one more statement, and only the methods of
+        the class insert and delete rows.
     :raises ClassDefinitionError: if the class is not valid.
 
     All methods take ids of sources and targets as 64-bit ints and raise
@@ -127,6 +132,7 @@ class MappingMixin:
         narrow_below: int | None = None,
         respace_to: int = 40,
         inverse: Any = None,
+        counted: bool = False,
         **kwargs: Any,
     ) -> None:
         define(
@@ -140,6 +146,7 @@ class MappingMixin:
             narrow_below=narrow_below,
             respace_to=respace_to,
             inverse=inverse,
+            counted=counted,
         )
         super().__init_subclass__(**kwargs)
 
@@ -266,8 +273,22 @@ class MappingMixin:
 
     @classmethod
     def count(cls, session: ShardSession, source_id: int) -> int:
-        """Return the length of the list; the server counts its rows."""
+        """Return the length of the list.
+
+        The server reads the stored number of a ``counted`` class, and counts
+        the rows of another one: index entries of the whole list.
+        """
         return reading.count(List(cls, session, source_id))
+
+    @classmethod
+    def recount(cls, session: ShardSession, source_id: int) -> int:
+        """Count the rows of a list, and correct its stored number, if any.
+
+        ``verify relations --repair`` does this for all lists.
+
+        :returns: the number of rows.
+        """
+        return list_counts.recount(List(cls, session, source_id))[1]
 
     @classmethod
     def position(
@@ -356,6 +377,10 @@ class MappingMixin:
 def _finish(mapper: Mapper[Any], cls: Any) -> None:
     finish(mapper, cls)
     link_inverse(cls)
+    definition = definition_of(cls)
+    if definition.counted:
+        # After all checks, since the table remains in the metadata.
+        list_counts.create_counts(cls, mapper.local_table, definition)
 
 
 event.listen(MappingMixin, "after_mapper_constructed", _finish, propagate=True)

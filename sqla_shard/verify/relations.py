@@ -1,9 +1,11 @@
-"""Verification of mappings: their objects, and their inverse.
+"""Verification of mappings: their objects, their inverse, their counts.
 
 Both classes of a mapping with an inverse are checked; a pair in only one of
 the two is one-sided.  The mapping is authoritative, and its inverse is written
 after it, so only the objects of the mapping's rows are checked.  Sequences are
 not compared, since a move changes them in one class only.
+
+A list without a stored count is not checked: its next change counts it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from sqla_shard.engine import Places
 from sqla_shard.ids import unpack
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.inverse_mapping import sync_pairs
+from sqla_shard.models.list_counts import recount
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_list import List
 from sqla_shard.models.mapping_list import statements_of
@@ -45,7 +48,9 @@ from sqla_shard.verify.targets import Objects
 
 __all__ = [
     "DANGLING",
+    "MISCOUNTED",
     "ONE_SIDED",
+    "CountCheck",
     "MappingCheck",
     "verify_relations",
 ]
@@ -64,6 +69,9 @@ MISPLACED = FindingKind(
 )
 FOREIGN = FindingKind(
     name="foreign", meaning="an id is not an id of its class", settled=True
+)
+MISCOUNTED = FindingKind(
+    name="miscounted", meaning="the stored count is not the number of rows"
 )
 
 Pair = tuple[int, int]
@@ -257,8 +265,103 @@ class MappingCheck(Check):
         return sync_pairs(forward, session, [(target_id, source_id, None)]) > 0
 
 
+class CountCheck(Check):
+    """Checks the stored lengths of the lists of a mapping class.
+
+    :param cls: a counted mapping class.
+    """
+
+    unit = "lists"
+
+    def __init__(self, cls: Any) -> None:
+        super().__init__(cls)
+        self._statements = statements_of(cls)
+        table = link(cls).counts
+        self.subject = table.name
+        self._spec = spec_of(table)
+        self._key = tuple(table.primary_key.columns)
+        # Read the rows and their number in one statement: a change commits
+        # both, and must not be seen in between.
+        self._rows = select(
+            *self._key,
+            table.c.number,
+            self._statements.rows_beside(table).label("the_rows"),
+        )
+        self.kinds = {MISCOUNTED.name: MISCOUNTED}
+
+    def keyspace(self, places: Places) -> Keyspace:
+        """Return the keyspace of the sources."""
+        return places.keyspace(self._spec.keyspace, self._spec.kind)
+
+    def page(
+        self, session: ShardSession, shard_id: int, after: Any, limit: int
+    ) -> Sequence[Any]:
+        """Return the next lengths of a shard."""
+        source, slot = self._key
+        statement = self._rows.order_by(source, slot).limit(limit)
+        if after is not None:
+            there = (source == after[0]) & (slot > after[1])
+            statement = statement.where(or_(source > after[0], there))
+        return self._read(session, shard_id, statement)
+
+    def position(self, row: Any) -> Any:
+        """Return the primary key."""
+        return [row[0], row[1]]
+
+    def again(
+        self,
+        session: ShardSession,
+        shard_id: int,
+        findings: Sequence[Finding],
+    ) -> Sequence[Any]:
+        """Return the lengths of the same lists."""
+        source, slot = self._key
+        keys = [tuple(one.row.values()) for one in findings]
+        statement = self._rows.where(
+            source.in_({key[0] for key in keys}),
+            slot.in_({key[1] for key in keys}),
+        )
+        return self._read(session, shard_id, statement)
+
+    def judge(
+        self, session: ShardSession, shard_id: int, rows: Sequence[Any]
+    ) -> list[Finding]:
+        """Return the findings of the given lengths."""
+        names = [column.name for column in self._key]
+        return [
+            self._finding(
+                session,
+                MISCOUNTED,
+                shard_id,
+                dict(zip(names, key, strict=True)),
+                f"{number} stored, {there} rows",
+            )
+            for *key, number, there in rows
+            if number != there
+        ]
+
+    def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
+        """Count the rows of a list again, under its lock."""
+        source_id, _ = finding.row.values()
+        before, now = cluster.run(self._recount, source_id)
+        changed = before != now
+        return Outcome.succeeded() if changed else Outcome.not_needed()
+
+    def _recount(
+        self, session: ShardSession, source_id: int
+    ) -> tuple[int | None, int]:
+        return recount(List(self._cls, session, source_id))
+
+
 #: The kinds that ``repair=True`` repairs.
-_REPAIRABLE = frozenset({DANGLING.name, ONE_SIDED.name})
+_REPAIRABLE = frozenset({DANGLING.name, ONE_SIDED.name, MISCOUNTED.name})
+
+
+def _checks(classes: Iterable[type[Any]]) -> Iterator[Check]:
+    """Yield the checks of mapping classes, those of their counts last."""
+    classes = list(classes)
+    yield from map(MappingCheck, classes)
+    yield from map(CountCheck, [c for c in classes if link(c).counted])
 
 
 def verify_relations(
@@ -272,7 +375,7 @@ def verify_relations(
     batch: int = 500,
     on_progress: Callable[[VerifyProgress], object] | None = None,
 ) -> VerifyReport:
-    """Verify that mappings have their objects, and match their inverses.
+    """Verify that mappings have their objects, inverses and counts.
 
     The application can run meanwhile, as with
     :func:`~sqla_shard.verify.verify_lookups`.  An inverse row that a pending
@@ -282,8 +385,9 @@ def verify_relations(
     :param classes: the mapping classes; by default all mapping classes of
         this process.
         Give a class together with its inverse.
-    :param repair: delete rows without source or target, and write inverses
-        according to their mappings.
+    :param repair: delete rows without source or target, write inverses
+        according to their mappings, and count lists again whose stored
+        number is wrong.
     :param rate: maximum number of rows per second.
     :param grace: seconds between the two checks of a finding.
     :param position: the position file.  An interrupted run is resumed from it;
@@ -298,7 +402,7 @@ def verify_relations(
     """
     return Run(
         cluster,
-        [MappingCheck(cls) for cls in classes_of(MappingMixin, classes)],
+        list(_checks(classes_of(MappingMixin, classes))),
         repair=_REPAIRABLE if repair else frozenset(),
         pace=Pace(rate=rate, grace=grace, batch=batch),
         command="relations",

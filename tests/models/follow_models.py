@@ -1,0 +1,92 @@
+"""Users who follow users, with stored counts on both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import DeclarativeBase
+
+from sqla_shard import Cluster
+from sqla_shard import MappingMixin
+from sqla_shard import ObjectMixin
+from tests.models.backends import Clusters
+
+__all__ = [
+    "FOLLOWS",
+    "SHARDS",
+    "Base",
+    "Followers",
+    "Follows",
+    "Likes",
+    "User",
+    "length",
+    "new_users",
+]
+
+SHARDS = 16
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=1):
+    __tablename__ = "users"
+
+
+class Follows(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="follower_id",
+    target_column="followee_id",
+    inverse="Followers",
+    counted=True,
+):
+    pass
+
+
+class Followers(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="followee_id",
+    target_column="follower_id",
+    counted=True,
+):
+    pass
+
+
+class Likes(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="liking_id",
+    target_column="liked_id",
+    counted=True,
+):
+    """Has no inverse."""
+
+
+FOLLOWS = Clusters(Base.metadata, SHARDS)
+
+
+def new_users(cluster: Cluster, count: int) -> list[int]:
+    """Insert users, each on another shard, and return their ids."""
+    found = []
+    for number in range(count):
+        with cluster.begin(shard_id=number % SHARDS) as session:
+            user = User()
+            session.add(user)
+            session.flush()
+            found.append(user.id)
+    return found
+
+
+def length(cluster: Cluster, cls: Any, source_id: int) -> int:
+    """Return the number of rows of a list, which are read."""
+    with cluster.session() as session:
+        return len(list(cls.iterate(session, source_id)))
