@@ -28,6 +28,7 @@ is on the virtual shard of its 64-bit id.
 #   schema/      alembic over every virtual shard
 #   verify/      finds and repairs inconsistent rows
 #   jobs/        a durable queue on the shards, and its workers
+#   contrib/     a follow graph and home feeds, on top of the public names
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it

@@ -41,6 +41,7 @@ LAYERS = {
     "schema": "alembic rich sqlalchemy",
     "verify": "sqlalchemy",
     "jobs": "sqlalchemy",
+    "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo rich sqlalchemy",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
@@ -52,13 +53,15 @@ LAYERS = {
 
 # What a room must not import, although it is above.
 APART = {
-    "ext": {"schema", "verify", "fleet"},
-    "fleet": {"jobs"},
-    "testing": {"schema", "verify", "fleet", "ext"},
+    "ext": {"schema", "verify", "contrib", "fleet"},
+    "contrib": {"schema", "verify"},
+    "fleet": {"jobs", "contrib"},
+    "testing": {"schema", "verify", "contrib", "fleet", "ext"},
     "__init__": {
-        *("cache", "schema", "verify", "jobs", "fleet", "ext", "testing"),
+        *("cache", "schema", "verify", "jobs", "contrib", "fleet"),
+        *("ext", "testing"),
     },
-    "cli": {"ext", "testing"},
+    "cli": {"contrib", "ext", "testing"},
 }
 
 # The only places that import a third party.
@@ -86,6 +89,7 @@ OPTIONAL = (
     "rich",
     "sqla_shard.cache",
     "sqla_shard.cli",
+    "sqla_shard.contrib",
     "sqla_shard.ext",
     "sqla_shard.fleet",
     "sqla_shard.jobs",

@@ -37,6 +37,7 @@ __all__ = [
     "SkipLocked",
     "UpdatedAt",
     "Upsert",
+    "UpsertNewer",
     "json_path",
     "keep_updated",
 ]
@@ -367,6 +368,52 @@ def _upsert_mysql(element: Any, compiler: Any, **kw: Any) -> str:
     # Deprecated on MySQL, and the only spelling on MariaDB.
     values = ", ".join(f"{name} = VALUES({name})" for name in names)
     return f"{text} ON DUPLICATE KEY UPDATE {values}"
+
+
+#: Key of ``Table.info``: the name of the column that :class:`UpsertNewer`
+#: compares.
+VERSION = "sqla_shard_version"
+
+
+class UpsertNewer(Insert):
+    """An INSERT that sets all columns, unless the row there is newer.
+
+    ``Table.info`` has the name of the column with the version under
+    :data:`VERSION`.  A row of the same version is set again.
+    """
+
+    inherit_cache = True
+
+
+@compiles(UpsertNewer)
+def _upsert_newer(element: Any, compiler: Any, **kw: Any) -> str:
+    text = _upsert(element, compiler, **kw)
+    quoted = compiler.preparer.format_column
+    version = quoted(element.table.c[element.table.info[VERSION]])
+    table = compiler.preparer.format_table(element.table, use_schema=False)
+    return f"{text} WHERE excluded.{version} >= {table}.{version}"
+
+
+@compiles(UpsertNewer, "mysql", "mariadb")
+def _upsert_newer_mysql(element: Any, compiler: Any, **kw: Any) -> str:
+    text = compiler.visit_insert(element, **kw)
+    quoted = compiler.preparer.format_column
+    column = element.table.c[element.table.info[VERSION]]
+    version = quoted(column)
+    # The version is the last: assignments are made from left to right, and
+    # those after it would compare with the new one.
+    others = [
+        quoted(one)
+        for one in element.table.c
+        if one is not column and not one.primary_key
+    ]
+    values = [
+        f"{name} = IF(VALUES({version}) >= {version}, "
+        f"VALUES({name}), {name})"
+        for name in others
+    ]
+    values.append(f"{version} = GREATEST({version}, VALUES({version}))")
+    return f"{text} ON DUPLICATE KEY UPDATE {', '.join(values)}"
 
 
 class InsertCounting(Insert):

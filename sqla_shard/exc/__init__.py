@@ -107,6 +107,10 @@ statement raises it::
     │   ├── JobClaimLostError             a claim that has expired
     │   ├── NoHealthyShardsError          no server takes a job
     │   └── UnsafeBinaryLogError          a binary log of statements
+    ├── FollowError
+    │   ├── FollowRefusedError (ValueError)  no such user or board
+    │   ├── BlockedError                  blocked by the other user
+    │   └── FeedStoreError                Redis does not respond
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost
     ├── PartialCommitError                some servers committed, some not
@@ -130,12 +134,14 @@ and one warning::
 
 from __future__ import annotations
 
+from sqla_shard.exc import contrib
 from sqla_shard.exc import definitions
 from sqla_shard.exc import fleet
 from sqla_shard.exc import jobs
 from sqla_shard.exc import operations
 from sqla_shard.exc import statements
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.contrib import *  # noqa: F403
 from sqla_shard.exc.definitions import *  # noqa: F403 - all are public
 from sqla_shard.exc.fleet import *  # noqa: F403
 from sqla_shard.exc.jobs import *  # noqa: F403
@@ -143,6 +149,7 @@ from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 
 __all__ = ["ShardError"]
+__all__ += contrib.__all__
 __all__ += definitions.__all__
 __all__ += fleet.__all__
 __all__ += jobs.__all__

@@ -1,0 +1,36 @@
+"""What applications build on shards: a follow graph and home feeds.
+
+The modules use the package as an application does, and are meant to be read,
+and copied where another rule is needed.
+
+``edges``          the four tables of a follow graph
+``follow_lists``   who follows whom: lists and counts
+``follows``        what following and blocking change
+``follow_repair``  both sides of the edges are compared and repaired
+"""
+
+from __future__ import annotations
+
+from sqla_shard.contrib.edges import BoardChoice
+from sqla_shard.contrib.edges import FollowKind
+from sqla_shard.contrib.edges import Related
+from sqla_shard.contrib.follow_lists import Relations
+from sqla_shard.contrib.follow_repair import forget_deleted_board
+from sqla_shard.contrib.follow_repair import purge_follows
+from sqla_shard.contrib.follow_repair import repair_follows
+from sqla_shard.contrib.follow_repair import RepairedFollows
+from sqla_shard.contrib.follows import Change
+from sqla_shard.contrib.follows import Follows
+
+__all__ = [
+    "BoardChoice",
+    "Change",
+    "FollowKind",
+    "Follows",
+    "Related",
+    "Relations",
+    "RepairedFollows",
+    "forget_deleted_board",
+    "purge_follows",
+    "repair_follows",
+]

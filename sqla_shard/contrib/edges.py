@@ -1,0 +1,422 @@
+"""The four tables of a follow graph, and their statements.
+
+Each edge is one row on the shard of the follower, which is authoritative, and
+one row on the shard of the user or board that is followed, with the same
+content.  A row is never deleted when an edge ends, but gets the kind 0, so
+that a delayed write of an earlier state is recognized by its version.
+
+A version is the time of the change in microseconds since 1970, increased if
+that is needed to exceed the version before.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+from typing import NamedTuple
+
+from sqlalchemy import and_
+from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
+from sqlalchemy import func
+from sqlalchemy import Index
+from sqlalchemy import inspect
+from sqlalchemy import Integer
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy import SmallInteger
+from sqlalchemy import type_coerce
+from sqlalchemy import union_all
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard.dialects.sql import UpsertNewer
+from sqla_shard.dialects.sql import VERSION
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.ids import unpack
+from sqla_shard.routing import declare
+from sqla_shard.routing import spec_of
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import check_limit
+from sqla_shard.session.paging import Page
+from sqla_shard.session.paging import Subject
+from sqla_shard.types import ObjectRef
+
+__all__ = [
+    "BoardChoice",
+    "Edge",
+    "EdgeTable",
+    "FollowKind",
+    "Related",
+    "now",
+]
+
+
+class FollowKind(IntEnum):
+    """What an edge between two users means."""
+
+    NONE = 0
+    """Nothing: it has ended."""
+    EXPLICIT = 1
+    """All boards of the user are followed, now and later."""
+    IMPLICIT = 2
+    """One or more boards of the user are followed."""
+    BLOCKED = 3
+    """The user has blocked the one on whose shard the edge is."""
+
+
+class BoardChoice(IntEnum):
+    """What an edge between a user and a board means."""
+
+    NONE = 0
+    """Nothing: the relation of the user to the owner decides."""
+    FOLLOWED = 1
+    """The board is followed, without its owner."""
+    UNFOLLOWED = 2
+    """The board is not followed, although its owner is."""
+
+
+class Edge(NamedTuple):
+    """The content of an edge, which both of its rows have.
+
+    :ivar kind: a :class:`FollowKind` or a :class:`BoardChoice`.
+    :ivar number: number of followed boards of an implicit relation, else 0;
+        of a board, the id of its owner.
+    :ivar sequence: when the relation began, in microseconds since 1970.
+    :ivar version: the time of the last change.
+    """
+
+    kind: int = 0
+    number: int = 0
+    sequence: int = 0
+    version: int = 0
+
+    def changed(
+        self, kind: int, number: int = 0, *, begins: bool = True
+    ) -> Edge:
+        """Return the next state.
+
+        :param begins: whether another relation begins, with a new position.
+        """
+        version = max(now(), self.version + 1)
+        return Edge(
+            kind, number, version if begins else self.sequence, version
+        )
+
+
+class Related(NamedTuple):
+    """One entry of a list of followers, followed users or boards.
+
+    :ivar id: id of the user or board.
+    :ivar kind: as of :class:`Edge`.
+    :ivar number: as of :class:`Edge`.
+    :ivar sequence: when the relation began, in microseconds since 1970.
+    """
+
+    id: int
+    kind: int
+    number: int
+    sequence: int
+
+
+#: Identifies an edge: the ids in the order of the columns.
+Pair = tuple[int, int]
+
+_MARK = struct.Struct(">QQ")
+
+
+def now() -> int:
+    """Return the time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class EdgeTable:
+    """One of the tables, on the shard of its first column.
+
+    :param base: the declarative base.
+    :param name: name of the table.
+    :param source: class of the objects whose shard has the row.
+    :param columns: names of the columns with the two ids.
+    :param number: name of the column with the number of boards or the owner.
+    :param by_number: whether rows are searched by that column.
+    :ivar cls: the mapped class, for statements of the application.
+    """
+
+    def __init__(
+        self,
+        base: Any,
+        name: str,
+        source: Any,
+        columns: tuple[str, str],
+        number: str,
+        *,
+        by_number: bool = False,
+    ) -> None:
+        first, second = columns
+        options: dict[str, Any] = {"nullable": False, "autoincrement": False}
+        indexes = [Index(f"ix_{name}", first, "kind", "sequence", second)]
+        if by_number:
+            indexes.append(Index(f"ix_{name}_{number}", first, number))
+        self.name = name
+        self.source = source
+        self.cls: Any = type(
+            "".join(part.title() for part in name.split("_")),
+            (base,),
+            {
+                "__module__": base.__module__,
+                "__tablename__": name,
+                "__table_args__": tuple(indexes),
+                first: mapped_column(
+                    ObjectRef(colocated=True), primary_key=True, **options
+                ),
+                second: mapped_column(
+                    ObjectRef(), primary_key=True, **options
+                ),
+                "kind": mapped_column(SmallInteger, nullable=False),
+                number: mapped_column(BigInteger, nullable=False),
+                "sequence": mapped_column(BigInteger, nullable=False),
+                "version": mapped_column(BigInteger, nullable=False),
+            },
+        )
+        self.table: Any = inspect(self.cls).local_table
+        self.table.info[VERSION] = "version"
+        theirs = spec_of(inspect(source).local_table).keyspace
+        declare(self.table, replace(spec_of(self.table), keyspace=theirs))
+        self._names = (first, second, "kind", number, "sequence", "version")
+        columns: Any = self.table.c
+        self.source_id: Any = columns[first]
+        self.target_id: Any = columns[second]
+        self.kind: Any = columns.kind
+        self.number: Any = columns[number]
+        self.sequence: Any = columns.sequence
+        self.version: Any = columns.version
+        self._put = UpsertNewer(self.table)
+        self._edge = (self.kind, self.number, self.sequence, self.version)
+        self._one = select(*self._edge).where(
+            self.source_id == bindparam("source"),
+            self.target_id == bindparam("target"),
+        )
+        self._some = select(self.target_id, *self._edge).where(
+            self.source_id == bindparam("source"),
+            self.target_id.in_(bindparam("targets", expanding=True)),
+        )
+
+    def place(self, session: ShardSession, source_id: int) -> Place:
+        """Return the location of the rows of an object."""
+        spec = spec_of(self.table)
+        places = session.places
+        keyspace = places.keyspace(spec.keyspace, spec.kind)
+        return places.place(keyspace, unpack(source_id).shard_id)
+
+    # -- writing
+
+    def put(
+        self, session: ShardSession, rows: Sequence[tuple[Pair, Edge]]
+    ) -> None:
+        """Write edges of one shard that are not older than those there."""
+        if rows:
+            session.execute(
+                self._put,
+                [
+                    dict(zip(self._names, (*pair, *edge), strict=True))
+                    for pair, edge in rows
+                ],
+                bind_arguments={"place": self.place(session, rows[0][0][0])},
+            )
+
+    # -- reading
+
+    def current(
+        self, session: ShardSession, source_id: int, target_id: int
+    ) -> Edge:
+        """Return the latest state of an edge, of which a lock is held."""
+        place = self.place(session, source_id)
+        statement = self._one
+        if not session.reads_latest(place):
+            statement = statement.with_for_update()
+        row = session.execute(
+            statement,
+            {"source": source_id, "target": target_id},
+            bind_arguments={"place": place},
+        ).one_or_none()
+        return Edge() if row is None else Edge(*row)
+
+    def current_by_number(
+        self, session: ShardSession, source_id: int, number: int
+    ) -> dict[int, Edge]:
+        """Return the latest edges with a number that have not ended."""
+        place = self.place(session, source_id)
+        statement = select(self.target_id, *self._edge).where(
+            self.source_id == source_id,
+            self.number == number,
+            self.kind != 0,
+        )
+        if not session.reads_latest(place):
+            statement = statement.with_for_update()
+        rows = session.execute(statement, bind_arguments={"place": place})
+        return {row[0]: Edge(*row[1:]) for row in rows}
+
+    def some(
+        self, session: ShardSession, source_id: int, target_ids: Iterable[int]
+    ) -> dict[int, Edge]:
+        """Return the edges to given targets, with one statement."""
+        wanted = list(target_ids)
+        if not wanted:
+            return {}
+        rows = session.execute(
+            self._some,
+            {"source": source_id, "targets": wanted},
+            bind_arguments={"place": self.place(session, source_id)},
+        )
+        return {row[0]: Edge(*row[1:]) for row in rows}
+
+    def count(
+        self, session: ShardSession, source_id: int, kinds: Iterable[int]
+    ) -> dict[int, int]:
+        """Return the number of edges of each kind; the server counts them."""
+        wanted = list(kinds)
+        rows = session.execute(
+            _count(self, len(wanted)),
+            {"source": source_id, **_numbered("kind", wanted)},
+            bind_arguments={"place": self.place(session, source_id)},
+        )
+        return {row[0]: row[1] for row in rows}
+
+    def page(
+        self,
+        session: ShardSession,
+        source_id: int,
+        kinds: Sequence[int],
+        limit: int,
+        after: str | None,
+    ) -> Page[Related]:
+        """Return a page of edges of some kinds, the newest first.
+
+        :raises InvalidBookmarkError: if ``after`` is not a bookmark of this
+            list.
+        """
+        check_limit(limit)
+        subject = Subject(f"{self.name} of {source_id} {sorted(kinds)}")
+        seal = session.cluster.seal
+        bound = (1 << 62, 0)
+        if after is not None:
+            payload = seal.unseal(after, subject)
+            if len(payload) != _MARK.size:
+                raise InvalidBookmarkError(
+                    "the bookmark is not of this list", bookmark=after
+                )
+            bound = _MARK.unpack(payload)
+        rows = session.execute(
+            _newest(self, len(kinds)),
+            {
+                "source": source_id,
+                "at": bound[0],
+                "before": bound[1],
+                "number": limit + 1,
+                **_numbered("kind", kinds),
+            },
+            bind_arguments={"place": self.place(session, source_id)},
+        )
+        found = [Related(*row) for row in rows]
+        shown, following = found[:limit], None
+        if len(found) > limit:
+            mark = _MARK.pack(shown[-1].sequence, shown[-1].id)
+            following = seal.seal(mark, subject)
+        return Page(shown, following)
+
+    def after(
+        self,
+        session: ShardSession,
+        place: Place,
+        pair: Pair,
+        limit: int,
+        *conditions: Any,
+    ) -> list[tuple[Pair, Edge]]:
+        """Return the next edges of a shard, by primary key."""
+        # As numbers: the first pair is not one of ids.
+        source, target = (
+            type_coerce(column, BigInteger())
+            for column in (self.source_id, self.target_id)
+        )
+        there = and_(source == pair[0], target > pair[1])
+        rows = session.execute(
+            select(self.source_id, self.target_id, *self._edge)
+            .where(
+                source >= pair[0],
+                or_(source > pair[0], there),
+                *conditions,
+            )
+            .order_by(source, target)
+            .limit(limit),
+            bind_arguments={"place": place},
+        )
+        return [((row[0], row[1]), Edge(*row[2:])) for row in rows]
+
+    def pairs(
+        self, session: ShardSession, pairs: Iterable[Pair]
+    ) -> dict[Pair, Edge]:
+        """Return edges of any shards, with one statement for each server."""
+        wanted = set(pairs)
+        if not wanted:
+            return {}
+        rows = session.execute(
+            select(self.source_id, self.target_id, *self._edge).where(
+                self.source_id.in_({pair[0] for pair in wanted}),
+                self.target_id.in_({pair[1] for pair in wanted}),
+            )
+        )
+        found = {(row[0], row[1]): Edge(*row[2:]) for row in rows}
+        return {pair: found[pair] for pair in wanted & found.keys()}
+
+
+def _numbered(name: str, values: Sequence[int]) -> dict[str, int]:
+    return {f"{name}_{index}": one for index, one in enumerate(values)}
+
+
+@lru_cache(maxsize=64)
+def _count(edges: EdgeTable, kinds: int) -> Any:
+    wanted: Any = [bindparam(f"kind_{index}") for index in range(kinds)]
+    return (
+        select(edges.kind, func.count())
+        .where(edges.source_id == bindparam("source"), edges.kind.in_(wanted))
+        .group_by(edges.kind)
+    )
+
+
+@lru_cache(maxsize=64)
+def _newest(edges: EdgeTable, kinds: int) -> Any:
+    """Return a SELECT of the newest edges of a number of kinds.
+
+    There is a branch for each kind, since one index range has one kind.
+    """
+    columns = (edges.target_id, edges.kind, edges.number, edges.sequence)
+    at = bindparam("at", type_=BigInteger())
+    before = bindparam("before", type_=BigInteger())
+    number = bindparam("number", type_=Integer())
+    target = type_coerce(edges.target_id, BigInteger())
+    branches = []
+    for index in range(kinds):
+        newest = (
+            select(*columns)
+            .where(
+                edges.source_id == bindparam("source"),
+                edges.kind == bindparam(f"kind_{index}"),
+                edges.sequence <= at,
+                or_(edges.sequence < at, target < before),
+            )
+            .order_by(edges.sequence.desc(), edges.target_id.desc())
+            .limit(number)
+            .subquery()
+        )
+        branches.append(select(*newest.c))
+    rows = union_all(*branches).subquery()
+    first, _, _, sequence = rows.c
+    return (
+        select(*rows.c).order_by(sequence.desc(), first.desc()).limit(number)
+    )

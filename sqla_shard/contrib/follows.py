@@ -1,0 +1,403 @@
+"""A follow graph: users follow users, and single boards of users.
+
+::
+
+    follows = Follows(Base, user=User, board=Board, owner="user_id")
+
+    def follow(session: ShardSession) -> None:
+        follows.follow_user(session, ada_id, bob_id)
+
+    cluster.run(follow, cross_shard="logged")
+
+Two users are in one of these relations:
+
+* nothing;
+* *explicit*: the user follows all boards of the other one, including boards
+  that are created later, except those that the user has unfollowed;
+* *implicit*: the user follows one or more boards, which are counted; when the
+  last one is unfollowed, the relation ends;
+* *blocked*: the other one has blocked the user.
+
+Following a user replaces what the user has chosen for single boards: boards
+that were unfollowed earlier are followed again, and an implicit relation
+becomes explicit.  Unfollowing a user, and being blocked, ends both.  A block
+ends and prevents the relation of the blocked user to the blocker, not the
+opposite one.
+
+An edge is written on the shard of the follower, in the transaction of the
+caller, and is authoritative.  The row on the other shard, with which followers
+are listed, is written by an operation after COMMIT
+(:doc:`/howto/cross-shard`).
+Operations may be applied late, twice or in any order: the newest version of an
+edge remains.  :func:`~sqla_shard.contrib.follow_repair.repair_follows`
+compares both sides.
+
+All changes of one follower wait for each other, with a lock of the row of the
+user; changes of followers of one user do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from sqlalchemy import inspect
+from sqlalchemy import select
+
+from sqla_shard.contrib.edges import BoardChoice
+from sqla_shard.contrib.edges import Edge
+from sqla_shard.contrib.edges import FollowKind
+from sqla_shard.contrib.follow_lists import FOLLOWING
+from sqla_shard.contrib.follow_lists import FollowLists
+from sqla_shard.exc import BlockedError
+from sqla_shard.exc import FollowRefusedError
+from sqla_shard.ids import check_type
+from sqla_shard.ids import unpack
+from sqla_shard.outbox import operation
+from sqla_shard.session import ShardSession
+
+__all__ = ["Change", "Follows"]
+
+#: Maximum number of edges of an operation.
+_EDGES = 200
+
+
+class Change(NamedTuple):
+    """A change of the relation of a user to another one.
+
+    :ivar follower_id: the user whose relation has changed.
+    :ivar user_id: the other user.
+    :ivar gains: whether the user may follow boards that were not followed.
+    """
+
+    follower_id: int
+    user_id: int
+    gains: bool
+
+
+class Follows(FollowLists):
+    """The follow graph of an application, and its four tables.
+
+    The tables belong to ``base``, and are created by its migrations:
+    ``user_follows_user`` and ``user_follows_board`` on the shards of the
+    followers, ``user_followed_by_user`` and ``board_followed_by_user`` on the
+    others.
+
+    :param base: the declarative base of both classes.
+    :param user: the class of the users.
+    :param board: the class of the boards, or of whatever single things of a
+        user can be followed.
+    :param owner: the attribute of a board with the id of its user.
+    :param name: distinguishes several graphs of one program: it begins the
+        names of their operations, and of tables other than those of "follows".
+    :raises ClassDefinitionError: if the two classes are in two keyspaces.
+    """
+
+    def __init__(
+        self,
+        base: Any,
+        *,
+        user: Any,
+        board: Any,
+        owner: str,
+        name: str = "follows",
+    ) -> None:
+        super().__init__(base, user=user, board=board, owner=owner, name=name)
+        #: Functions that are called in the transaction of each change.
+        self.listeners: list[Callable[[ShardSession, Change], None]] = []
+        self._user_id = inspect(user).primary_key[0]
+        self._apply = operation(f"{name}.apply", on="near")(self._reverse)
+
+    def follow_user(
+        self, session: ShardSession, follower_id: int, user_id: int
+    ) -> bool:
+        """Follow all boards of a user, now and later.
+
+        :returns: False if the user was followed explicitly already.
+        :raises FollowRefusedError: if the two are the same, or the follower
+            does not exist.
+        :raises BlockedError: if the user has blocked the follower.
+        :raises CrossShardWriteError: if the session does not have
+            ``cross_shard="logged"``.
+        """
+        before = self._lock(session, follower_id, user_id)
+        self._refuse_blocked(before, follower_id, user_id)
+        if before.kind == FollowKind.EXPLICIT:
+            return False
+        after = before.changed(FollowKind.EXPLICIT)
+        self._replace(session, follower_id, user_id, after, gains=True)
+        return True
+
+    def unfollow_user(
+        self, session: ShardSession, follower_id: int, user_id: int
+    ) -> bool:
+        """End the explicit or implicit relation to a user.
+
+        :returns: False if there was none.
+        :raises FollowRefusedError: as :meth:`follow_user`.
+        """
+        before = self._lock(session, follower_id, user_id)
+        if before.kind not in FOLLOWING:
+            return False
+        after = before.changed(FollowKind.NONE)
+        self._replace(session, follower_id, user_id, after, gains=False)
+        return True
+
+    def block(
+        self, session: ShardSession, user_id: int, blocked_id: int
+    ) -> bool:
+        """Let a user not follow another one, nor the boards, any more.
+
+        It is written on the shard of the blocked user: when it is committed,
+        no later transaction follows.
+
+        :param user_id: the user who blocks.
+        :param blocked_id: the user who is blocked.
+        :returns: False if it was blocked already.
+        :raises FollowRefusedError: as :meth:`follow_user`.
+        """
+        before = self._lock(session, blocked_id, user_id)
+        if before.kind == FollowKind.BLOCKED:
+            return False
+        after = before.changed(FollowKind.BLOCKED)
+        self._replace(session, blocked_id, user_id, after, gains=False)
+        return True
+
+    def unblock(
+        self, session: ShardSession, user_id: int, blocked_id: int
+    ) -> bool:
+        """Let a user follow again; a relation that has ended stays ended.
+
+        :returns: False if the user was not blocked.
+        :raises FollowRefusedError: as :meth:`follow_user`.
+        """
+        before = self._lock(session, blocked_id, user_id)
+        if before.kind != FollowKind.BLOCKED:
+            return False
+        after = before.changed(FollowKind.NONE)
+        self._write(session, blocked_id, [(user_id, after)], [])
+        return True
+
+    def follow_board(
+        self, session: ShardSession, follower_id: int, board_id: int
+    ) -> bool:
+        """Follow a board.
+
+        :returns: False if it was followed already.
+        :raises FollowRefusedError: if there is no such board or follower, or
+            it is the follower's own.
+        :raises BlockedError: if the owner has blocked the follower.
+        """
+        owner_id = self._owner(session, follower_id, board_id)
+        user = self._lock(session, follower_id, owner_id)
+        self._refuse_blocked(user, follower_id, owner_id)
+        board = self.boards.current(session, follower_id, board_id)
+        if user.kind == FollowKind.EXPLICIT:
+            if board.kind != BoardChoice.UNFOLLOWED:
+                return False
+            users = []
+            choice = BoardChoice.NONE
+        else:
+            if board.kind == BoardChoice.FOLLOWED:
+                return False
+            begins = user.kind == FollowKind.NONE
+            users = [
+                (
+                    owner_id,
+                    user.changed(
+                        FollowKind.IMPLICIT, user.number + 1, begins=begins
+                    ),
+                )
+            ]
+            choice = BoardChoice.FOLLOWED
+        boards = [(board_id, board.changed(choice, owner_id))]
+        self._write(session, follower_id, users, boards)
+        self._notify(session, Change(follower_id, owner_id, gains=True))
+        return True
+
+    def unfollow_board(
+        self, session: ShardSession, follower_id: int, board_id: int
+    ) -> bool:
+        """Unfollow a board; of a followed user, only this one.
+
+        :returns: False if it was not followed.
+        :raises FollowRefusedError: as :meth:`follow_board`.
+        """
+        owner_id = self._owner(session, follower_id, board_id)
+        return self._end_board(session, follower_id, owner_id, board_id)
+
+    def forget_board(
+        self,
+        session: ShardSession,
+        follower_id: int,
+        owner_id: int,
+        board_id: int,
+    ) -> bool:
+        """Remove the choice of a user for a board that was deleted.
+
+        The relation to the owner ends with the last board.  Deleting a board
+        needs no call of this method:
+        :func:`~sqla_shard.contrib.follow_repair.forget_deleted_board` calls
+        it for all followers of one board.
+
+        :returns: False if the user had not chosen.
+        """
+        return self._end_board(
+            session, follower_id, owner_id, board_id, deleted=True
+        )
+
+    def _end_board(
+        self,
+        session: ShardSession,
+        follower_id: int,
+        owner_id: int,
+        board_id: int,
+        *,
+        deleted: bool = False,
+    ) -> bool:
+        user = self._lock(session, follower_id, owner_id)
+        board = self.boards.current(session, follower_id, board_id)
+        choice = BoardChoice.NONE
+        users = []
+        if board.kind == BoardChoice.FOLLOWED:
+            number = user.number - 1
+            kind = FollowKind.IMPLICIT if number else FollowKind.NONE
+            users = [(owner_id, user.changed(kind, number, begins=not number))]
+        elif deleted:
+            if board.kind == BoardChoice.NONE:
+                return False
+        elif (
+            user.kind != FollowKind.EXPLICIT
+            or board.kind == BoardChoice.UNFOLLOWED
+        ):
+            return False
+        else:
+            choice = BoardChoice.UNFOLLOWED
+        boards = [(board_id, board.changed(choice, owner_id))]
+        self._write(session, follower_id, users, boards)
+        self._notify(session, Change(follower_id, owner_id, gains=False))
+        return True
+
+    def _lock(
+        self, session: ShardSession, follower_id: int, user_id: int
+    ) -> Edge:
+        """Lock the row of a follower; return the edge to another user."""
+        for one in (follower_id, user_id):
+            check_type(one, self.user_type, self.user.__name__)
+        if follower_id == user_id:
+            raise FollowRefusedError(
+                f"{self.user.__name__} {follower_id} cannot follow or block "
+                "itself, nor follow a board of its own",
+                follower_id=follower_id,
+                target_id=user_id,
+            )
+        found = session.scalar(
+            select(self._user_id)
+            .where(self._user_id == follower_id)
+            .with_for_update()
+        )
+        if found is None:
+            raise FollowRefusedError(
+                f"there is no {self.user.__name__} {follower_id}",
+                follower_id=follower_id,
+                target_id=user_id,
+            )
+        return self.users.current(session, follower_id, user_id)
+
+    def _refuse_blocked(
+        self, edge: Edge, follower_id: int, user_id: int
+    ) -> None:
+        if edge.kind == FollowKind.BLOCKED:
+            raise BlockedError(follower_id=follower_id, blocker_id=user_id)
+
+    def _owner(
+        self, session: ShardSession, follower_id: int, board_id: int
+    ) -> int:
+        """Return the owner of a board."""
+        board = session.get(self.board, board_id)
+        if board is None:
+            raise FollowRefusedError(
+                f"there is no {self.board.__name__} {board_id}",
+                follower_id=follower_id,
+                target_id=board_id,
+            )
+        owner_id: int = getattr(board, self.owner)
+        return owner_id
+
+    def _replace(
+        self,
+        session: ShardSession,
+        follower_id: int,
+        user_id: int,
+        edge: Edge,
+        *,
+        gains: bool,
+    ) -> None:
+        """Write an edge to a user, and end the choices for single boards."""
+        chosen = self.boards.current_by_number(session, follower_id, user_id)
+        boards = [
+            (board_id, board.changed(BoardChoice.NONE, user_id))
+            for board_id, board in chosen.items()
+        ]
+        self._write(session, follower_id, [(user_id, edge)], boards)
+        self._notify(session, Change(follower_id, user_id, gains))
+
+    def _write(
+        self,
+        session: ShardSession,
+        follower_id: int,
+        users: Sequence[tuple[int, Edge]],
+        boards: Sequence[tuple[int, Edge]],
+    ) -> None:
+        """Write edges of a follower, and their rows on the other shards."""
+        by_shard: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
+        for index, (table, edges) in enumerate(
+            ((self.users, users), (self.boards, boards))
+        ):
+            rows = [((follower_id, target), edge) for target, edge in edges]
+            table.put(session, rows)
+            for target, edge in edges:
+                shard = unpack(target).shard_id
+                both = by_shard.setdefault(shard, ([], []))
+                both[index].append([target, follower_id, *edge])
+        for changed in by_shard.values():
+            for some in _parts(*changed):
+                near = (some[0] or some[1])[0][0]
+                self._apply.intend(session, near, some[0], some[1])
+
+    def _reverse(
+        self,
+        session: ShardSession,
+        near: int,
+        users: list[list[int]],
+        boards: list[list[int]],
+    ) -> None:
+        """Write rows of the other shard: the operation.
+
+        :param near: an object of the shard.
+        :param users: rows of users: the two ids, and the parts of the edge.
+        :param boards: rows of boards.
+        """
+        for table, rows in (
+            (self.users_reversed, users),
+            (self.boards_reversed, boards),
+        ):
+            table.put(
+                session, [((row[0], row[1]), Edge(*row[2:])) for row in rows]
+            )
+
+    def _notify(self, session: ShardSession, change: Change) -> None:
+        for listener in self.listeners:
+            listener(session, change)
+
+
+def _parts(
+    users: list[list[int]], boards: list[list[int]]
+) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """Divide rows, so that an operation is not too long."""
+    yield users, boards[:_EDGES]
+    for start in range(_EDGES, len(boards), _EDGES):
+        yield [], boards[start : start + _EDGES]
