@@ -152,6 +152,15 @@ SUITES: dict[str, tuple[On, ...]] = {
     # Operations on other shards.
     "operations": BOTH,
     "repairing": BOTH,
+    # Follow graphs and feeds.
+    "follow_graph": (
+        On("sqlite", only="Histories Lists Repairs Rules"),
+        On(
+            "mariadb",
+            options=_MANY_CONNECTIONS,
+            values={"Histories.histories": 1},
+        ),
+    ),
     # Jobs.
     "jobs": (
         On("sqlite"),

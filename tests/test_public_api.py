@@ -218,6 +218,8 @@ SAMPLES = [
     exc.DriftReferenceError(
         shard_id=3, keyspace="objects", server="a", reason="m"
     ),
+    exc.BlockedError(follower_id=1, blocker_id=2),
+    exc.FollowRefusedError("m", follower_id=1, target_id=2),
     exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
     exc.ProvisionError(
         [exc.Problem("epoch", "low")] * 21, keyspace="objects", epoch=2
@@ -253,6 +255,7 @@ def test_every_error_has_a_sample() -> None:
         exc.StaleListError,
         exc.SchemaError,
         exc.FleetError,
+        exc.FollowError,
     }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases
 

@@ -222,6 +222,7 @@ _ONE_PYTHON = frozenset(
 _AREAS = {
     "cache": ("cached", "memcached", "redis", "dogpile"),
     "cli": ("command",),
+    "contrib": ("follow", "feed", "feeds"),
     "cluster": ("health", "async", "loops", "overlapping", "usage"),
     "engine": (
         "engines",

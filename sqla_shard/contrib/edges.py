@@ -105,8 +105,9 @@ class Edge(NamedTuple):
         :param begins: whether another relation begins, with a new position.
         """
         version = max(now(), self.version + 1)
+        # A plain number: operations have JSON values as arguments.
         return Edge(
-            kind, number, version if begins else self.sequence, version
+            int(kind), number, version if begins else self.sequence, version
         )
 
 
@@ -189,13 +190,13 @@ class EdgeTable:
         theirs = spec_of(inspect(source).local_table).keyspace
         declare(self.table, replace(spec_of(self.table), keyspace=theirs))
         self._names = (first, second, "kind", number, "sequence", "version")
-        columns: Any = self.table.c
-        self.source_id: Any = columns[first]
-        self.target_id: Any = columns[second]
-        self.kind: Any = columns.kind
-        self.number: Any = columns[number]
-        self.sequence: Any = columns.sequence
-        self.version: Any = columns.version
+        own: Any = self.table.c
+        self.source_id: Any = own[first]
+        self.target_id: Any = own[second]
+        self.kind: Any = own.kind
+        self.number: Any = own[number]
+        self.sequence: Any = own.sequence
+        self.version: Any = own.version
         self._put = UpsertNewer(self.table)
         self._edge = (self.kind, self.number, self.sequence, self.version)
         self._one = select(*self._edge).where(
@@ -395,11 +396,14 @@ def _newest(edges: EdgeTable, kinds: int) -> Any:
 
     There is a branch for each kind, since one index range has one kind.
     """
-    columns = (edges.target_id, edges.kind, edges.number, edges.sequence)
+    columns: Any = (
+        *(edges.target_id, edges.kind),
+        *(edges.number, edges.sequence),
+    )
     at = bindparam("at", type_=BigInteger())
     before = bindparam("before", type_=BigInteger())
     number = bindparam("number", type_=Integer())
-    target = type_coerce(edges.target_id, BigInteger())
+    target: Any = type_coerce(edges.target_id, BigInteger())
     branches = []
     for index in range(kinds):
         newest = (
@@ -415,7 +419,7 @@ def _newest(edges: EdgeTable, kinds: int) -> Any:
             .subquery()
         )
         branches.append(select(*newest.c))
-    rows = union_all(*branches).subquery()
+    rows: Any = union_all(*branches).subquery()
     first, _, _, sequence = rows.c
     return (
         select(*rows.c).order_by(sequence.desc(), first.desc()).limit(number)

@@ -27,10 +27,9 @@ opposite one.
 An edge is written on the shard of the follower, in the transaction of the
 caller, and is authoritative.  The row on the other shard, with which followers
 are listed, is written by an operation after COMMIT
-(:doc:`/howto/cross-shard`).
-Operations may be applied late, twice or in any order: the newest version of an
-edge remains.  :func:`~sqla_shard.contrib.follow_repair.repair_follows`
-compares both sides.
+(:doc:`/howto/cross-shard`).  Operations may be applied late, twice or in any
+order: the newest version of an edge remains.
+:func:`~sqla_shard.contrib.repair_follows` compares both sides.
 
 All changes of one follower wait for each other, with a lock of the row of the
 user; changes of followers of one user do not.
@@ -240,7 +239,7 @@ class Follows(FollowLists):
 
         The relation to the owner ends with the last board.  Deleting a board
         needs no call of this method:
-        :func:`~sqla_shard.contrib.follow_repair.forget_deleted_board` calls
+        :func:`~sqla_shard.contrib.forget_deleted_board` calls
         it for all followers of one board.
 
         :returns: False if the user had not chosen.

@@ -408,8 +408,7 @@ def _upsert_newer_mysql(element: Any, compiler: Any, **kw: Any) -> str:
         if one is not column and not one.primary_key
     ]
     values = [
-        f"{name} = IF(VALUES({version}) >= {version}, "
-        f"VALUES({name}), {name})"
+        f"{name} = IF(VALUES({version}) >= {version}, VALUES({name}), {name})"
         for name in others
     ]
     values.append(f"{version} = GREATEST({version}, VALUES({version}))")

@@ -109,8 +109,7 @@ statement raises it::
     │   └── UnsafeBinaryLogError          a binary log of statements
     ├── FollowError
     │   ├── FollowRefusedError (ValueError)  no such user or board
-    │   ├── BlockedError                  blocked by the other user
-    │   └── FeedStoreError                Redis does not respond
+    │   └── BlockedError                  blocked by the other user
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost
     ├── PartialCommitError                some servers committed, some not

@@ -7,7 +7,6 @@ from sqla_shard.exc.base import ShardError
 
 __all__ = [
     "BlockedError",
-    "FeedStoreError",
     "FollowError",
     "FollowRefusedError",
 ]
@@ -42,12 +41,3 @@ class BlockedError(FollowError):
         "follow this user or one of the boards; the other one has to call "
         "unblock() first"
     )
-
-
-class FeedStoreError(FollowError, MessageError):
-    """Raised when a Redis server of feeds or relations does not respond.
-
-    :ivar server: the address, without its password.
-    """
-
-    server: str

@@ -1,0 +1,645 @@
+"""A follow graph: its rules, its lists, and random histories of it.
+
+Each class is a suite; a test module has a fixture ``cluster``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete
+from sqlalchemy import select
+from sqlalchemy import text
+
+from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard.contrib import BoardChoice
+from sqla_shard.contrib import FollowKind
+from sqla_shard.contrib import forget_deleted_board
+from sqla_shard.contrib import purge_follows
+from sqla_shard.contrib import repair_follows
+from sqla_shard.exc import BlockedError
+from sqla_shard.exc import CrossShardWriteError
+from sqla_shard.exc import FollowRefusedError
+from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.exc import WrongTypeError
+from sqla_shard.outbox import apply
+from sqla_shard.outbox import discard
+from sqla_shard.outbox import repair
+from sqla_shard.outbox.tables import INTENTS
+from sqla_shard.testing import StatementLog
+from tests.models.graph_models import Board
+from tests.models.graph_models import boards
+from tests.models.graph_models import CLUSTERS
+from tests.models.graph_models import follows
+from tests.models.graph_models import run
+from tests.models.graph_models import users
+from tests.models.operation_models import after_crash
+from tests.models.operation_models import forget_all
+
+__all__ = ["Histories", "Lists", "Repairs", "Rules", "Snapshots"]
+
+cluster = CLUSTERS.on_backend()
+
+EXPLICIT, IMPLICIT = FollowKind.EXPLICIT, FollowKind.IMPLICIT
+
+
+class Suite:
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # On a busy machine a COMMIT would leave operations to workers.
+        monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+
+
+def kind_of(cluster: Cluster, one: int, other: int) -> FollowKind | None:
+    """Return the relation of a user to another, which both sides have."""
+    with cluster.session() as session:
+        found = follows.following(session, one, [other]).get(other)
+        assert follows.followed_by(session, other, [one]).get(one) == found
+    return found
+
+
+def audience(cluster: Cluster, board: int, owner: int) -> list[int]:
+    with cluster.session() as session:
+        batches = follows.audience(session, board, owner, batch=2)
+        found = [user for batch in batches for user in batch.users]
+        assert follows.count_audience(session, board, owner) == len(found)
+        for user in found:
+            assert follows.follows_boards(session, user, [(board, owner)])
+    return found
+
+
+class Rules(Suite):
+    """What following, unfollowing and blocking mean."""
+
+    def test_a_user_with_all_boards(self, cluster):
+        ada, bob = users(cluster, 2)
+        (old,) = boards(cluster, bob, 1)
+        assert run(cluster, follows.follow_user, ada, bob) is True
+        assert run(cluster, follows.follow_user, ada, bob) is False
+        assert kind_of(cluster, ada, bob) is EXPLICIT
+        assert kind_of(cluster, bob, ada) is None
+        (new,) = boards(cluster, bob, 1)
+        assert audience(cluster, old, bob) == [ada]
+        assert audience(cluster, new, bob) == [ada]
+        assert run(cluster, follows.follow_board, ada, new) is False
+        assert run(cluster, follows.unfollow_board, ada, old) is True
+        assert run(cluster, follows.unfollow_board, ada, old) is False
+        assert audience(cluster, old, bob) == []
+        assert audience(cluster, new, bob) == [ada]
+        assert run(cluster, follows.follow_board, ada, old) is True
+        assert audience(cluster, old, bob) == [ada]
+        assert run(cluster, follows.unfollow_user, ada, bob) is True
+        assert run(cluster, follows.unfollow_user, ada, bob) is False
+        assert kind_of(cluster, ada, bob) is None
+        assert audience(cluster, new, bob) == []
+
+    def test_the_relation_ends_with_the_last_board(self, cluster):
+        ada, bob = users(cluster, 2)
+        one, two, other = boards(cluster, bob, 3)
+        for board in (one, two):
+            assert run(cluster, follows.follow_board, ada, board) is True
+            assert run(cluster, follows.follow_board, ada, board) is False
+        assert kind_of(cluster, ada, bob) is IMPLICIT
+        with cluster.session() as session:
+            (edge,) = follows.followees(session, ada)
+            assert (edge.id, edge.number) == (bob, 2)
+            (seen,) = follows.followers(session, bob)
+            assert seen == edge._replace(id=ada)
+        assert run(cluster, follows.unfollow_board, ada, other) is False
+        assert run(cluster, follows.unfollow_board, ada, one) is True
+        assert run(cluster, follows.unfollow_board, ada, one) is False
+        assert kind_of(cluster, ada, bob) is IMPLICIT
+        assert audience(cluster, one, bob) == []
+        assert audience(cluster, two, bob) == [ada]
+        assert run(cluster, follows.unfollow_board, ada, two) is True
+        assert kind_of(cluster, ada, bob) is None
+
+    def test_following_a_user_replaces_the_choices_for_boards(self, cluster):
+        ada, bob = users(cluster, 2)
+        one, two = boards(cluster, bob, 2)
+        run(cluster, follows.follow_board, ada, one)
+        run(cluster, follows.follow_user, ada, bob)
+        assert kind_of(cluster, ada, bob) is EXPLICIT
+        run(cluster, follows.unfollow_board, ada, two)
+        run(cluster, follows.unfollow_user, ada, bob)
+        assert audience(cluster, one, bob) == []
+        run(cluster, follows.follow_user, ada, bob)
+        assert audience(cluster, two, bob) == [ada]
+
+    def test_a_block_ends_and_prevents_one_direction(self, cluster):
+        ada, bob = users(cluster, 2)
+        (board,) = boards(cluster, bob, 1)
+        run(cluster, follows.follow_board, ada, board)
+        run(cluster, follows.follow_user, bob, ada)
+        assert run(cluster, follows.block, bob, ada) is True
+        assert run(cluster, follows.block, bob, ada) is False
+        assert kind_of(cluster, ada, bob) is None
+        assert audience(cluster, board, bob) == []
+        assert kind_of(cluster, bob, ada) is EXPLICIT
+        with cluster.session() as session:
+            assert [one.id for one in follows.blocked(session, bob)] == [ada]
+            assert follows.count_followers(session, bob) == {
+                EXPLICIT: 0,
+                IMPLICIT: 0,
+            }
+        for change, target in (
+            (follows.follow_user, bob),
+            (follows.follow_board, board),
+        ):
+            with pytest.raises(BlockedError) as caught:
+                run(cluster, change, ada, target)
+            assert caught.value.blocker_id == bob
+        assert run(cluster, follows.unfollow_user, ada, bob) is False
+        assert run(cluster, follows.unblock, bob, ada) is True
+        assert run(cluster, follows.unblock, bob, ada) is False
+        assert kind_of(cluster, ada, bob) is None
+        assert run(cluster, follows.follow_user, ada, bob) is True
+
+    def test_what_is_refused(self, cluster):
+        ada, bob = users(cluster, 2)
+        (board,) = boards(cluster, ada, 1)
+        missing = board + 1000
+        for change, target in (
+            (follows.follow_user, ada),
+            (follows.block, ada),
+            (follows.follow_board, board),
+            (follows.follow_board, missing),
+        ):
+            with pytest.raises(FollowRefusedError) as caught:
+                run(cluster, change, ada, target)
+            assert caught.value.follower_id == ada
+        with pytest.raises(FollowRefusedError, match="there is no User"):
+            run(cluster, follows.follow_user, ada + 1000, bob)
+        with pytest.raises(WrongTypeError):
+            run(cluster, follows.follow_user, ada, board)
+        with pytest.raises(CrossShardWriteError, match="logged"):
+            cluster.run(follows.follow_user, ada, bob)
+        assert kind_of(cluster, ada, bob) is None
+
+    def test_nothing_without_a_commit(self, cluster):
+        ada, bob = users(cluster, 2)
+        with cluster.session(cross_shard="logged") as session:
+            follows.follow_user(session, ada, bob)
+            session.rollback()
+        assert kind_of(cluster, ada, bob) is None
+
+
+class Snapshots(Suite):
+    """Transactions that have read before they change."""
+
+    def test_after_a_read_of_the_same_transaction(self, cluster):
+        ada, bob = users(cluster, 2)
+        one, two = boards(cluster, bob, 2)
+        with cluster.begin(cross_shard="logged") as session:
+            # Its snapshot does not have the first board.
+            assert follows.following(session, ada, [bob]) == {}
+            run(cluster, follows.follow_board, ada, one)
+            follows.follow_board(session, ada, two)
+        with cluster.session() as session:
+            (edge,) = follows.followees(session, ada)
+        assert edge.number == 2
+
+    def test_fifty_follow_at_once(self, cluster):
+        """Followers of one user do not wait for each other."""
+        star, *fans = users(cluster, 51)
+        (board,) = boards(cluster, star, 1)
+
+        def follow(number: int) -> None:
+            if number % 2:
+                run(cluster, follows.follow_user, fans[number], star)
+            else:
+                run(cluster, follows.follow_board, fans[number], board)
+
+        with ThreadPoolExecutor(10) as executor:
+            list(executor.map(follow, range(50)))
+        assert len(audience(cluster, board, star)) == 50
+        assert cluster.pending() == []
+
+
+class Lists(Suite):
+    """Pages, counts and questions, with the statements they take."""
+
+    def test_pages_of_both_kinds(self, cluster):
+        star, *fans = users(cluster, 12)
+        (board,) = boards(cluster, star, 1)
+        for index, fan in enumerate(fans):
+            if index % 3:
+                run(cluster, follows.follow_user, fan, star)
+            else:
+                run(cluster, follows.follow_board, fan, board)
+        with cluster.session() as session:
+            assert follows.count_followers(session, star) == {
+                EXPLICIT: 7,
+                IMPLICIT: 4,
+            }
+            found, after = [], None
+            while True:
+                page = follows.followers(session, star, 3, after)
+                found += [one.id for one in page]
+                after = page.next
+                if after is None:
+                    break
+            assert found == fans[::-1]
+            only = follows.followers(session, star, kinds=[IMPLICIT])
+            assert [one.id for one in only] == fans[::3][::-1]
+            first = follows.followers(session, star, 3)
+            with pytest.raises(InvalidBookmarkError):
+                follows.followers(session, fans[0], 3, first.next)
+            with pytest.raises(InvalidBookmarkError):
+                follows.followees(session, star, 3, first.next)
+
+    def test_one_statement_for_25(self, cluster):
+        ada, *others = users(cluster, 26)
+        for other in others[:5]:
+            run(cluster, follows.follow_user, ada, other)
+        for other in others[3:8]:
+            run(cluster, follows.follow_user, other, ada)
+        with cluster.session() as session:
+            for question, expected in (
+                (follows.following, others[:5]),
+                (follows.followed_by, others[3:8]),
+            ):
+                with StatementLog() as log:
+                    found = question(session, ada, others)
+                assert sorted(found) == sorted(expected)
+                sent = [one for one in log.events if one.kind == "execute"]
+                assert len(sent) == 1
+
+    def test_an_audience_has_an_end(self, cluster):
+        star, *fans = users(cluster, 8)
+        (board,) = boards(cluster, star, 1)
+        for fan in fans[:5]:
+            run(cluster, follows.follow_user, fan, star)
+        with cluster.session() as session:
+            newest = next(iter(follows.followers(session, star))).sequence
+        run(cluster, follows.follow_user, fans[5], star)
+        run(cluster, follows.follow_board, fans[6], board)
+        whole, found, position = [], [], None
+        with cluster.session() as session:
+            for batch in follows.audience(session, board, star, batch=2):
+                whole += batch.users
+            assert sorted(whole) == sorted(fans)
+            # Continue with a position at each step.
+            while True:
+                batch = next(
+                    follows.audience(
+                        session,
+                        board,
+                        star,
+                        until=newest,
+                        batch=2,
+                        position=position,
+                    )
+                )
+                found += batch.users
+                position = batch.position
+                if position is None:
+                    break
+        assert sorted(found) == sorted(fans[:5])
+
+
+class Repairs(Suite):
+    """Rows that have differed."""
+
+    def test_both_directions(self, cluster):
+        forget_all(cluster)
+        ada, bob, eve = users(cluster, 3)
+        (board,) = boards(cluster, bob, 1)
+        run(cluster, follows.follow_user, ada, bob)
+        run(cluster, follows.follow_board, eve, board)
+        with cluster.begin(cross_shard="unordered") as session:
+            # Both sides of one edge each are lost, as by a restored server.
+            for table, source in (
+                (follows.users_reversed, bob),
+                (follows.boards, eve),
+            ):
+                session.execute(
+                    delete(table.table).where(table.source_id == source)
+                )
+        found = repair_follows(cluster, follows)
+        assert (found.written, found.reverted) == (2, 1)
+        assert repair_follows(cluster, follows).changed == 0
+        assert kind_of(cluster, ada, bob) is EXPLICIT
+        assert audience(cluster, board, bob) == [ada]
+
+    def test_resumed(self, cluster):
+        star, *fans = users(cluster, 12)
+        for fan in fans:
+            with after_crash():
+                run(cluster, follows.follow_user, fan, star)
+        discard(cluster, [one.token for one in cluster.pending()])
+        position, written, calls = None, 0, 0
+        while True:
+            found = repair_follows(
+                cluster, follows, position=position, rows=1, batch=1
+            )
+            written += found.written
+            calls += 1
+            position = found.position
+            if position is None:
+                break
+        # The row of one fan is on the shard of the star.
+        assert written == len(fans) - 1
+        assert calls > len(fans)
+        with cluster.session() as session:
+            assert follows.count_followers(session, star)[EXPLICIT] == 11
+
+    def test_purged_when_old(self, cluster):
+        ada, bob = users(cluster, 2)
+        run(cluster, follows.follow_user, ada, bob)
+        run(cluster, follows.unfollow_user, ada, bob)
+        run(cluster, follows.follow_user, bob, ada)
+        before = _rows(cluster)
+        assert purge_follows(cluster, follows) == 0
+        ended = sum(kind == 0 for kind in before.values())
+        assert purge_follows(cluster, follows, timedelta(0)) == ended >= 2
+        assert _rows(cluster) == {k: v for k, v in before.items() if v}
+        assert repair_follows(cluster, follows).changed == 0
+
+    def test_plain_rows(self, cluster):
+        """The names of tables and columns, for textual SQL."""
+        ada, bob = users(cluster, 2)
+        run(cluster, follows.follow_user, ada, bob)
+        with cluster.session() as session:
+            place = follows.users.place(session, ada)
+            row = session.execute(
+                text(
+                    "SELECT followee_id, kind, n_boards FROM "
+                    "user_follows_user WHERE follower_id = :ada"
+                ),
+                {"ada": ada},
+                bind_arguments={
+                    "mapper": follows.users.cls,
+                    "shard_id": place.shard_id,
+                },
+            ).one()
+        assert tuple(row) == (bob, EXPLICIT, 0)
+
+
+def _rows(cluster: Cluster) -> dict[tuple[str, int, int], int]:
+    """Return the kinds of all rows of the four tables."""
+    found = {}
+    for table in (
+        *(follows.users, follows.boards),
+        *(follows.users_reversed, follows.boards_reversed),
+    ):
+        with cluster.session() as session:
+            rows = session.execute(
+                select(table.source_id, table.target_id, table.kind).options(
+                    scatter()
+                )
+            )
+            for source, target, kind in rows:
+                found[table.name, source, target] = kind
+    return found
+
+
+class Model:
+    """Who follows whom, in two dictionaries."""
+
+    def __init__(self, owners: dict[int, int]) -> None:
+        self.owners = owners
+        self.kinds: dict[tuple[int, int], FollowKind] = {}
+        self.choices: dict[tuple[int, int], BoardChoice] = {}
+
+    def kind(self, user: int, other: int) -> FollowKind:
+        return self.kinds.get((user, other), FollowKind.NONE)
+
+    def follows(self, user: int, board: int) -> bool:
+        kind = self.kind(user, self.owners[board])
+        choice = self.choices.get((user, board))
+        if kind is EXPLICIT:
+            return choice is not BoardChoice.UNFOLLOWED
+        return choice is BoardChoice.FOLLOWED
+
+    def number(self, user: int, other: int) -> int:
+        return sum(
+            one == user and self.owners[board] == other and choice == 1
+            for (one, board), choice in self.choices.items()
+        )
+
+    def _clear(self, user: int, other: int) -> None:
+        for one, board in list(self.choices):
+            if one == user and self.owners[board] == other:
+                del self.choices[one, board]
+
+    def follow_user(self, user: int, other: int) -> None:
+        if self.kind(user, other) is not EXPLICIT:
+            self._clear(user, other)
+            self.kinds[user, other] = EXPLICIT
+
+    def unfollow_user(self, user: int, other: int) -> None:
+        if self.kind(user, other) is not FollowKind.BLOCKED:
+            self._clear(user, other)
+            self.kinds.pop((user, other), None)
+
+    def block(self, other: int, user: int) -> None:
+        self._clear(user, other)
+        self.kinds[user, other] = FollowKind.BLOCKED
+
+    def unblock(self, other: int, user: int) -> None:
+        if self.kind(user, other) is FollowKind.BLOCKED:
+            del self.kinds[user, other]
+
+    def follow_board(self, user: int, board: int) -> None:
+        other = self.owners[board]
+        if self.kind(user, other) is EXPLICIT:
+            self.choices.pop((user, board), None)
+        else:
+            self.choices[user, board] = BoardChoice.FOLLOWED
+            self.kinds[user, other] = IMPLICIT
+
+    def unfollow_board(self, user: int, board: int) -> None:
+        other = self.owners[board]
+        if self.kind(user, other) is EXPLICIT:
+            self.choices[user, board] = BoardChoice.UNFOLLOWED
+        else:
+            self._drop(user, board)
+
+    def _drop(self, user: int, board: int) -> None:
+        other = self.owners[board]
+        choice = self.choices.pop((user, board), None)
+        if choice is BoardChoice.FOLLOWED and not self.number(user, other):
+            del self.kinds[user, other]
+
+    def delete_board(self, board: int) -> None:
+        for user, one in list(self.choices):
+            if one == board:
+                self._drop(user, board)
+        del self.owners[board]
+
+
+class Histories(Suite):
+    """Random histories, with operations that are late, repeated and lost."""
+
+    histories = 4
+    steps = 60
+
+    @pytest.fixture(autouse=True)
+    def _empty(self, cluster: Cluster) -> None:
+        for name in _tables():
+            with cluster.begin(cross_shard="unordered") as session:
+                for place in cluster.places.all_places(
+                    cluster.topology.keyspaces["objects"]
+                ):
+                    session.execute(
+                        delete(name.table), bind_arguments={"place": place}
+                    )
+        forget_all(cluster)
+
+    def test_equal_to_a_model(self, cluster, rng):
+        for _ in range(self.histories):
+            people = users(cluster, 5)
+            owners = {
+                board: user
+                for user in people
+                for board in boards(cluster, user, 2)
+            }
+            model = Model(owners)
+            for _ in range(self.steps):
+                self.step(cluster, rng, people, model)
+            self.deliver(cluster, rng)
+            # Some are lost, and some were not applied by those who died.
+            tokens = [one.token for one in cluster.pending()]
+            discard(cluster, [one for one in tokens if rng.random() < 0.3])
+            repair(cluster, now=True)
+            batch = rng.choice([1, 3, 500])
+            repair_follows(cluster, follows, batch=batch)
+            # A forgotten board changes an edge whose row was compared.
+            repair(cluster, now=True)
+            self.compare(cluster, people, model)
+            assert repair_follows(cluster, follows, batch=batch).changed == 0
+            self.compare(cluster, people, model)
+
+    def step(
+        self, cluster: Any, rng: random.Random, people: Any, model: Model
+    ) -> None:
+        chance = rng.random()
+        if chance < 0.1:
+            return self.deliver(cluster, rng)
+        if chance < 0.15:
+            user = rng.choice(people)
+            (board,) = boards(cluster, user, 1)
+            model.owners[board] = user
+            return None
+        if chance < 0.2 and len(model.owners) > 3:
+            return self.delete_board(cluster, rng, model)
+        user, other = rng.sample(people, 2)
+        names = ["follow_user", "unfollow_user", "block", "unblock"]
+        name = rng.choices(names, [6, 3, 1, 2])[0]
+        if rng.random() < 0.6:
+            name = rng.choice(["follow_board", "unfollow_board"])
+            other = rng.choice(
+                [b for b, owner in model.owners.items() if owner != user]
+            )
+        to = model.owners.get(other, other)
+        blocked = model.kind(user, to) is FollowKind.BLOCKED
+        try:
+            if rng.random() < 0.5:
+                run(cluster, getattr(follows, name), user, other)
+            else:
+                with after_crash():
+                    run(cluster, getattr(follows, name), user, other)
+        except BlockedError:
+            assert blocked
+            assert name.startswith("follow_")
+        else:
+            assert not (blocked and name.startswith("follow_"))
+            getattr(model, name)(user, other)
+        return None
+
+    def delete_board(
+        self, cluster: Any, rng: random.Random, model: Model
+    ) -> None:
+        board = rng.choice(list(model.owners))
+        cluster.run(
+            lambda session: session.execute(
+                delete(Board).where(Board.id == board)
+            )
+        )
+        model.delete_board(board)
+        if rng.random() < 0.5:
+            forget_deleted_board(cluster, follows, board, batch=2)
+        else:
+            repair_follows(cluster, follows)
+        # Those without a row on the shard of the board are found by this.
+        repair_follows(cluster, follows)
+
+    def deliver(self, cluster: Any, rng: random.Random) -> None:
+        """Apply some pending operations in any order, and leave them."""
+        found = []
+        with cluster.session() as session:
+            rows = session.execute(
+                select(INTENTS.c.arguments),
+                bind_arguments={
+                    "places": cluster.places.all_places(
+                        cluster.topology.keyspaces["objects"]
+                    )
+                },
+            )
+            for (arguments,) in rows:
+                found.append(arguments)
+        rng.shuffle(found)
+        for arguments in found[: rng.randrange(len(found) + 1)]:
+            cluster.run(_apply, arguments)
+        if rng.random() < 0.3:
+            repair(cluster, now=True)
+
+    def compare(self, cluster: Any, people: list[int], model: Model) -> None:
+        for user in people:
+            kinds = {
+                other: model.kind(user, other)
+                for other in people
+                if model.kind(user, other) in (EXPLICIT, IMPLICIT)
+            }
+            fans = {
+                other: model.kind(other, user)
+                for other in people
+                if model.kind(other, user) in (EXPLICIT, IMPLICIT)
+            }
+            with cluster.session() as session:
+                assert follows.following(session, user, people) == kinds
+                assert follows.followed_by(session, user, people) == fans
+                counts = follows.count_followers(session, user)
+                assert counts == {
+                    kind: Counter(fans.values())[kind]
+                    for kind in (EXPLICIT, IMPLICIT)
+                }
+                for edge in follows.followees(session, user):
+                    expected = model.number(user, edge.id)
+                    assert edge.number == expected
+        for board, owner in model.owners.items():
+            expected = [one for one in people if model.follows(one, board)]
+            found = audience(cluster, board, owner)
+            assert sorted(found) == sorted(expected)
+        forward = {
+            ("user", one, other): kind
+            for (name, one, other), kind in _rows(cluster).items()
+            if name == "user_follows_user" and kind
+        }
+        backward = {
+            ("user", one, other): kind
+            for (name, other, one), kind in _rows(cluster).items()
+            if name == "user_followed_by_user" and kind
+        }
+        assert forward == backward
+
+
+def _tables() -> Any:
+    return (
+        *(follows.users, follows.boards),
+        *(follows.users_reversed, follows.boards_reversed),
+    )
+
+
+def _apply(session: Any, arguments: Any) -> None:
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    follows._apply(session, **arguments)
