@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -35,9 +36,11 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import InvalidSequenceError
 from sqla_shard.ids import MAX_ID
 from sqla_shard.models.list_counts import stored_count
 from sqla_shard.models.list_positions import reach
+from sqla_shard.models.list_positions import STEP
 from sqla_shard.models.mapping_list import cached_count
 from sqla_shard.models.mapping_list import cached_rows
 from sqla_shard.models.mapping_list import CachedRows
@@ -60,6 +63,7 @@ __all__ = [
     "Bookmarks",
     "Key",
     "Mark",
+    "bound",
     "contains",
     "count",
     "first_pages",
@@ -67,6 +71,7 @@ __all__ = [
     "load_targets",
     "page",
     "position",
+    "top",
 ]
 
 
@@ -253,11 +258,39 @@ def _count(rows: List, session: Any) -> int:
     return found
 
 
-def iterate(rows: List, newest_first: bool, batch: int) -> Iterator[Any]:
+def top(rows: List) -> int | None:
+    """Return the highest sequence of a list; None if it is empty."""
+    found: int | None = rows.execute(rows.statements.top).scalar()
+    return found
+
+
+def bound(until: int | datetime | None) -> int | None:
+    """Return the highest sequence of the rows up to a time, or a sequence.
+
+    :raises InvalidSequenceError: if it is neither.
+    :raises ValueError: for a time without a time zone.
+    """
+    if isinstance(until, datetime):
+        if until.tzinfo is None:
+            raise ValueError(
+                f"until={until!r} has no time zone; use "
+                "datetime.now(timezone.utc)"
+            )
+        return int(until.timestamp() * 1000) * STEP + STEP - 1
+    if until is not None and (
+        type(until) is not int or not 0 <= until <= MAX_SEQUENCE
+    ):
+        raise InvalidSequenceError(value=until)
+    return until
+
+
+def iterate(
+    rows: List, newest_first: bool, batch: int, until: int | None
+) -> Iterator[Any]:
     """Yield all rows, in batches."""
     after = None
     while True:
-        found = page(rows, batch, after, newest_first)
+        found = page(rows, batch, after, newest_first, until)
         yield from found.items
         after = found.next
         if after is None:
@@ -265,23 +298,33 @@ def iterate(rows: List, newest_first: bool, batch: int) -> Iterator[Any]:
 
 
 def page(
-    rows: List, limit: int, after: str | None, newest_first: bool
+    rows: List,
+    limit: int,
+    after: str | None,
+    newest_first: bool,
+    until: int | None = None,
 ) -> Page[Any]:
-    """Return a page of the list."""
+    """Return a page of the list.
+
+    :param until: the highest sequence of its rows; None for all rows, some of
+        which may be read from the cache.
+    """
     check_limit(limit)
     bookmarks = bookmarks_of(rows, newest_first)
     mark, back = None, False
     if after is not None:
         mark, back = bookmarks.read_bookmark(after, rows.check_target)
     descending = newest_first is not back
-    cached = cached_rows([rows]).get(rows.source_id)
+    cached = None
+    if until is None:
+        cached = cached_rows([rows]).get(rows.source_id)
     if cached is not None:
         with suppress(NotCached):
             return _page(
                 _CachedReader(cached, descending), mark, limit, bookmarks, back
             )
     return _page(
-        _DatabaseReader(rows, descending), mark, limit, bookmarks, back
+        _DatabaseReader(rows, descending, until), mark, limit, bookmarks, back
     )
 
 
@@ -394,15 +437,22 @@ class _DatabaseReader:
         row.
     """
 
-    def __init__(self, rows: List, newest_first: bool) -> None:
+    def __init__(
+        self, rows: List, newest_first: bool, until: int | None
+    ) -> None:
         self._rows = rows
+        self._bounds = {} if until is None else {"until": until}
         self.newest_first = newest_first
         self.max_shift = reach(rows.statements.definition.respace_to)
 
     def first(self, number: int) -> list[Found]:
         """Return the first rows."""
-        statement = self._rows.statements.first_page[self.newest_first]
-        return _with_keys(self._rows.execute(statement, number=number))
+        built = self._rows.statements
+        pages = built.first_bounded if self._bounds else built.first_page
+        found = self._rows.execute(
+            pages[self.newest_first], number=number, **self._bounds
+        )
+        return _with_keys(found)
 
     def rows_after(
         self, cut: Key, last: Key, number: int
@@ -412,12 +462,15 @@ class _DatabaseReader:
         :returns: the sequence as None if ``last`` is not in the list, or no
             row was found.
         """
+        built = self._rows.statements
+        pages = built.later_bounded if self._bounds else built.later_page
         result = self._rows.execute(
-            self._rows.statements.later_page[self.newest_first],
+            pages[self.newest_first],
             at=cut.sequence,
             cut=cut.target_id,
             row=last.target_id,
             number=number,
+            **self._bounds,
         ).all()
         # Each row has the sequence of ``last`` as well.
         return _with_keys(result), result[0][3] if result else None

@@ -60,8 +60,9 @@ class Statements:
 
     Their parameters: ``source`` and ``row`` (ids), ``owner`` (the source
     again, if its own row is locked), ``before`` and ``after`` (ids of
-    neighbours), ``at`` (a sequence), ``low`` and ``high`` (bounds of
-    sequences), ``ids``, and ``number`` (number of rows).
+    neighbours), ``at`` (a sequence, or an id for ``ids``), ``low``, ``high``
+    and ``until`` (bounds of sequences), ``ids``, and ``number`` (number of
+    rows).
 
     :ivar source: the attribute with the source's id.
     :ivar target: the attribute with the target's id.
@@ -111,6 +112,19 @@ class Statements:
             )
             .add_columns(self._sequence("row", lock=False).label("the_now"))
             for newest in (True, False)
+        }
+        until = cls.sequence <= bindparam("until")
+        self.first_bounded, self.later_bounded = (
+            {newest: page.where(until) for newest, page in pages.items()}
+            for pages in (self.first_page, self.later_page)
+        )
+        self.top = select(func.max(cls.sequence)).where(here)
+        self.ids = {
+            descending: select(target)
+            .where(here, _at_or_beyond(target, bindparam("at"), descending))
+            .order_by(_directed(target, descending))
+            .limit(bindparam("number", type_=Integer()))
+            for descending in (True, False)
         }
         self.window = (
             select(*keys)
@@ -267,6 +281,13 @@ class Statements:
 
 def _directed(column: Any, newest: bool) -> Any:
     return column.desc() if newest else column.asc()
+
+
+def _at_or_beyond(
+    column: Any, at: Any, descending: bool
+) -> ColumnElement[bool]:
+    found: ColumnElement[bool] = column <= at if descending else column >= at
+    return found
 
 
 def _beyond(

@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 from typing import TYPE_CHECKING
 from typing import TypeVar
@@ -55,6 +56,7 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.models import list_changes
 from sqla_shard.models import list_counts
 from sqla_shard.models import list_pages as reading
+from sqla_shard.models import list_sets
 from sqla_shard.models.class_checks import whole_or_not_at_all
 from sqla_shard.models.inverse_mapping import link_inverse
 from sqla_shard.models.inverse_mapping import refuse_changes
@@ -62,6 +64,7 @@ from sqla_shard.models.inverse_mapping import refuse_rows
 from sqla_shard.models.inverse_mapping import writable_list
 from sqla_shard.models.list_changes import NarrowGap
 from sqla_shard.models.list_pages import first_pages
+from sqla_shard.models.mapping_definition import check_change
 from sqla_shard.models.mapping_definition import check_ids
 from sqla_shard.models.mapping_definition import define
 from sqla_shard.models.mapping_definition import definition_of
@@ -71,6 +74,9 @@ from sqla_shard.models.mapping_list import List
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit
 from sqla_shard.session.paging import Page
+
+if TYPE_CHECKING:
+    from sqla_shard.cluster.cluster import Cluster
 
 __all__ = ["MappingMixin"]
 
@@ -307,6 +313,7 @@ class MappingMixin:
         *,
         newest_first: bool = True,
         targets: bool = False,
+        until: int | datetime | None = None,
     ) -> Page[M]:
         """Return a page of the list.
 
@@ -321,11 +328,19 @@ class MappingMixin:
             ``sequence``; a bookmark is valid for one order only.
         :param targets: whether to load ``row.target`` of all rows, with one
             statement per server of the targets.
+        :param until: leaves out rows with a higher sequence.  :meth:`top`
+            returns the bound of the rows that exist at a time; a time, with
+            time zone, is the bound of the rows that were appended up to then,
+            except for those whose sequence is ahead of the clock, such as
+            some of hundreds in a millisecond.  Use the same bound for all
+            pages.  They are not read from a cache.
         :raises InvalidBookmarkError: if ``after`` is not a bookmark of
             this list and order.
+        :raises InvalidSequenceError: if ``until`` is not a sequence.
         """
         rows = List(cls, session, source_id)
-        page = reading.page(rows, limit, after, newest_first)
+        upper = reading.bound(until)
+        page = reading.page(rows, limit, after, newest_first, upper)
         if targets:
             reading.load_targets(page, cls, session)
         return page
@@ -360,11 +375,87 @@ class MappingMixin:
         *,
         newest_first: bool = True,
         batch: int = 1000,
+        until: int | datetime | None = None,
     ) -> Iterator[M]:
-        """Yield all rows of the list, read in batches."""
+        """Yield all rows of the list, read in batches.
+
+        :param until: as for :meth:`page`.
+        """
         check_limit(batch, "batch")
         rows = List(cls, session, source_id)
-        return reading.iterate(rows, newest_first, batch)
+        upper = reading.bound(until)
+        return reading.iterate(rows, newest_first, batch, upper)
+
+    @classmethod
+    def top(cls, session: ShardSession, source_id: int) -> int | None:
+        """Return the highest sequence of the list; None if it is empty.
+
+        Each appended row has a higher sequence than the rows before it, so
+        that ``until=`` this one excludes all that are appended later.
+        """
+        return reading.top(List(cls, session, source_id))
+
+    @classmethod
+    def intersect(
+        cls,
+        session: ShardSession,
+        source_id: int,
+        other_id: int,
+        *,
+        other: type[MappingMixin] | None = None,
+        descending: bool = False,
+        batch: int = 1000,
+    ) -> Iterator[int]:
+        """Yield the ids of the targets that are in two lists, in order.
+
+        The lists are read alternately, up to ``batch`` ids of each at a time,
+        and ids between two matches are skipped if possible.
+
+        ::
+
+            # those whom I follow and who follow you, three of them
+            ids = Follows.intersect(session, me, you, other=Followers)
+            print(list(itertools.islice(ids, 3)))
+
+        :param other_id: source of the second list.
+        :param other: mapping class of the second list, with the same targets;
+            by default this class.
+        :param descending: whether to begin with the highest id.
+        :param batch: maximum number of ids of one statement.
+        :raises ValueError: if its targets are of another class.
+        """
+        check_limit(batch, "batch")
+        lists = (
+            List(cls, session, source_id),
+            List(cls if other is None else other, session, other_id),
+        )
+        return list_sets.intersect(*lists, descending, batch)
+
+    @classmethod
+    def clear_target(
+        cls,
+        cluster: Cluster,
+        target_id: int,
+        *,
+        scatter: bool = False,
+        batch: int = 500,
+    ) -> int:
+        """Remove a target from all lists that contain it.
+
+        The lists are found in the inverse.  Each transaction changes lists of
+        one shard; after an error, call the method again.  Lists to which the
+        target is appended meanwhile may not be found.
+
+        :param scatter: read the tables of all shards if there is no inverse;
+            no index is used.
+        :param batch: maximum number of lists in a transaction.
+        :returns: the number of lists that contained it.
+        :raises ValueError: if there is no inverse, and ``scatter`` is false.
+        :raises KeptMappingError: if the class is the inverse of another.
+        """
+        check_limit(batch, "batch")
+        check_change(cls)
+        return list_sets.clear_target(cls, cluster, target_id, scatter, batch)
 
     def __repr__(self) -> str:
         definition = self.__sqla_shard_mapping__
