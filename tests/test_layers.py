@@ -43,6 +43,7 @@ LAYERS = {
     "jobs": "sqlalchemy",
     "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo rich sqlalchemy",
+    "metrics": "prometheus_client sqlalchemy",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything but what is loaded by those who use it.
@@ -56,9 +57,11 @@ APART = {
     "ext": {"schema", "verify", "contrib", "fleet"},
     "contrib": {"schema", "verify"},
     "fleet": {"jobs", "contrib"},
-    "testing": {"schema", "verify", "contrib", "fleet", "ext"},
+    "metrics": {"contrib"},
+    "testing": {"schema", "verify", "contrib", "fleet", "metrics", "ext"},
     "__init__": {
         *("cache", "schema", "verify", "jobs", "contrib", "fleet"),
+        "metrics",
         *("ext", "testing"),
     },
     "cli": {"contrib", "ext", "testing"},
@@ -69,6 +72,7 @@ PLACES = {
     "fsspec": "sqla_shard.fleet.files",
     "kazoo": "sqla_shard.topology.zookeeper.",
     "orjson": "sqla_shard.util.json_values",
+    "prometheus_client": "sqla_shard.metrics.",
 }
 
 # Loaded by those who use them, never by `import sqla_shard`.
@@ -82,6 +86,7 @@ OPTIONAL = (
     "fsspec",
     "kazoo",
     "opentelemetry",
+    "prometheus_client",
     "pymemcache",
     "pymysql",
     "pytest",
@@ -93,6 +98,7 @@ OPTIONAL = (
     "sqla_shard.ext",
     "sqla_shard.fleet",
     "sqla_shard.jobs",
+    "sqla_shard.metrics",
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.verify",

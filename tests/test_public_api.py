@@ -164,6 +164,7 @@ SAMPLES = [
         not_reached=[21],
     ),
     exc.CacheOptionError("m", option="servers", value=["a"]),
+    exc.MetricsOptionError("m", option="rate", value=2),
     exc.CacheKeyError(key="a b"),
     exc.CacheClassError("m", class_name="Pin"),
     exc.CachedFunctionError("m", function="users.get_many"),

@@ -129,12 +129,19 @@ def _queue_group() -> click.Command:
     return queue_group
 
 
+def _load_command() -> click.Command:
+    from sqla_shard.cli.load_command import load_command
+
+    return load_command
+
+
 #: Commands to import on first use: importing alembic doubles the startup
 #: time.
 _LAZY = {
     "schema": _schema_group,
     "fleet": _fleet_group,
     "queue": _queue_group,
+    "load": _load_command,
 }
 
 

@@ -42,6 +42,7 @@ from sqla_shard.engine import Engines
 from sqla_shard.engine import EngineStats
 from sqla_shard.engine import Lanes
 from sqla_shard.engine import Places
+from sqla_shard.engine import Sampling
 from sqla_shard.engine import Watch
 from sqla_shard.exc import CacheOptionError
 from sqla_shard.outbox import count_pending
@@ -168,6 +169,8 @@ class Cluster(FromSources, EventTarget):
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ
         self._seal = seal_of(bookmark_keys, environ)
+        #: Takes samples of the statements, for :mod:`sqla_shard.metrics`.
+        self.sampling = Sampling()
         options = engine_options or {}
         self._engines = Engines(
             driver=driver,
@@ -176,6 +179,7 @@ class Cluster(FromSources, EventTarget):
             lanes=Lanes(threads),
             grace=grace,
             pipelining=Pipelining(polls=polling, defers=deferred_rollback),
+            sampling=self.sampling,
         )
         if async_engine_options is not None:
             options = async_engine_options
@@ -187,6 +191,7 @@ class Cluster(FromSources, EventTarget):
                 options=options,
                 environ=environ,
                 grace=grace,
+                sampling=self.sampling,
             ),
             request_topology=self._refresh_topology,
         )

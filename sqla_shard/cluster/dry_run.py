@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -24,6 +25,7 @@ from sqla_shard.engine import OPTION
 from sqla_shard.engine import Places
 from sqla_shard.engine import Plan
 from sqla_shard.engine import render_event
+from sqla_shard.engine import Sampling
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import ShardError
@@ -174,7 +176,8 @@ def _dry_engine(real: Engine, found: DryRun) -> Engine:
     """Return an engine with the dialect of another, and no server."""
     pool = NullPool(lambda: _DryConnection())  # type: ignore[arg-type]  # all it uses
     engine = Engine(pool, real.dialect, real.url)
-    event.listen(engine, "before_cursor_execute", render_event, retval=True)
+    render = partial(render_event, sampling=Sampling())
+    event.listen(engine, "before_cursor_execute", render, retval=True)
 
     def record(
         connection: Connection,

@@ -49,6 +49,7 @@ from sqla_shard.engine.pools import Answer
 from sqla_shard.engine.pools import EngineStats
 from sqla_shard.engine.pools import no_answer
 from sqla_shard.engine.preparation import render_event
+from sqla_shard.engine.preparation import Sampling
 from sqla_shard.engine.registry import Engines
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Lanes",
     "Places",
     "Plan",
+    "Sampling",
     "Scatter",
     "ServerReport",
     "StatementReport",

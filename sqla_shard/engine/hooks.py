@@ -86,6 +86,7 @@ def listen(
     reset = _Reset(engine, backend)
     checkouts = _Checkouts(engine, engines, retirement)
     opened = engines.open_connections.listeners(backend)
+    render = partial(render_event, sampling=engines.sampling)
     _register(
         engine,
         {
@@ -100,7 +101,7 @@ def listen(
             ],
             "before_cursor_execute": [
                 retirement.check_deadline,
-                render_event,
+                render,
                 reset.on_execute,
             ],
             "do_execute": [
@@ -150,7 +151,8 @@ def _register(
 ) -> None:
     for name, calls in table.items():
         for call in calls:
-            event.listen(engine, name, call, retval=call is render_event)
+            renders = getattr(call, "func", None) is render_event
+            event.listen(engine, name, call, retval=renders)
 
 
 def _info_of(context: ExceptionContext) -> dict[Any, Any] | None:

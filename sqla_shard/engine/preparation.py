@@ -9,6 +9,9 @@ errors show the SQL that was sent.
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -38,7 +41,7 @@ from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types.shard_bound import Address
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["render_event"]
+__all__ = ["Sampling", "render_event"]
 
 #: The placeholder of a schema in the statements of SQLAlchemy
 _MARK = "__[SCHEMA_"
@@ -51,6 +54,62 @@ _MOST_ZEROS = 400
 _changing: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
+class Sampling:
+    """Passes a random sample of the statements of a cluster to a function.
+
+    The gaps between two samples are random, since a statement that an
+    application repeats in a fixed order would be sampled too often or never.
+    Threads count without a lock: if one overwrites the count of another, the
+    next sample is a few statements later.
+
+    :ivar is_on: whether samples are taken.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._rate = 1.0
+        self._left = 0
+        self._take: Callable[[Plan, Any], None] = _ignore
+
+    def begin(self, rate: float, take: Callable[[Plan, Any], None]) -> None:
+        """Take samples from now on.
+
+        :param rate: the share of the statements, above 0 and at most 1.
+        :param take: function that is called with the plan of a statement and
+            its execution context, before the statement is sent; it must not
+            raise an exception.
+        """
+        self._rate, self._take = rate, take
+        self._left = self._gap()
+        self.is_on = True
+
+    def end(self) -> None:
+        """Take no more samples."""
+        self.is_on = False
+        self._take = _ignore
+
+    def __call__(self, plan: Plan, context: Any) -> None:
+        """Count a statement, and take a sample if it is its turn."""
+        left = self._left
+        if left:
+            self._left = left - 1
+            return
+        self._left = self._gap()
+        self._take(plan, context)
+
+    def _gap(self) -> int:
+        """Return a number of statements until the next sample."""
+        if self._rate == 1:
+            return 0
+        # random.random() may return 0, but never 1.
+        chance = 1 - random.random()  # noqa: S311  # not a secret
+        return int(math.log(chance) / math.log1p(-self._rate))
+
+
+def _ignore(plan: Plan, context: Any) -> None:
+    """Drop a sample that a thread takes when sampling has just ended."""
+
+
 def render_event(
     connection: Connection,
     cursor: Any,
@@ -58,8 +117,13 @@ def render_event(
     parameters: Any,
     context: Any,
     executemany: bool,
+    *,
+    sampling: Sampling,
 ) -> tuple[str, Any]:
-    """Handle ``before_cursor_execute``: insert the values of the shard."""
+    """Handle ``before_cursor_execute``: insert the values of the shard.
+
+    :param sampling: counts the statement.
+    """
     compiled = context.compiled
     # DDL has no parameters.
     if isinstance(compiled, SQLCompiler) and compiled.literal_execute_params:
@@ -73,6 +137,8 @@ def render_event(
                 tables=(),
             )
         return statement, parameters
+    if sampling.is_on:
+        sampling(plan, context)
     place = plan.places[0]
     watch = plan.watch
     plan.text = statement

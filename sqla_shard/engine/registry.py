@@ -40,6 +40,7 @@ from sqla_shard.engine.pools import in_threads
 from sqla_shard.engine.pools import is_cold
 from sqla_shard.engine.pools import server_name
 from sqla_shard.engine.pools import warm
+from sqla_shard.engine.preparation import Sampling
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import ServerRetiredError
@@ -101,6 +102,7 @@ class Engines:
         that was removed from the topology.
     :param pipelining: how connections wait for responses where the driver
         can be polled.
+    :param sampling: takes samples of statements; by default, none.
     """
 
     #: Whether an event loop waits for the servers.
@@ -115,6 +117,7 @@ class Engines:
         lanes: Lanes | AwaitedLanes,
         grace: float = 30.0,
         pipelining: Pipelining = PIPELINING,
+        sampling: Sampling | None = None,
     ) -> None:
         #: The newest topology that was passed to :meth:`follow`.
         self.topology: Topology | None = None
@@ -125,6 +128,7 @@ class Engines:
         self.request_topology: Callable[[], None] = _nothing
         #: Threads, or the event loop, that wait for several servers.
         self.lanes = lanes
+        self.sampling = Sampling() if sampling is None else sampling
         self._driver = driver
         self._pipelining = pipelining
         # The listener in hooks.py resets connections.

@@ -71,6 +71,7 @@ statement raises it::
     ├── CachedWriteError                  a write that cannot be invalidated
     ├── CacheOptionError (ValueError)     a setting that is not valid
     ├── CacheKeyError (ValueError)        not a key of memcached
+    ├── MetricsOptionError (ValueError)   a setting of metrics
     ├── CacheConfigError (ValueError)     a file that is not valid
     ├── VerifyPositionError               a file of another run
     ├── ParameterValueError (ValueError)  a value that no server can hold

@@ -49,6 +49,7 @@ __all__ = [
     "LookupTableError",
     "ManyToManyError",
     "MappingError",
+    "MetricsOptionError",
     "MissingTargetError",
     "PlacementError",
     "Problem",
@@ -427,6 +428,20 @@ class ReferenceIncompleteError(ReferenceTableError):
 
 class CacheOptionError(MessageError, ValueError):
     """Raised when a setting of the cache is not valid.
+
+    :ivar option: name of the setting.
+    :ivar value: the value that was given.
+    """
+
+    option: str
+    value: object
+
+    def _describe(self, message: str) -> str:
+        return f"{self.option}={masking.masked(self.value)} {message}"
+
+
+class MetricsOptionError(MessageError, ValueError):
+    """Raised when a setting of metrics is not valid.
 
     :ivar option: name of the setting.
     :ivar value: the value that was given.

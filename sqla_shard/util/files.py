@@ -14,11 +14,15 @@ from pathlib import Path
 __all__ = ["flush_to_disk", "replace_file"]
 
 
-def replace_file(path: Path, data: bytes, mode: int) -> None:
+def replace_file(
+    path: Path, data: bytes, mode: int, *, durable: bool = True
+) -> None:
     """Write a temporary file, flush it to the disk and rename it.
 
     :param path: path of the file, in an existing directory.
     :param mode: permissions of the file, regardless of the umask.
+    :param durable: whether to flush it; otherwise a crash of the machine
+        may leave an empty file.
     :raises OSError: if the file cannot be written; the old one remains.
     """
     handle, name = tempfile.mkstemp(
@@ -29,14 +33,16 @@ def replace_file(path: Path, data: bytes, mode: int) -> None:
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    # Without it a power failure may undo the rename, or lose the file.
-    flush_to_disk(path.parent)
+    if durable:
+        # Without it a power failure may undo the rename, or lose the file.
+        flush_to_disk(path.parent)
 
 
 def flush_to_disk(path: Path) -> None:

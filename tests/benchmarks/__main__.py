@@ -18,6 +18,7 @@ from tests.benchmarks import ids
 from tests.benchmarks import job_queues
 from tests.benchmarks import jobs
 from tests.benchmarks import lists
+from tests.benchmarks import load
 from tests.benchmarks import lookups
 from tests.benchmarks import operations
 from tests.benchmarks import reading
@@ -36,6 +37,7 @@ PARTS = {
     "scale": scale.run,
     "scatter": scatter.run,
     "lists": lists.run,
+    "load": load.run,
     "lookups": lookups.run,
     "cache": caching.run,
     "cached": cached.run,

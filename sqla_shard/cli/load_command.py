@@ -1,0 +1,142 @@
+"""``sqla-shard load``: which shards and lists have most of the load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from sqla_shard.cache.config import read
+from sqla_shard.cache.config import regions_of
+from sqla_shard.cache.regions import open_region
+from sqla_shard.cli.application_options import IN_MEMORY
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import with_options
+from sqla_shard.exc import CacheConfigError
+from sqla_shard.exc import CacheOptionError
+from sqla_shard.metrics.load import report_load
+from sqla_shard.metrics.load_stores import LoadCache
+from sqla_shard.metrics.load_stores import LoadDirectory
+from sqla_shard.metrics.load_stores import LoadStore
+
+__all__ = ["load_command", "load_options", "open_load_store"]
+
+load_options = with_options(
+    click.option(
+        "--directory",
+        metavar="PATH",
+        help="Directory in which the processes of this machine publish.",
+    ),
+    click.option(
+        "--cache",
+        metavar="FILE",
+        help="TOML file of the cache in which the processes publish.",
+    ),
+    click.option(
+        "--region",
+        metavar="NAME",
+        help="Region of the cache; by default the first in the file.",
+    ),
+)
+
+
+@contextmanager
+def open_load_store(
+    directory: str | None, cache: str | None, region: str | None
+) -> Iterator[LoadStore | None]:
+    """Open the store of the options ``--directory`` and ``--cache``.
+
+    :returns: None if neither is given.
+    :raises click.UsageError: if both are given, or ``--region`` alone.
+    :raises CacheConfigError: if the file is not valid.
+    """
+    if directory is not None and cache is not None:
+        raise click.UsageError("--directory and --cache exclude each other")
+    if region is not None and cache is None:
+        raise click.UsageError("--region is a region of --cache FILE")
+    if cache is None:
+        yield None if directory is None else LoadDirectory(directory)
+        return
+    document = read(cache)
+    regions = {
+        name: config
+        for name, config in regions_of(cache, document).items()
+        if not config["backend"].startswith(IN_MEMORY)
+        and region in (None, name)
+    }
+    prefix = document.get("prefix")
+    if not regions or not isinstance(prefix, str):
+        what = "prefix" if regions else "regions"
+        raise CacheConfigError(
+            "is missing; processes publish their load under the prefix of "
+            "the application, in a region that is not in memory",
+            path=cache,
+            key=what if region is None else f"regions.{region}",
+        )
+    name, config = next(iter(regions.items()))
+    try:
+        store = open_region(name, config).store
+    except CacheOptionError as error:
+        raise CacheConfigError(
+            str(error), path=cache, key=f"regions.{name}"
+        ) from error
+    try:
+        yield LoadCache(store, prefix)
+    finally:
+        if (close := getattr(store, "close", None)) is not None:
+            close()
+
+
+@click.command(
+    "load",
+    epilog=examples(
+        "sqla-shard load --directory /run/pinboard/load",
+        "sqla-shard load --cache cache.toml --top 3 --json",
+    ),
+)
+@load_options
+@click.option(
+    "--top",
+    metavar="N",
+    default=10,
+    type=click.IntRange(1, 1000),
+    help="Number of shards to show.",
+)
+@json_option
+@pass_settings
+def load_command(
+    settings: Settings,
+    directory: str | None,
+    cache: str | None,
+    region: str | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Show the shards, objects and lists with the highest load.
+
+    The processes of the application publish samples of their statements, in
+    a directory or in their cache.  The numbers are those of the last 30
+    seconds, unless the application has set another window.  The status is 1
+    if a shard is hot: it has more than three times its fair share.
+    """
+    with open_load_store(directory, cache, region) as store:
+        if store is None:
+            raise click.UsageError(
+                "name the place in which the processes publish their "
+                "samples: --directory PATH or --cache FILE"
+            )
+        snapshots = store.snapshots()
+    if not snapshots:
+        raise click.ClickException(
+            "no process has published its load in the last 10 seconds; call "
+            "publish_load(measure_load(cluster), ...) in the application"
+        )
+    report = report_load(snapshots, settings.topology(), top=top)
+    print_report(report, as_json)
+    end(is_good=not report.hot, is_read=True)

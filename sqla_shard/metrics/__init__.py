@@ -1,0 +1,32 @@
+"""Metrics of a cluster, and the load of its virtual shards.
+
+``load``         data of samples, and the report of hot shards
+``load_meter``   samples of the statements of this process
+``load_stores``  snapshots of several processes
+"""
+
+from __future__ import annotations
+
+from sqla_shard.metrics.load import LoadReport
+from sqla_shard.metrics.load import LoadSnapshot
+from sqla_shard.metrics.load import report_load
+from sqla_shard.metrics.load_meter import LoadMeter
+from sqla_shard.metrics.load_meter import measure_load
+from sqla_shard.metrics.load_meter import meter_of
+from sqla_shard.metrics.load_stores import LoadCache
+from sqla_shard.metrics.load_stores import LoadDirectory
+from sqla_shard.metrics.load_stores import LoadPublisher
+from sqla_shard.metrics.load_stores import publish_load
+
+__all__ = [
+    "LoadCache",
+    "LoadDirectory",
+    "LoadMeter",
+    "LoadPublisher",
+    "LoadReport",
+    "LoadSnapshot",
+    "measure_load",
+    "meter_of",
+    "publish_load",
+    "report_load",
+]
