@@ -177,11 +177,7 @@ _TIMED = frozenset(
     [
         "test_bookmarks_limits.test_no_attack_takes_long_or_much_memory",
         "test_bookmarks_limits.test_pieces_of_attacks",
-        "test_load_mariadb.test_a_hot_shard_is_named_in_time",
-        (
-            "test_load_mariadb."
-            "test_sampling_costs_less_than_1_percent_of_a_get"
-        ),
+        ("test_load_mariadb.test_sampling_costs_less_than_1_percent_of_a_get"),
         "test_primary_mariadb.test_a_shard_that_moves_is_followed",
         "test_primary_mariadb.test_others_are_not_delayed",
         (

@@ -3,7 +3,8 @@
 Run as a program with a topology file, the directory in which it publishes its
 load, and the ids of boards, of which the first is the popular one.  It reads
 all alike until a line comes on standard input, then the popular one in two of
-three turns, until standard input ends.
+three turns, until standard input ends; then it prints how many statements
+it has sent since the line.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ def main(topology: str, directory: str, *ids: str) -> None:
         with cluster.session() as session:
             sys.stdout.write("ready\n")
             sys.stdout.flush()
+            sent = 0
             while not is_over.is_set():
+                sent += 2 * is_hot.is_set()
                 board = chance.choice(boards)
                 if is_hot.is_set() and chance.random() < 2 / 3:
                     board = boards[0]
                 session.get(Board, board)
                 BoardHasPins.page(session, board, 10)
-                session.rollback()
+                session.expunge_all()
         publisher.stop()
+    sys.stdout.write(f"{sent}\n")
 
 
 if __name__ == "__main__":
