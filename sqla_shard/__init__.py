@@ -38,35 +38,14 @@ is on the virtual shard of its 64-bit id.
 
 from __future__ import annotations
 
-from sqla_shard.cluster.async_session import AsyncShardSession
-from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.cluster.cluster_events import ClusterEvents
-from sqla_shard.engine import scatter
-from sqla_shard.engine import scatter_errors
-from sqla_shard.engine.rendering import SCHEMA
-from sqla_shard.ids import ObjectId
-from sqla_shard.ids import pack
-from sqla_shard.ids import unpack
-from sqla_shard.models import blob_field
-from sqla_shard.models import deletion as _deleting  # noqa: F401  # names operations
-from sqla_shard.models import KeyspaceMixin
-from sqla_shard.models import LookupMixin
-from sqla_shard.models import MappingMixin
-from sqla_shard.models import ObjectMixin
-from sqla_shard.models.reference import ReferenceMixin
-from sqla_shard.outbox import Operation
-from sqla_shard.outbox import operation
-from sqla_shard.session import no_cache
-from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import Page
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import Topology
-from sqla_shard.types import full_id
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import Sequence38
-from sqla_shard.types import ShardedId
+import importlib
+from typing import Any
+from typing import TYPE_CHECKING
+
 from sqla_shard.util import former
+
+if TYPE_CHECKING:
+    from sqla_shard.api import *  # noqa: F403  # what __getattr__ returns
 
 __all__ = [
     "SCHEMA",
@@ -99,3 +78,33 @@ __all__ = [
 ]
 
 former.install()
+
+
+def __getattr__(name: str) -> Any:
+    # The names are imported on first use: SQLAlchemy's ORM takes longer than
+    # `sqla-shard id` or the completion of a command may take.
+    if name in __all__:
+        value = getattr(importlib.import_module("sqla_shard.api"), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        value = _submodule(name)
+    globals()[name] = value
+    return value
+
+
+def _submodule(name: str) -> Any:
+    """Import a module of the package that is used as its attribute."""
+    path = f"{__name__}.{name}"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}"
+        ) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

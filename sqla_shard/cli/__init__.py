@@ -69,8 +69,6 @@ from __future__ import annotations
 
 import sys
 
-from sqla_shard.exc import MissingExtraError
-
 __all__ = ["main"]
 
 
@@ -83,6 +81,8 @@ def main() -> None:
         import click  # noqa: F401  # checks that it is installed
         import rich  # noqa: F401  # likewise
     except ImportError as error:
+        from sqla_shard.exc import MissingExtraError
+
         missing = MissingExtraError(
             package=error.name or "click", extra="cli", reason=str(error)
         )

@@ -41,15 +41,13 @@ from sqla_shard.outbox.invalidations import DrainReport
 from sqla_shard.outbox.invalidations import outbox_size
 from sqla_shard.outbox.invalidations import Waiting
 
-__all__ = ["cache_group"]
+__all__ = [
+    "repair_command",
+    "stats_command",
+]
 
 
-@click.group("cache")
-def cache_group() -> None:
-    """Run pending invalidations, and show statistics of the cache."""
-
-
-@cache_group.command(
+@click.command(
     "repair",
     epilog=examples(
         "sqla-shard cache repair --cache cache.toml",
@@ -116,7 +114,7 @@ def _state(report: DrainReport) -> list[str]:
     return [*left, *unknown, *report.troubles]
 
 
-@cache_group.command(
+@click.command(
     "stats",
     epilog=examples(
         "sqla-shard cache stats --cache cache.toml",

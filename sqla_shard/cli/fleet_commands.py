@@ -1,7 +1,7 @@
-"""``sqla-shard fleet``: operate the servers of a topology.
+"""``sqla-shard fleet status|history|apply|resume|undo``.
 
-The commands of the operations are defined in modules of their own and listed
-in ``_COMMANDS``; they share :mod:`sqla_shard.cli.fleet_plans`.
+The commands of the operations are in modules of their own; they share
+:mod:`sqla_shard.cli.fleet_plans`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,6 @@ from pathlib import Path
 
 import click
 
-from sqla_shard.cli.fleet_backup import backup_group
-from sqla_shard.cli.fleet_backup import restore_command
-from sqla_shard.cli.fleet_doctor import capacity_command
-from sqla_shard.cli.fleet_doctor import doctor_command
-from sqla_shard.cli.fleet_failover import failover_command
-from sqla_shard.cli.fleet_failover import reopen_command
-from sqla_shard.cli.fleet_orphans import orphans_group
 from sqla_shard.cli.fleet_plans import blank_fleet_of
 from sqla_shard.cli.fleet_plans import confirm
 from sqla_shard.cli.fleet_plans import fleet_of
@@ -26,12 +19,6 @@ from sqla_shard.cli.fleet_plans import plan_options
 from sqla_shard.cli.fleet_plans import print_result
 from sqla_shard.cli.fleet_plans import progress_of
 from sqla_shard.cli.fleet_plans import run_plan
-from sqla_shard.cli.fleet_replica import replica_group
-from sqla_shard.cli.fleet_replica import retire_command
-from sqla_shard.cli.fleet_split import move_command
-from sqla_shard.cli.fleet_split import split_command
-from sqla_shard.cli.fleet_verify import verify_command
-from sqla_shard.cli.fleet_watch import watch_command
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
@@ -48,7 +35,13 @@ from sqla_shard.fleet import status
 from sqla_shard.fleet import undo
 from sqla_shard.util.json_values import parsed_json
 
-__all__ = ["fleet_group"]
+__all__ = [
+    "apply_command",
+    "history_command",
+    "resume_command",
+    "status_command",
+    "undo_command",
+]
 
 
 @click.command(
@@ -172,40 +165,3 @@ def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:
     """Show the pending operation, and ask; other states are refused later."""
     if found.is_interrupted and found.pending is not None and not yes:
         confirm(f"{what} {found.pending.record.title}", shown=found)
-
-
-_COMMANDS: tuple[click.Command, ...] = (
-    status_command,
-    doctor_command,
-    capacity_command,
-    history_command,
-    apply_command,
-    resume_command,
-    undo_command,
-    failover_command,
-    verify_command,
-    reopen_command,
-    replica_group,
-    retire_command,
-    split_command,
-    move_command,
-    orphans_group,
-    backup_group,
-    restore_command,
-    watch_command,
-)
-
-
-@click.group("fleet")
-def fleet_group() -> None:
-    """Operate the servers of a topology.
-
-    Every operation is planned, checked, applied step by step with a journal,
-    and verified.  The accounts are in the environment:
-    SQLA_SHARD_OPERATOR_USER and _PASSWORD, SQLA_SHARD_REPLICATION_USER and
-    _PASSWORD.
-    """
-
-
-for _command in _COMMANDS:
-    fleet_group.add_command(_command)

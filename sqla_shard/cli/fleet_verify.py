@@ -8,6 +8,7 @@ from time import monotonic
 
 import click
 
+from sqla_shard.cli.failures import one_line
 from sqla_shard.cli.fleet_plans import fleet_of
 from sqla_shard.cli.fleet_plans import terminable
 from sqla_shard.cli.options import FiniteRange
@@ -18,7 +19,6 @@ from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import NOT_READ
-from sqla_shard.cli.output import one_line
 from sqla_shard.cli.output import print_json
 from sqla_shard.exc import ApplierStoppedError
 from sqla_shard.exc import FleetLockedError

@@ -17,12 +17,12 @@ from typing import Any
 
 import click
 
+from sqla_shard.cli.failures import one_line
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import one_line
 from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.exc import ShardError

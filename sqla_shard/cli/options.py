@@ -14,21 +14,22 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from typing import Concatenate
 from typing import ParamSpec
+from typing import TYPE_CHECKING
 from typing import TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.topology.follow import load_location
 from sqla_shard.util.masking import masked
+
+if TYPE_CHECKING:
+    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard.topology import Topology
 
 __all__ = [
     "DEFAULT_FILE",
@@ -37,6 +38,7 @@ __all__ = [
     "FiniteRange",
     "Settings",
     "number",
+    "pass_global_settings",
     "pass_settings",
 ]
 
@@ -111,11 +113,22 @@ class Settings:
 
     :param named: value of ``--topology``: a path, the URL of ZooKeeper, or
         None.
-    :param placeholders: names that are allowed as ``${NAME}`` in a URL.
+    :param more_placeholders: names that are allowed as ``${NAME}`` in a URL,
+        in addition to the default ones.
     """
 
+    # Its methods import what they need: `sqla-shard id` has these options,
+    # too, and needs neither a topology nor SQLAlchemy.
+
     named: str | None = None
-    placeholders: Collection[str] = DEFAULT_PLACEHOLDERS
+    more_placeholders: Collection[str] = ()
+
+    @property
+    def placeholders(self) -> Collection[str]:
+        """Names that are allowed as ``${NAME}`` in a URL."""
+        from sqla_shard.topology import DEFAULT_PLACEHOLDERS
+
+        return (*DEFAULT_PLACEHOLDERS, *self.more_placeholders)
 
     @property
     def location(self) -> str:
@@ -140,6 +153,8 @@ class Settings:
             precedence over ``--topology``.
         :raises click.UsageError: if it is missing or not such a URL.
         """
+        from sqla_shard.topology.follow import is_zookeeper
+
         url = named or self.named
         if not is_zookeeper(url):
             actual = "" if url is None else f", not {masked(url)}"
@@ -165,6 +180,8 @@ class Settings:
         :raises TopologyError: if it cannot be read or is not valid.
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """
+        from sqla_shard.topology.follow import load_location
+
         return load_location(
             location or self.location,
             placeholders=self.placeholders,
@@ -181,6 +198,8 @@ class Settings:
         :raises TopologyError: see :meth:`topology`.
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """
+        from sqla_shard import Cluster
+
         return Cluster.from_location(
             self.location,
             placeholders=self.placeholders,
@@ -193,14 +212,39 @@ class Settings:
 
         :raises TopologyError: see :meth:`topology`.
         """
+        from sqla_shard import Cluster
+
         return Cluster(self.topology(), environ=self.blank)
+
+
+def _replace_location(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> None:
+    if value is not None:
+        ctx.obj = replace(ctx.ensure_object(Settings), named=value)
+
+
+pass_global_settings = click.make_pass_decorator(Settings)
+"""Pass the settings to a command with a ``--topology`` of its own."""
 
 
 def pass_settings(
     command: Callable[Concatenate[Settings, P], T],
 ) -> Callable[P, T]:
-    """Pass the settings to a command, as its first argument."""
-    return click.make_pass_decorator(Settings)(command)
+    """Pass the settings to a command, as its first argument.
+
+    The command takes the option ``--topology``, as the program does.
+    """
+    option = click.option(
+        "-t",
+        "--topology",
+        metavar="PATH",
+        type=LOCATION,
+        expose_value=False,
+        callback=_replace_location,
+        help="Topology; can also precede the command.",
+    )
+    return option(pass_global_settings(command))
 
 
 def number(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Output of commands: JSON, one-line errors, examples, exit statuses."""
+"""Output of commands: JSON, examples, exit statuses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from typing import TypeVar
 
 import click
 
-from sqla_shard.engine.unread import reason
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import TopologyError
-
 __all__ = [
     "FAILED",
     "NOT_READ",
@@ -24,7 +20,6 @@ __all__ = [
     "examples",
     "json_option",
     "lines_option",
-    "one_line",
     "print_json",
     "print_report",
     "printable",
@@ -47,10 +42,6 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 # characters that change the direction of the text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)
-# Lines that SQLAlchemy appends to the message of a driver.
-_APPENDED = re.compile(
-    r"\n(?:\[SQL: |\[parameters: |\(Background on ).*", re.S
 )
 
 
@@ -129,23 +120,6 @@ def end(*, is_good: bool, is_read: bool) -> None:
         sys.exit(FAILED)
 
 
-def status_of(error: BaseException) -> int:
-    """Return the exit status for an error."""
-    if isinstance(error, FleetServerError) and error.is_unanswered:
-        return NOT_READ
-    return FAILED if reason(error) is None else NOT_READ
-
-
-def one_line(error: Exception) -> str:
-    """Return the message of an error on one line."""
-    if isinstance(error, TopologyError) and len(error.problems) > 1:
-        return _joined(
-            f"{error.source}: {len(error.problems)} problems, listed by "
-            f"'sqla-shard topology validate'; first: {error.problems[0]}"
-        )
-    return _joined(_APPENDED.sub("", str(error)) or type(error).__name__)
-
-
 def printable(text: str) -> str:
     """Return a string with escaped control characters, except tab and newline.
 
@@ -153,9 +127,3 @@ def printable(text: str) -> str:
     not control the terminal of an operator.
     """
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def _joined(text: str) -> str:
-    return " ".join(
-        line for part in text.splitlines() if (line := part.strip())
-    )

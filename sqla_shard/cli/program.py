@@ -1,7 +1,7 @@
 """The click program ``sqla-shard``: global options, commands, errors.
 
-Each command or group of commands is defined in another module of this
-package and listed in ``_COMMANDS``.
+The commands are defined in other modules of this package and listed in
+:mod:`sqla_shard.cli.catalogue`.
 """
 
 from __future__ import annotations
@@ -11,39 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
-from typing import IO
 
 import click
+from click.exceptions import Abort
+from click.exceptions import Exit
 from click.shell_completion import get_completion_class
-from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.cli.cache_commands import cache_group
-from sqla_shard.cli.follow_commands import agent_command
-from sqla_shard.cli.follow_commands import watch_command
+from sqla_shard.cli.catalogue import PROGRAM
+from sqla_shard.cli.groups import LazyGroup
 from sqla_shard.cli.options import LOCATION
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.options import VARIABLE
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import one_line
 from sqla_shard.cli.output import printable
-from sqla_shard.cli.output import status_of
-from sqla_shard.cli.publish_commands import history_command
-from sqla_shard.cli.publish_commands import protect_command
-from sqla_shard.cli.publish_commands import push_command
-from sqla_shard.cli.publish_commands import reset_command
-from sqla_shard.cli.publish_commands import rollback_command
-from sqla_shard.cli.repair_commands import halves_command
-from sqla_shard.cli.repair_commands import key_command
-from sqla_shard.cli.repair_commands import repair_command
-from sqla_shard.cli.route_commands import explain_command
-from sqla_shard.cli.route_commands import id_command
-from sqla_shard.cli.route_commands import where_command
-from sqla_shard.cli.shell_command import shell_command
-from sqla_shard.cli.topology_commands import topology_group
-from sqla_shard.cli.verify_commands import verify_group
-from sqla_shard.cli.worker_command import worker_command
-from sqla_shard.exc import MissingExtraError
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 
 __all__ = [
     "completion_command",
@@ -77,108 +57,6 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 
 
 _INTERRUPTED = 130
-_COMMANDS = (
-    id_command,
-    where_command,
-    explain_command,
-    topology_group,
-    repair_command,
-    key_command,
-    halves_command,
-    worker_command,
-    cache_group,
-    verify_group,
-    shell_command,
-    completion_command,
-)
-_TOPOLOGY_COMMANDS = (
-    protect_command,
-    push_command,
-    history_command,
-    reset_command,
-    rollback_command,
-    watch_command,
-    agent_command,
-)
-
-
-def _schema_group() -> click.Command:
-    try:
-        from sqla_shard.cli.schema_commands import schema_group
-    except ImportError as error:
-        return _unavailable_command(
-            "schema",
-            MissingExtraError(
-                package=(error.name or "alembic").partition(".")[0],
-                extra="cli",
-                reason=str(error),
-            ),
-        )
-    return schema_group
-
-
-def _fleet_group() -> click.Command:
-    from sqla_shard.cli.fleet_commands import fleet_group
-
-    return fleet_group
-
-
-def _queue_group() -> click.Command:
-    from sqla_shard.cli.queue_commands import queue_group
-
-    return queue_group
-
-
-def _load_command() -> click.Command:
-    from sqla_shard.cli.load_command import load_command
-
-    return load_command
-
-
-#: Commands to import on first use: importing alembic doubles the startup
-#: time.
-_LAZY = {
-    "schema": _schema_group,
-    "fleet": _fleet_group,
-    "queue": _queue_group,
-    "load": _load_command,
-}
-
-
-def _unavailable_command(
-    name: str, missing: MissingExtraError
-) -> click.Command:
-    """Return a placeholder for a command whose packages are not installed.
-
-    It is listed by ``--help`` and fails with any arguments.
-    """
-
-    def fail(**arguments: object) -> None:
-        raise missing
-
-    return click.Command(
-        name,
-        callback=fail,
-        params=[click.Argument(["arguments"], nargs=-1)],
-        context_settings={"ignore_unknown_options": True},
-        add_help_option=False,
-        help=f"Requires: pip install 'sqla-shard[{missing.extra}]'.",
-    )
-
-
-class _Failure(click.ClickException):
-    """An error to show on one line, with the name of the program."""
-
-    def __init__(self, message: str, error: BaseException) -> None:
-        super().__init__(message)
-        self._status = status_of(error)
-
-    @property
-    def exit_code(self) -> int:  # type: ignore[override]  # which click reads
-        return self._status
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"sqla-shard: error: {self.message}", file=file, err=True)
 
 
 @contextmanager
@@ -191,19 +69,8 @@ def _printable() -> Iterator[None]:
         raise
 
 
-class _Program(click.Group):
+class _Program(LazyGroup):
     """Shows errors on one line and maps them to exit statuses."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        # Keep the order of _COMMANDS; click would sort the commands.
-        return [*dict.fromkeys([*self.commands, *_LAZY])]
-
-    def get_command(
-        self, ctx: click.Context, cmd_name: str
-    ) -> click.Command | None:
-        if cmd_name in _LAZY.keys() - self.commands.keys():
-            self.add_command(_LAZY[cmd_name]())
-        return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         # File names and arguments may contain bytes that are not valid text.
@@ -223,20 +90,25 @@ class _Program(click.Group):
     def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.UsageError, BrokenPipeError):
+        except (click.UsageError, Abort, Exit, BrokenPipeError):
             # click prints usage errors, and ignores a broken pipe.
             raise
-        except click.ClickException as error:
-            raise _Failure(error.format_message(), error) from error
-        except (SQLAlchemyError, OSError) as error:
-            raise _Failure(one_line(error), error) from error
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
+        except Exception as error:
+            # Imported for an error only: SQLAlchemy takes longer than `id`.
+            from sqla_shard.cli.failures import Failure
+            from sqla_shard.cli.failures import REPORTED
+
+            if not isinstance(error, REPORTED):
+                raise
+            raise Failure(error) from error
 
 
 @click.group(
     "sqla-shard",
     cls=_Program,
+    sections=PROGRAM,
     context_settings={"show_default": True},
     epilog=examples(
         "sqla-shard id 241294492511762325",
@@ -276,12 +148,4 @@ def program(
 
     Global options precede the command.
     """
-    ctx.obj = Settings(
-        named=topology, placeholders=(*DEFAULT_PLACEHOLDERS, *placeholders)
-    )
-
-
-for _command in _COMMANDS:
-    program.add_command(_command)
-for _command in _TOPOLOGY_COMMANDS:
-    topology_group.add_command(_command)
+    ctx.obj = Settings(named=topology, more_placeholders=placeholders)

@@ -40,20 +40,21 @@ from sqla_shard.jobs.stored_jobs import jobs_by_key
 from sqla_shard.jobs.stored_jobs import jobs_of
 from sqla_shard.jobs.stored_jobs import stored_job
 
-__all__ = ["queue_group"]
+__all__ = [
+    "delete_command",
+    "limit_command",
+    "list_command",
+    "pause_command",
+    "resume_command",
+    "retry_command",
+    "scan_command",
+    "show_command",
+    "stats_command",
+]
 
 _UNKNOWN = "not defined in the modules of --models"
 
 T = TypeVar("T")
-
-
-@click.group("queue")
-def queue_group() -> None:
-    """Show, pause and limit queues; show, retry and delete jobs.
-
-    An ID is the keyspace, the shard and the number of a job, such as
-    objects/7/1234.
-    """
 
 
 def _checked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -89,7 +90,7 @@ dry_run_option = with_options(
 )
 
 
-@queue_group.command(
+@click.command(
     "list",
     epilog=examples("sqla-shard queue list", "sqla-shard queue list --json"),
 )
@@ -114,7 +115,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
     end(is_good=not any(one.failed for one in found), is_read=not unread)
 
 
-@queue_group.command(
+@click.command(
     "stats",
     epilog=examples(
         "sqla-shard queue stats titles",
@@ -155,7 +156,7 @@ def stats_command(
     end(is_good=not unknown, is_read=not unread)
 
 
-@queue_group.command(
+@click.command(
     "scan",
     epilog=examples(
         "sqla-shard queue scan titles --state failed",
@@ -237,7 +238,7 @@ def scan_command(
     end(is_good=True, is_read=not unread)
 
 
-@queue_group.command(
+@click.command(
     "show",
     epilog=examples("sqla-shard queue show objects/7/1234"),
 )
@@ -271,7 +272,7 @@ def show_command(
     end(is_good=not missing, is_read=True)
 
 
-@queue_group.command(
+@click.command(
     "retry",
     epilog=examples(
         "sqla-shard queue retry objects/7/1234",
@@ -310,7 +311,7 @@ def retry_command(
     _end(report, "to be run again" if dry_run else "made pending", as_json)
 
 
-@queue_group.command(
+@click.command(
     "delete",
     epilog=examples(
         "sqla-shard queue delete objects/7/1234",
@@ -363,7 +364,7 @@ def delete_command(
     _end(report, "to be deleted" if dry_run else "deleted", as_json)
 
 
-@queue_group.command("pause", epilog=examples("sqla-shard queue pause titles"))
+@click.command("pause", epilog=examples("sqla-shard queue pause titles"))
 @click.argument("queue")
 @json_option
 @pass_settings
@@ -373,9 +374,7 @@ def pause_command(settings: Settings, queue: str, as_json: bool) -> None:
         _print_limit(_checked(pause, cluster, queue), as_json)
 
 
-@queue_group.command(
-    "resume", epilog=examples("sqla-shard queue resume titles")
-)
+@click.command("resume", epilog=examples("sqla-shard queue resume titles"))
 @click.argument("queue")
 @json_option
 @pass_settings
@@ -385,7 +384,7 @@ def resume_command(settings: Settings, queue: str, as_json: bool) -> None:
         _print_limit(_checked(resume, cluster, queue), as_json)
 
 
-@queue_group.command(
+@click.command(
     "limit",
     epilog=examples(
         "sqla-shard queue limit titles 20",

@@ -16,6 +16,7 @@ from alembic.util import CommandError
 from sqla_shard import schema
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import LOCATION
+from sqla_shard.cli.options import pass_global_settings
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
@@ -36,7 +37,16 @@ from sqla_shard.exc import UnknownShardError
 from sqla_shard.schema.reports import NOT_READ
 from sqla_shard.topology import Topology
 
-__all__ = ["schema_group"]
+__all__ = [
+    "downgrade_command",
+    "init_command",
+    "provision_command",
+    "resolve_command",
+    "status_command",
+    "template_command",
+    "upgrade_command",
+    "verify_command",
+]
 
 
 # Not a docstring, which would have to be raw: \b must be a backspace here, so
@@ -55,7 +65,27 @@ revision-undone   no effect remains; the next run repeats it from the start
 """
 
 
-class _RelativeCommand(click.Command):
+_USAGE_ERRORS = (
+    CommandError,
+    SchemaOptionError,
+    DivergedRevisionsError,
+    UnknownKeyspaceError,
+    UnknownServerError,
+    UnknownShardError,
+)
+
+
+class _Command(click.Command):
+    """Raises errors in arguments and options as usage errors, status 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _USAGE_ERRORS as error:
+            raise click.UsageError(str(error)) from error
+
+
+class _RelativeCommand(_Command):
     """A command that accepts relative revisions such as ``-1``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -172,58 +202,6 @@ def _run_options(given: dict[str, Any]) -> schema.RunOptions:
 
 
 #: Exceptions for errors in arguments and options.
-_USAGE_ERRORS = (
-    CommandError,
-    SchemaOptionError,
-    DivergedRevisionsError,
-    UnknownKeyspaceError,
-    UnknownServerError,
-    UnknownShardError,
-)
-
-
-class _Group(click.Group):
-    """Raises errors in arguments and options as usage errors, status 2."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except _USAGE_ERRORS as error:
-            raise click.UsageError(str(error)) from error
-
-
-@click.group("schema", cls=_Group)
-@click.option(
-    "-c",
-    "--config",
-    "ini",
-    metavar="PATH",
-    envvar="ALEMBIC_CONFIG",
-    show_envvar=True,
-    type=click.Path(path_type=Path),
-    default=Path("alembic.ini"),
-    show_default=False,
-    help="Configuration file of alembic; alembic.ini by default.",
-)
-@click.option(
-    "-n",
-    "--name",
-    metavar="SECTION",
-    default="alembic",
-    show_default=False,
-    help="Section of that file, for a keyspace with its own revisions.",
-)
-@click.pass_context
-def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
-    """Migrate and verify the tables of every virtual shard, with alembic.
-
-    Create revisions with `alembic revision --autogenerate`.  `alembic
-    upgrade` does the same as `sqla-shard schema upgrade`.  The options of
-    this group precede the command.
-    """
-    ctx.meta["sqla_shard.ini"] = ini, name
-
-
 def _config() -> Config:
     """Return alembic's configuration.
 
@@ -297,8 +275,9 @@ def _run(
     print_report(report, as_json)
 
 
-@schema_group.command(
+@click.command(
     "template",
+    cls=_Command,
     epilog=examples(
         'alembic init -t "$(sqla-shard schema template)" migrations'
     ),
@@ -308,8 +287,9 @@ def template_command() -> None:
     echo(schema.template_path())
 
 
-@schema_group.command(
+@click.command(
     "init",
+    cls=_Command,
     epilog=examples(
         "sqla-shard schema init migrations --models myapp.models:Base"
     ),
@@ -341,8 +321,9 @@ def init_command(
         echo(f"created {path}")
 
 
-@schema_group.command(
+@click.command(
     "upgrade",
+    cls=_Command,
     epilog=examples(
         "sqla-shard schema upgrade",
         "sqla-shard schema upgrade head --jobs 2 --pause 60",
@@ -368,7 +349,7 @@ def upgrade_command(
     _run(settings, schema.upgrade, revision, **options)
 
 
-@schema_group.command(
+@click.command(
     "downgrade",
     cls=_RelativeCommand,
     epilog=examples(
@@ -388,8 +369,9 @@ def downgrade_command(
     _run(settings, schema.downgrade, revision, **options)
 
 
-@schema_group.command(
+@click.command(
     "provision",
+    cls=_Command,
     epilog=examples(
         "sqla-shard schema provision --initial",
         "sqla-shard schema provision --topology next.toml",
@@ -409,7 +391,7 @@ def downgrade_command(
 )
 @_migration_options
 @json_option
-@pass_settings
+@pass_global_settings
 def provision_command(
     settings: Settings, /, new: str | None, initial: bool, **options: Any
 ) -> None:
@@ -438,8 +420,9 @@ def provision_command(
         end(is_good=False, is_read=not error.unread)
 
 
-@schema_group.command(
+@click.command(
     "status",
+    cls=_Command,
     epilog=examples(
         "sqla-shard schema status",
         "sqla-shard schema status --exit-code --json",
@@ -470,8 +453,9 @@ def status_command(
     end(is_good=found.ok or not exit_code, is_read=not found.unread)
 
 
-@schema_group.command(
+@click.command(
     "resolve",
+    cls=_Command,
     help=_RESOLVE_HELP,
     epilog=examples(
         "sqla-shard schema resolve 17 statement-done",
@@ -499,8 +483,9 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
     )
 
 
-@schema_group.command(
+@click.command(
     "verify",
+    cls=_Command,
     epilog=examples(
         "sqla-shard schema verify",
         "sqla-shard -t topology.toml schema verify --keyspace objects",

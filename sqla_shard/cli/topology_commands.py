@@ -25,7 +25,11 @@ from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 from sqla_shard.topology.generations import cautions
 
-__all__ = ["topology_group"]
+__all__ = [
+    "diff_command",
+    "show_command",
+    "validate_command",
+]
 
 _COLUMNS = (
     "server",
@@ -37,17 +41,7 @@ _COLUMNS = (
 )
 
 
-@click.group("topology")
-def topology_group() -> None:
-    """Show, validate, compare, publish and follow topologies.
-
-    A topology is a file, or the URL of one in ZooKeeper,
-    zookeeper://host:port,host:port/path.  These commands do not connect to
-    the servers of the topology and need no database passwords.
-    """
-
-
-@topology_group.command(
+@click.command(
     "show",
     epilog=examples(
         "sqla-shard topology show",
@@ -71,7 +65,7 @@ def show_command(settings: Settings, as_json: bool) -> None:
         echo(describe(topology))
 
 
-@topology_group.command(
+@click.command(
     "validate",
     epilog=examples(
         "sqla-shard topology validate",
@@ -120,7 +114,7 @@ def validate_command(
     sys.exit(1)
 
 
-@topology_group.command(
+@click.command(
     "diff",
     epilog=examples(
         "sqla-shard topology diff topology.toml next.toml",

@@ -38,19 +38,15 @@ from sqla_shard.verify import VerifyProgress
 from sqla_shard.verify import VerifyReport
 from sqla_shard.verify.lookups import claims_on_all
 
-__all__ = ["verify_group"]
+__all__ = [
+    "claims_command",
+    "lookups_command",
+    "references_command",
+    "relations_command",
+]
 
 #: Seconds between two lines of progress.
 _EVERY = 5.0
-
-
-@click.group("verify")
-def verify_group() -> None:
-    """Find inconsistent rows, and repair them.
-
-    The application can run at the same time.  Nothing is written without
-    --repair or --rekey.
-    """
 
 
 _run_options = with_options(
@@ -89,7 +85,7 @@ _class_options = with_options(
 )
 
 
-@verify_group.command(
+@click.command(
     "lookups",
     short_help="Check lookup keys against objects.",
     epilog=examples(
@@ -122,7 +118,7 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, verify, LookupMixin, **options)
 
 
-@verify_group.command(
+@click.command(
     "claims",
     short_help="List open claims of lookup keys.",
     epilog=examples(
@@ -160,7 +156,7 @@ def claims_command(
     end(is_good=True, is_read=not wrong)
 
 
-@verify_group.command(
+@click.command(
     "relations",
     short_help="Check mapping rows against objects.",
     epilog=examples(
@@ -189,7 +185,7 @@ def relations_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, verify, MappingMixin, **options)
 
 
-@verify_group.command(
+@click.command(
     "references",
     short_help="Compare reference tables.",
     epilog=examples(

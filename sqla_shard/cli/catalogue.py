@@ -1,0 +1,438 @@
+"""Every command of ``sqla-shard``, by group and section.
+
+Each is listed with the module that defines it and the first sentence of its
+help; see :class:`~sqla_shard.cli.groups.LazyGroup`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sqla_shard.cli.groups import Lazy
+from sqla_shard.cli.groups import LazyGroup
+from sqla_shard.cli.groups import Sections
+
+__all__ = [
+    "PROGRAM",
+    "cache_group",
+    "fleet_group",
+    "queue_group",
+    "schema_group",
+    "topology_group",
+    "verify_group",
+]
+
+#: Commands and groups of the program.
+PROGRAM: Sections = {
+    "Ids and routes": {
+        "id": Lazy(
+            "id_command:id_command",
+            "Decode object ids, or compose an id from its parts.",
+        ),
+        "where": Lazy(
+            "route_commands:where_command",
+            "Show the server and the database of objects.",
+        ),
+        "explain": Lazy(
+            "route_commands:explain_command",
+            "Explain which shards an id or a statement is routed to, and why.",
+        ),
+        "shell": Lazy(
+            "shell_command:shell_command",
+            "Open a shell on a virtual shard, or on the shard of an object.",
+        ),
+    },
+    "Servers and schema": {
+        "topology": Lazy(
+            "catalogue:topology_group",
+            "Show, validate, compare, publish and follow topologies.",
+        ),
+        "schema": Lazy(
+            "catalogue:schema_group",
+            "Migrate and verify the tables of every virtual shard, with "
+            "alembic.",
+        ),
+        "fleet": Lazy(
+            "catalogue:fleet_group",
+            "Operate the servers of a topology.",
+        ),
+        "load": Lazy(
+            "load_command:load_command",
+            "Show the shards, objects and lists with the highest load.",
+        ),
+    },
+    "Rows and transactions": {
+        "verify": Lazy(
+            "catalogue:verify_group",
+            "Find inconsistent rows, and repair them.",
+        ),
+        "repair": Lazy(
+            "repair_commands:repair_command",
+            "Run pending operations of transactions.",
+        ),
+        "key": Lazy(
+            "repair_commands:key_command",
+            "Show where the transaction with a KEY has committed.",
+        ),
+        "halves": Lazy(
+            "repair_commands:halves_command",
+            "List transactions that have committed on some of their servers "
+            "only.",
+        ),
+        "cache": Lazy(
+            "catalogue:cache_group",
+            "Run pending invalidations, and show statistics of the cache.",
+        ),
+    },
+    "Jobs": {
+        "worker": Lazy(
+            "worker_command:worker_command",
+            "Run the jobs of queues.",
+        ),
+        "queue": Lazy(
+            "catalogue:queue_group",
+            "Show, pause and limit queues; show, retry and delete jobs.",
+        ),
+    },
+    "Shell": {
+        "completion": Lazy(
+            "program:completion_command",
+            "Print a shell completion script.",
+        ),
+    },
+}
+
+_TOPOLOGY: Sections = {
+    "Commands": {
+        "show": Lazy(
+            "topology_commands:show_command",
+            "Show keyspaces, servers and their shards.",
+        ),
+        "validate": Lazy(
+            "topology_commands:validate_command",
+            "List all problems of a topology, one per line.",
+        ),
+        "diff": Lazy(
+            "topology_commands:diff_command",
+            "Show the changes from the topology OLD to NEW.",
+        ),
+    },
+    "In ZooKeeper": {
+        "push": Lazy(
+            "publish_commands:push_command",
+            "Publish the topology in FILE in ZooKeeper.",
+        ),
+        "history": Lazy(
+            "publish_commands:history_command",
+            "List the published topologies, newest first.",
+        ),
+        "rollback": Lazy(
+            "publish_commands:rollback_command",
+            "Publish an older topology again, with a new epoch.",
+        ),
+        "reset": Lazy(
+            "publish_commands:reset_command",
+            "Publish the topology in FILE with any epoch, even a lower one.",
+        ),
+        "protect": Lazy(
+            "publish_commands:protect_command",
+            "Restrict who can change the topology and its history.",
+        ),
+        "watch": Lazy(
+            "follow_commands:watch_command",
+            "Print each change of the topology when it happens.",
+        ),
+        "agent": Lazy(
+            "follow_commands:agent_command",
+            "Copy the topology in ZooKeeper to a file, and keep it up to "
+            "date.",
+        ),
+    },
+}
+
+
+@click.group("topology", cls=LazyGroup, sections=_TOPOLOGY)
+def topology_group() -> None:
+    """Show, validate, compare, publish and follow topologies.
+
+    A topology is a file, or the URL of one in ZooKeeper,
+    zookeeper://host:port,host:port/path.  These commands do not connect to
+    the servers of the topology and need no database passwords.
+    """
+
+
+_SCHEMA: Sections = {
+    "Commands": {
+        "init": Lazy(
+            "schema_commands:init_command",
+            "Create a DIRECTORY for revisions, and alembic.ini.",
+        ),
+        "template": Lazy(
+            "schema_commands:template_command",
+            "Print the path of the template for `alembic init -t`.",
+        ),
+        "provision": Lazy(
+            "schema_commands:provision_command",
+            "Create the databases of virtual shards that a new topology "
+            "opens.",
+        ),
+        "upgrade": Lazy(
+            "schema_commands:upgrade_command",
+            "Upgrade every virtual shard to REVISION, `head` by default.",
+        ),
+        "downgrade": Lazy(
+            "schema_commands:downgrade_command",
+            "Downgrade every virtual shard to REVISION, as `alembic "
+            "downgrade`.",
+        ),
+        "status": Lazy(
+            "schema_commands:status_command",
+            "Show the revisions of shards, and which shards need attention.",
+        ),
+        "verify": Lazy(
+            "schema_commands:verify_command",
+            "Compare the tables of every shard with those of one shard.",
+        ),
+        "resolve": Lazy(
+            "schema_commands:resolve_command",
+            "Resolve a SHARD whose revision is in doubt.",
+        ),
+    },
+}
+
+
+@click.group("schema", cls=LazyGroup, sections=_SCHEMA)
+@click.option(
+    "-c",
+    "--config",
+    "ini",
+    metavar="PATH",
+    envvar="ALEMBIC_CONFIG",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    default=Path("alembic.ini"),
+    show_default=False,
+    help="Configuration file of alembic; alembic.ini by default.",
+)
+@click.option(
+    "-n",
+    "--name",
+    metavar="SECTION",
+    default="alembic",
+    show_default=False,
+    help="Section of that file, for a keyspace with its own revisions.",
+)
+@click.pass_context
+def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
+    """Migrate and verify the tables of every virtual shard, with alembic.
+
+    Create revisions with `alembic revision --autogenerate`.  `alembic
+    upgrade` does the same as `sqla-shard schema upgrade`.  The options of
+    this group precede the command.
+    """
+    ctx.meta["sqla_shard.ini"] = ini, name
+
+
+_FLEET: Sections = {
+    "Look": {
+        "status": Lazy(
+            "fleet_commands:status_command",
+            "Show the pending operation, its lock, and what to do now.",
+        ),
+        "doctor": Lazy(
+            "fleet_doctor:doctor_command",
+            "Check all servers of the fleet; change nothing.",
+        ),
+        "capacity": Lazy(
+            "fleet_doctor:capacity_command",
+            "Show sizes, growth and activity of servers and shards.",
+        ),
+        "verify": Lazy(
+            "fleet_verify:verify_command",
+            "Compare the content of SERVER with its standby, while both "
+            "serve.",
+        ),
+        "history": Lazy(
+            "fleet_commands:history_command",
+            "List finished and undone operations, the latest first.",
+        ),
+    },
+    "Primary and standby": {
+        "failover": Lazy(
+            "fleet_failover:failover_command",
+            "Make the standby of SERVER its primary, and the primary its "
+            "standby.",
+        ),
+        "watch": Lazy(
+            "fleet_watch:watch_command",
+            "Promote the standby of a primary that is lost.",
+        ),
+        "reopen": Lazy(
+            "fleet_failover:reopen_command",
+            "Open the primary of SERVER, which was restarted.",
+        ),
+        "replica": Lazy(
+            "fleet_replica:replica_group",
+            "Build, rebuild or replace the standby of a server.",
+        ),
+        "retire": Lazy(
+            "fleet_replica:retire_command",
+            "Take TARGET, which the topology does not name, out of service.",
+        ),
+    },
+    "Shards": {
+        "split": Lazy(
+            "fleet_split:split_command",
+            "Move some shards of SERVER to a new pair.",
+        ),
+        "move": Lazy(
+            "fleet_split:move_command",
+            "Move all shards of SERVER to a new pair.",
+        ),
+        "orphans": Lazy(
+            "fleet_orphans:orphans_group",
+            "Remove databases that the topology has on another server.",
+        ),
+    },
+    "Backups": {
+        "backup": Lazy(
+            "fleet_backup:backup_group",
+            "Back up virtual shards into a folder.",
+        ),
+        "restore": Lazy(
+            "fleet_backup:restore_command",
+            "Restore SHARD of KEYSPACE from FOLDER into a new database.",
+        ),
+    },
+    "Operations": {
+        "apply": Lazy(
+            "fleet_commands:apply_command",
+            "Apply the plan in FILE, the output of --plan-only --json.",
+        ),
+        "resume": Lazy(
+            "fleet_commands:resume_command",
+            "Finish an operation whose process has died or failed.",
+        ),
+        "undo": Lazy(
+            "fleet_commands:undo_command",
+            "Undo an operation whose process has died or failed.",
+        ),
+    },
+}
+
+
+@click.group("fleet", cls=LazyGroup, sections=_FLEET)
+def fleet_group() -> None:
+    """Operate the servers of a topology.
+
+    Every operation is planned, checked, applied step by step with a journal,
+    and verified.  The accounts are in the environment:
+    SQLA_SHARD_OPERATOR_USER and _PASSWORD, SQLA_SHARD_REPLICATION_USER and
+    _PASSWORD.
+    """
+
+
+_CACHE: Sections = {
+    "Commands": {
+        "repair": Lazy(
+            "cache_commands:repair_command",
+            "Run pending invalidations of the cache.",
+        ),
+        "stats": Lazy(
+            "cache_commands:stats_command",
+            "Show the nodes and the pending invalidations of each region.",
+        ),
+    },
+}
+
+
+@click.group("cache", cls=LazyGroup, sections=_CACHE)
+def cache_group() -> None:
+    """Run pending invalidations, and show statistics of the cache."""
+
+
+_VERIFY: Sections = {
+    "Commands": {
+        "lookups": Lazy(
+            "verify_commands:lookups_command",
+            "Check lookup keys against objects.",
+        ),
+        "claims": Lazy(
+            "verify_commands:claims_command",
+            "List open claims of lookup keys.",
+        ),
+        "relations": Lazy(
+            "verify_commands:relations_command",
+            "Check mapping rows against objects.",
+        ),
+        "references": Lazy(
+            "verify_commands:references_command",
+            "Compare reference tables.",
+        ),
+    },
+}
+
+
+@click.group("verify", cls=LazyGroup, sections=_VERIFY)
+def verify_group() -> None:
+    """Find inconsistent rows, and repair them.
+
+    The application can run at the same time.  Nothing is written without
+    --repair or --rekey.
+    """
+
+
+_QUEUE: Sections = {
+    "Queues": {
+        "list": Lazy(
+            "queue_commands:list_command",
+            "Show the number of jobs of each queue, by state.",
+        ),
+        "stats": Lazy(
+            "queue_commands:stats_command",
+            "Show the number of jobs of a QUEUE, by task and state.",
+        ),
+        "pause": Lazy(
+            "queue_commands:pause_command",
+            "Let workers claim no more jobs of a QUEUE; those that run go on.",
+        ),
+        "resume": Lazy(
+            "queue_commands:resume_command",
+            "End the pause of a QUEUE; its limit is as before.",
+        ),
+        "limit": Lazy(
+            "queue_commands:limit_command",
+            "Limit the jobs that all workers of a QUEUE claim in a second.",
+        ),
+    },
+    "Jobs": {
+        "scan": Lazy(
+            "queue_commands:scan_command",
+            "List jobs of a QUEUE, by state, priority and the time they are "
+            "due.",
+        ),
+        "show": Lazy(
+            "queue_commands:show_command",
+            "Show jobs with their arguments and progress.",
+        ),
+        "retry": Lazy(
+            "queue_commands:retry_command",
+            "Run failed jobs again, with all their attempts.",
+        ),
+        "delete": Lazy(
+            "queue_commands:delete_command",
+            "Delete jobs that are not running.",
+        ),
+    },
+}
+
+
+@click.group("queue", cls=LazyGroup, sections=_QUEUE)
+def queue_group() -> None:
+    """Show, pause and limit queues; show, retry and delete jobs.
+
+    An ID is the keyspace, the shard and the number of a job, such as
+    objects/7/1234.
+    """
