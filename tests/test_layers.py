@@ -47,6 +47,7 @@ LAYERS = {
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything but what is loaded by those who use it.
+    "api": "",
     "__init__": "",
     # It uses the front door.
     "cli": "alembic click rich sqlalchemy",
@@ -59,11 +60,13 @@ APART = {
     "fleet": {"jobs", "contrib"},
     "metrics": {"contrib"},
     "testing": {"schema", "verify", "contrib", "fleet", "metrics", "ext"},
-    "__init__": {
+    "api": {
         *("cache", "schema", "verify", "jobs", "contrib", "fleet"),
         "metrics",
         *("ext", "testing"),
     },
+    # It loads the names of the front door on first use.
+    "__init__": {*LAYERS} - {"util"},
     "cli": {"contrib", "ext", "testing"},
 }
 
@@ -212,17 +215,37 @@ def test_modules_do_not_import_each_other_in_a_circle():
 
 def test_importing_the_package_loads_nothing_optional():
     program = (
-        "import sys, sqla_shard\n"
+        "import sys, sqla_shard.api\n"
         f"names = {OPTIONAL!r}\n"
         "print([n for n in names if n in sys.modules])\n"
     )
+    assert _printed(program) == "[]"
+
+
+def test_importing_the_package_loads_no_name_of_it():
+    program = (
+        "import sys, sqla_shard\n"
+        "print('sqlalchemy' in sys.modules)\n"
+        "sqla_shard.Cluster\n"
+        "print('sqlalchemy' in sys.modules)\n"
+    )
+    assert _printed(program).split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("room", sorted(set(LAYERS) - {"__init__"}))
+def test_each_room_can_be_imported_first(room):
+    # No other import has loaded what it needs.
+    _printed(f"import sqla_shard.{room}")
+
+
+def _printed(program):
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
 
 
 #: A line of the list of modules in the docstring of a package.

@@ -57,7 +57,8 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, sections: Sections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sections = sections
-        self._lazy = {
+        #: The commands by name, in the order of the help.
+        self.commands_by_name = {
             name: lazy
             for commands in sections.values()
             for name, lazy in commands.items()
@@ -65,21 +66,23 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, in the order of the help."""
-        return list(self._lazy)
+        return list(self.commands_by_name)
 
     def get_command(
         self, ctx: click.Context, cmd_name: str
     ) -> click.Command | None:
         """Return a command, which is imported on first use."""
-        if cmd_name in self._lazy.keys() - self.commands.keys():
-            self.add_command(self._lazy[cmd_name].load(cmd_name), cmd_name)
+        if cmd_name in self.commands_by_name.keys() - self.commands.keys():
+            self.add_command(
+                self.commands_by_name[cmd_name].load(cmd_name), cmd_name
+            )
         return super().get_command(ctx, cmd_name)
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         """Write the commands by section, each with all of its sentence."""
-        widest = max(map(len, self._lazy))
+        widest = max(map(len, self.commands_by_name))
         for title, commands in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl(
@@ -96,7 +99,7 @@ class LazyGroup(click.Group):
         return [
             *(
                 CompletionItem(name, help=lazy.help)
-                for name, lazy in self._lazy.items()
+                for name, lazy in self.commands_by_name.items()
                 if name.startswith(incomplete)
             ),
             # click.Group would import every command, for its help.

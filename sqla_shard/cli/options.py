@@ -224,8 +224,11 @@ def _replace_location(
         ctx.obj = replace(ctx.ensure_object(Settings), named=value)
 
 
-pass_global_settings = click.make_pass_decorator(Settings)
-"""Pass the settings to a command with a ``--topology`` of its own."""
+def pass_global_settings(
+    command: Callable[Concatenate[Settings, P], T],
+) -> Callable[P, T]:
+    """Pass the settings to a command that has a ``--topology`` of its own."""
+    return click.make_pass_decorator(Settings)(command)
 
 
 def pass_settings(
