@@ -25,6 +25,7 @@ is on the virtual shard of its 64-bit id.
 #   models/      object classes, blob fields, mappings, lookups, references,
 #                deletion
 #   lookup       the public names of lookups
+#   api          the names below, which are loaded on first use
 #   schema/      alembic over every virtual shard
 #   verify/      finds and repairs inconsistent rows
 #   jobs/        a durable queue on the shards, and its workers
