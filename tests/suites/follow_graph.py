@@ -9,6 +9,7 @@ import json
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -518,6 +519,29 @@ class Histories(Suite):
             assert repair_follows(cluster, follows, batch=batch).changed == 0
             self.compare(cluster, people, model)
 
+    def test_in_any_order(self, cluster, rng):
+        """Operations are applied late, repeatedly, and not in order."""
+        people = users(cluster, 4)
+        model = Model(
+            {
+                board: user
+                for user in people
+                for board in boards(cluster, user, 2)
+            }
+        )
+        with after_crash():
+            for _ in range(self.steps):
+                self.change(cluster, rng, people, model)
+        found = self.pending(cluster)
+        found += rng.choices(found, k=len(found))
+        rng.shuffle(found)
+        for arguments in found:
+            cluster.run(_apply, arguments)
+        self.compare(cluster, people, model)
+        repair(cluster, now=True)
+        assert repair_follows(cluster, follows).changed == 0
+        self.compare(cluster, people, model)
+
     def step(
         self, cluster: Any, rng: random.Random, people: Any, model: Model
     ) -> None:
@@ -531,6 +555,13 @@ class Histories(Suite):
             return None
         if chance < 0.2 and len(model.owners) > 3:
             return self.delete_board(cluster, rng, model)
+        with after_crash() if rng.random() < 0.5 else nullcontext():
+            return self.change(cluster, rng, people, model)
+
+    def change(
+        self, cluster: Any, rng: random.Random, people: Any, model: Model
+    ) -> None:
+        """Let a user follow, unfollow, block or unblock."""
         user, other = rng.sample(people, 2)
         names = ["follow_user", "unfollow_user", "block", "unblock"]
         name = rng.choices(names, [6, 3, 1, 2])[0]
@@ -542,18 +573,13 @@ class Histories(Suite):
         to = model.owners.get(other, other)
         blocked = model.kind(user, to) is FollowKind.BLOCKED
         try:
-            if rng.random() < 0.5:
-                run(cluster, getattr(follows, name), user, other)
-            else:
-                with after_crash():
-                    run(cluster, getattr(follows, name), user, other)
+            run(cluster, getattr(follows, name), user, other)
         except BlockedError:
             assert blocked
             assert name.startswith("follow_")
         else:
             assert not (blocked and name.startswith("follow_"))
             getattr(model, name)(user, other)
-        return None
 
     def delete_board(
         self, cluster: Any, rng: random.Random, model: Model
@@ -574,23 +600,25 @@ class Histories(Suite):
 
     def deliver(self, cluster: Any, rng: random.Random) -> None:
         """Apply some pending operations in any order, and leave them."""
-        found = []
-        with cluster.session() as session:
-            rows = session.execute(
-                select(INTENTS.c.arguments),
-                bind_arguments={
-                    "places": cluster.places.all_places(
-                        cluster.topology.keyspaces["objects"]
-                    )
-                },
-            )
-            for (arguments,) in rows:
-                found.append(arguments)
+        found = self.pending(cluster)
         rng.shuffle(found)
         for arguments in found[: rng.randrange(len(found) + 1)]:
             cluster.run(_apply, arguments)
         if rng.random() < 0.3:
             repair(cluster, now=True)
+
+    def pending(self, cluster: Any) -> list[Any]:
+        """Return the arguments of all pending operations."""
+        places = cluster.places.all_places(
+            cluster.topology.keyspaces["objects"]
+        )
+        with cluster.session() as session:
+            return list(
+                session.scalars(
+                    select(INTENTS.c.arguments),
+                    bind_arguments={"places": places},
+                )
+            )
 
     def compare(self, cluster: Any, people: list[int], model: Model) -> None:
         for user in people:
