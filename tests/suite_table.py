@@ -162,6 +162,7 @@ SUITES: dict[str, tuple[On, ...]] = {
             values={"Histories.histories": 1},
         ),
     ),
+    "feeds": BOTH,
     # Jobs.
     "jobs": (
         On("sqlite"),

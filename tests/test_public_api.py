@@ -220,6 +220,7 @@ SAMPLES = [
         shard_id=3, keyspace="objects", server="a", reason="m"
     ),
     exc.BlockedError(follower_id=1, blocker_id=2),
+    exc.FeedStoreError("m", server="cache1:6379"),
     exc.FollowRefusedError("m", follower_id=1, target_id=2),
     exc.MissingExtraError(package="Flask", extra="flask", reason="m"),
     exc.ProvisionError(

@@ -6,6 +6,9 @@ and copied where another rule is needed.
 ``edges``          the four tables of a follow graph
 ``follow_lists``   who follows whom: lists and counts
 ``follows``        what following and blocking change
+``feeds``          home feeds, of the tables or in Redis
+``feed_store``     feeds in Redis
+``redis_databases``  Redis databases that users are distributed over
 ``follow_repair``  both sides of the edges are compared and repaired
 """
 
@@ -14,17 +17,23 @@ from __future__ import annotations
 from sqla_shard.contrib.edges import BoardChoice
 from sqla_shard.contrib.edges import FollowKind
 from sqla_shard.contrib.edges import Related
+from sqla_shard.contrib.feed_store import Entry
+from sqla_shard.contrib.feed_store import FeedStore
+from sqla_shard.contrib.feeds import Feed
+from sqla_shard.contrib.feeds import FeedItem
 from sqla_shard.contrib.follow_lists import Relations
 from sqla_shard.contrib.follow_repair import forget_deleted_board
 from sqla_shard.contrib.follow_repair import purge_follows
 from sqla_shard.contrib.follow_repair import repair_follows
 from sqla_shard.contrib.follow_repair import RepairedFollows
-from sqla_shard.contrib.follows import Change
 from sqla_shard.contrib.follows import Follows
 
 __all__ = [
     "BoardChoice",
-    "Change",
+    "Entry",
+    "Feed",
+    "FeedItem",
+    "FeedStore",
     "FollowKind",
     "Follows",
     "Related",

@@ -97,7 +97,7 @@ def repair_follows(
         statement for each server that has their other sides.
     """
     steps: tuple[Callable[..., list[Pair]], ...] = (
-        _forward(follows.users, follows.users_reversed),
+        _forward(follows, follows.users, follows.users_reversed),
         _boards(follows),
         _backward(follows.users_reversed, follows.users),
         _backward(follows.boards_reversed, follows.boards),
@@ -141,7 +141,9 @@ def _turned(pair: Pair) -> Pair:
     return pair[1], pair[0]
 
 
-def _forward(table: EdgeTable, reversed_table: EdgeTable) -> Any:
+def _forward(
+    follows: Follows, table: EdgeTable, reversed_table: EdgeTable
+) -> Any:
     """Return the step that writes missing and older rows of the other side."""
 
     def step(
@@ -171,7 +173,14 @@ def _forward(table: EdgeTable, reversed_table: EdgeTable) -> Any:
                 shard = unpack(one[1]).shard_id
                 by_shard.setdefault(shard, []).append((_turned(one), edge))
         for rows in by_shard.values():
-            cluster.run(reversed_table.put, rows)
+            lists = [[*one, *edge] for one, edge in rows]
+            is_of_users = table is follows.users
+            cluster.run(
+                follows.apply,
+                lists[0][0],
+                lists if is_of_users else [],
+                [] if is_of_users else lists,
+            )
             report.written += len(rows)
         return [one for one, _ in edges]
 
@@ -180,7 +189,7 @@ def _forward(table: EdgeTable, reversed_table: EdgeTable) -> Any:
 
 def _boards(follows: Follows) -> Any:
     """Return the forward step of boards, which also looks for deleted ones."""
-    compare = _forward(follows.boards, follows.boards_reversed)
+    compare = _forward(follows, follows.boards, follows.boards_reversed)
 
     def step(
         cluster: Cluster,

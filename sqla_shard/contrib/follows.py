@@ -41,7 +41,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
-from typing import NamedTuple
 
 from sqlalchemy import inspect
 from sqlalchemy import select
@@ -58,23 +57,14 @@ from sqla_shard.ids import unpack
 from sqla_shard.outbox import operation
 from sqla_shard.session import ShardSession
 
-__all__ = ["Change", "Follows"]
+__all__ = ["Follows", "Listener"]
 
 #: Maximum number of edges of an operation.
 _EDGES = 200
 
 
-class Change(NamedTuple):
-    """A change of the relation of a user to another one.
-
-    :ivar follower_id: the user whose relation has changed.
-    :ivar user_id: the other user.
-    :ivar gains: whether the user may follow boards that were not followed.
-    """
-
-    follower_id: int
-    user_id: int
-    gains: bool
+#: A user or board of a shard, and followers whose rows there have changed.
+Listener = Callable[[ShardSession, int, Sequence[int]], None]
 
 
 class Follows(FollowLists):
@@ -105,10 +95,11 @@ class Follows(FollowLists):
         name: str = "follows",
     ) -> None:
         super().__init__(base, user=user, board=board, owner=owner, name=name)
-        #: Functions that are called in the transaction of each change.
-        self.listeners: list[Callable[[ShardSession, Change], None]] = []
+        #: Functions that are called in each transaction that writes rows on
+        #: the shard of a user or board who is followed.
+        self.listeners: list[Listener] = []
         self._user_id = inspect(user).primary_key[0]
-        self._apply = operation(f"{name}.apply", on="near")(self._reverse)
+        self.apply = operation(f"{name}.apply", on="near")(self._reverse)
 
     def follow_user(
         self, session: ShardSession, follower_id: int, user_id: int
@@ -127,7 +118,7 @@ class Follows(FollowLists):
         if before.kind == FollowKind.EXPLICIT:
             return False
         after = before.changed(FollowKind.EXPLICIT)
-        self._replace(session, follower_id, user_id, after, gains=True)
+        self._replace(session, follower_id, user_id, after)
         return True
 
     def unfollow_user(
@@ -142,7 +133,7 @@ class Follows(FollowLists):
         if before.kind not in FOLLOWING:
             return False
         after = before.changed(FollowKind.NONE)
-        self._replace(session, follower_id, user_id, after, gains=False)
+        self._replace(session, follower_id, user_id, after)
         return True
 
     def block(
@@ -162,7 +153,7 @@ class Follows(FollowLists):
         if before.kind == FollowKind.BLOCKED:
             return False
         after = before.changed(FollowKind.BLOCKED)
-        self._replace(session, blocked_id, user_id, after, gains=False)
+        self._replace(session, blocked_id, user_id, after)
         return True
 
     def unblock(
@@ -214,7 +205,6 @@ class Follows(FollowLists):
             choice = BoardChoice.FOLLOWED
         boards = [(board_id, board.changed(choice, owner_id))]
         self._write(session, follower_id, users, boards)
-        self._notify(session, Change(follower_id, owner_id, gains=True))
         return True
 
     def unfollow_board(
@@ -277,7 +267,6 @@ class Follows(FollowLists):
             choice = BoardChoice.UNFOLLOWED
         boards = [(board_id, board.changed(choice, owner_id))]
         self._write(session, follower_id, users, boards)
-        self._notify(session, Change(follower_id, owner_id, gains=False))
         return True
 
     def _lock(
@@ -332,8 +321,6 @@ class Follows(FollowLists):
         follower_id: int,
         user_id: int,
         edge: Edge,
-        *,
-        gains: bool,
     ) -> None:
         """Write an edge to a user, and end the choices for single boards."""
         chosen = self.boards.current_by_number(session, follower_id, user_id)
@@ -342,7 +329,6 @@ class Follows(FollowLists):
             for board_id, board in chosen.items()
         ]
         self._write(session, follower_id, [(user_id, edge)], boards)
-        self._notify(session, Change(follower_id, user_id, gains))
 
     def _write(
         self,
@@ -365,7 +351,7 @@ class Follows(FollowLists):
         for changed in by_shard.values():
             for some in _parts(*changed):
                 near = (some[0] or some[1])[0][0]
-                self._apply.intend(session, near, some[0], some[1])
+                self.apply.intend(session, near, some[0], some[1])
 
     def _reverse(
         self,
@@ -387,10 +373,9 @@ class Follows(FollowLists):
             table.put(
                 session, [((row[0], row[1]), Edge(*row[2:])) for row in rows]
             )
-
-    def _notify(self, session: ShardSession, change: Change) -> None:
+        followers = list(dict.fromkeys(row[1] for row in (*users, *boards)))
         for listener in self.listeners:
-            listener(session, change)
+            listener(session, near, followers)
 
 
 def _parts(

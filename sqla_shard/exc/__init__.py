@@ -110,7 +110,8 @@ statement raises it::
     │   └── UnsafeBinaryLogError          a binary log of statements
     ├── FollowError
     │   ├── FollowRefusedError (ValueError)  no such user or board
-    │   └── BlockedError                  blocked by the other user
+    │   ├── BlockedError                  blocked by the other user
+    │   └── FeedStoreError                Redis does not respond
     ├── StaleDataError (orm.exc.StaleDataError)
     ├── CommitUnknownError                COMMIT was sent, its response lost
     ├── PartialCommitError                some servers committed, some not

@@ -7,6 +7,7 @@ from sqla_shard.exc.base import ShardError
 
 __all__ = [
     "BlockedError",
+    "FeedStoreError",
     "FollowError",
     "FollowRefusedError",
 ]
@@ -41,3 +42,12 @@ class BlockedError(FollowError):
         "follow this user or one of the boards; the other one has to call "
         "unblock() first"
     )
+
+
+class FeedStoreError(FollowError, MessageError):
+    """Raised when Redis, with feeds or relations, does not respond.
+
+    :ivar server: host and port, or the path of the socket.
+    """
+
+    server: str

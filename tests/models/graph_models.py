@@ -11,6 +11,8 @@ from sqlalchemy.orm import Mapped
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
+from sqla_shard import ShardSession
+from sqla_shard.contrib import Feed
 from sqla_shard.contrib import Follows
 from tests.models.backends import Clusters
 
@@ -21,7 +23,10 @@ __all__ = [
     "Pin",
     "User",
     "boards",
+    "feed",
     "follows",
+    "ids_of",
+    "pin",
     "run",
     "users",
 ]
@@ -48,6 +53,7 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 
 
 follows = Follows(Base, user=User, board=Board, owner="user_id")
+feed = Feed(Base, follows=follows, post=Pin, batch=2)
 
 
 def users(cluster: Cluster, count: int) -> list[int]:
@@ -74,6 +80,34 @@ def boards(cluster: Cluster, user_id: int, count: int) -> list[int]:
 def run(cluster: Cluster, change: Callable[..., Any], *args: int) -> Any:
     """Run a change of the graph in a transaction."""
     return cluster.run(change, *args, cross_shard="logged")
+
+
+def pin(cluster: Cluster, user_id: int, board_id: int) -> int:
+    """Return a new pin, which is in feeds."""
+
+    def add(session: ShardSession) -> int:
+        pin = Pin(board_id=board_id)
+        session.add(pin)
+        session.flush()
+        feed.publish(session, user_id, board_id, pin.id)
+        return pin.id
+
+    return cluster.run(add)
+
+
+def ids_of(cluster: Cluster, user_id: int, limit: int = 3) -> list[int]:
+    """Return the pins of all pages of a feed; check the order."""
+    found, after = [], None
+    while True:
+        with cluster.session() as session:
+            page = feed.page(session, user_id, limit, after)
+            found += [(item.sequence, item.post.id) for item in page]
+        after = page.next
+        if after is None:
+            break
+        assert len(page) == limit
+    assert found == sorted(set(found), reverse=True)
+    return [pin_id for _, pin_id in found]
 
 
 CLUSTERS = Clusters(Base.metadata, SHARDS)

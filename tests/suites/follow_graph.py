@@ -670,4 +670,4 @@ def _tables() -> Any:
 def _apply(session: Any, arguments: Any) -> None:
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    follows._apply(session, **arguments)
+    follows.apply(session, **arguments)

@@ -1,0 +1,205 @@
+"""The tables of home feeds, and feeds that are read from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import delete
+from sqlalchemy import Index
+from sqlalchemy import inspect
+from sqlalchemy import literal
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy import type_coerce
+from sqlalchemy import union_all
+from sqlalchemy.orm import mapped_column
+
+from sqla_shard.contrib.edges import BoardChoice
+from sqla_shard.contrib.edges import FollowKind
+from sqla_shard.contrib.feed_store import Entry
+from sqla_shard.contrib.follow_lists import FOLLOWING
+from sqla_shard.contrib.follows import Follows
+from sqla_shard.routing import declare
+from sqla_shard.routing import spec_of
+from sqla_shard.session import ShardSession
+from sqla_shard.types import ObjectRef
+
+__all__ = ["NEWEST", "FeedTables"]
+
+#: The time and the post of a bound before all posts.
+NEWEST = (1 << 52, 0)
+
+
+class FeedTables:
+    """The tables of the feeds of an application.
+
+    The parameters are those of :class:`~sqla_shard.contrib.Feed`.
+    """
+
+    def __init__(
+        self, base: Any, *, follows: Follows, post: Any, name: str
+    ) -> None:
+        self.follows = follows
+        self.post = post
+        prefix = "" if name == "feeds" else f"{name}_"
+        self.posts = self._table(
+            base,
+            f"{prefix}user_has_posts",
+            {
+                "author_id": _id(colocated=True),
+                "post_id": _id(),
+                "board_id": mapped_column(ObjectRef(), nullable=False),
+                "sequence": mapped_column(BigInteger, nullable=False),
+            },
+            Index(
+                f"ix_{prefix}user_has_posts",
+                *("author_id", "sequence", "post_id"),
+            ),
+        )
+        self.pulled = self._table(
+            base,
+            f"{prefix}user_has_pulled_posts",
+            {
+                "author_id": _id(colocated=True),
+                "since": mapped_column(BigInteger, nullable=False),
+            },
+        )
+
+    def _table(
+        self, base: Any, name: str, columns: dict[str, Any], *args: Any
+    ) -> Any:
+        """Return the table of a new class."""
+        cls: Any = type(
+            "".join(part.title() for part in name.split("_")),
+            (base,),
+            {
+                "__module__": base.__module__,
+                "__tablename__": name,
+                "__table_args__": args,
+                **columns,
+            },
+        )
+        table: Any = inspect(cls).local_table
+        theirs = spec_of(inspect(self.follows.user).local_table).keyspace
+        declare(table, replace(spec_of(table), keyspace=theirs))
+        return table
+
+    def _place(self, session: ShardSession, user_id: int) -> Any:
+        return self.follows.users.place(session, user_id)
+
+    def withdraw(
+        self, session: ShardSession, author_id: int, post_id: int
+    ) -> bool:
+        """Remove a post from all feeds.
+
+        :returns: False if it was not published.
+        """
+        result: Any = session.execute(
+            delete(self.posts).where(
+                self.posts.c.author_id == author_id,
+                self.posts.c.post_id == post_id,
+            ),
+            bind_arguments={"place": self._place(session, author_id)},
+        )
+        return bool(result.rowcount)
+
+    def pull(
+        self,
+        session: ShardSession,
+        user_id: int,
+        before: tuple[int, int] = NEWEST,
+        number: int = 25,
+        authors: Collection[int] | None = None,
+    ) -> list[Entry]:
+        """Return the newest entries of a feed from the tables.
+
+        This takes one statement on the shard of the user, and one on each
+        server with shards of those whom the user follows.
+
+        :param before: the time and the post of the entry before them.
+        :param authors: only posts of these users.
+        """
+        users, boards = self._sources(session, user_id, authors)
+        if not users:
+            return []
+        table = self.posts.c
+        explicit = [
+            one for one, kind in users.items() if kind == FollowKind.EXPLICIT
+        ]
+        chosen: dict[int, list[int]] = {}
+        for board_id, choice in boards.items():
+            chosen.setdefault(choice, []).append(board_id)
+        sequence, post_id = before
+        conditions: list[Any] = [
+            table.author_id.in_(users),
+            table.sequence <= sequence,
+            or_(
+                table.sequence < sequence,
+                type_coerce(table.post_id, BigInteger()) < post_id,
+            ),
+        ]
+        if BoardChoice.UNFOLLOWED in chosen:
+            conditions.append(
+                table.board_id.not_in(chosen[BoardChoice.UNFOLLOWED])
+            )
+        if len(explicit) < len(users):
+            # As a number: the router reads the first condition only.
+            author = type_coerce(table.author_id, BigInteger())
+            conditions.append(
+                or_(
+                    author.in_(explicit),
+                    table.board_id.in_(chosen.get(BoardChoice.FOLLOWED, [])),
+                )
+            )
+        rows = session.execute(
+            select(
+                table.sequence, table.post_id, table.board_id, table.author_id
+            )
+            .where(*conditions)
+            .order_by(table.sequence.desc(), table.post_id.desc())
+            .limit(number)
+        )
+        return [Entry(*row) for row in rows]
+
+    def _sources(
+        self,
+        session: ShardSession,
+        user_id: int,
+        authors: Collection[int] | None,
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the relations of a user to all users and boards."""
+        users, boards = self.follows.users, self.follows.boards
+        parts = []
+        for index, (table, owner, kinds) in enumerate(
+            (
+                (users, users.target_id, FOLLOWING),
+                (boards, boards.number, tuple(BoardChoice)[1:]),
+            )
+        ):
+            part = select(
+                literal(index).label("is_board"),
+                table.target_id.label("target_id"),
+                table.kind.label("kind"),
+            ).where(table.source_id == user_id, table.kind.in_(kinds))
+            if authors is not None:
+                part = part.where(owner.in_(list(authors)))
+            parts.append(part)
+        rows = union_all(*parts).subquery()
+        found: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for is_board, target_id, kind in session.execute(
+            select(*rows.c),
+            bind_arguments={"place": self._place(session, user_id)},
+        ):
+            found[is_board][target_id] = kind
+        return found
+
+
+def _id(*, colocated: bool = False) -> Any:
+    return mapped_column(
+        ObjectRef(colocated=colocated),
+        primary_key=True,
+        autoincrement=False,
+    )

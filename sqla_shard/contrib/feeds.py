@@ -1,0 +1,499 @@
+"""Home feeds: the newest posts of all boards that a user follows.
+
+::
+
+    feed = Feed(Base, follows=follows, post=Pin)
+
+    def pin(session: ShardSession, ...) -> None:
+        ...
+        feed.publish(session, user_id, board_id, pin.id)
+
+    with cluster.session() as session:
+        page = feed.page(session, user_id, limit=25)
+
+*On the tables alone* a page is pulled: one statement reads whom the user
+follows, one on each server the newest posts of these, one on each server the
+posts themselves.
+
+*With Redis* (a :class:`~sqla_shard.contrib.FeedStore`) a job adds each post to
+the feeds of its audience, and a page is read from there.  The tables remain
+authoritative: a feed that is missing is built from them, entries of boards
+that were unfollowed and of deleted posts are removed when they are read, and
+pages after the end of a feed, and all pages while Redis does not respond, are
+pulled.  Posts of users with very many followers are not added to their feeds,
+but pulled by those who read.
+
+Posts are in the order of their times, then of their ids.  Pages have neither
+duplicates nor gaps while posts are published.  A post whose transaction takes
+long is committed after younger ones; a reader who was past its place sees it
+when beginning again.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import func
+from sqlalchemy import insert
+from sqlalchemy import inspect
+from sqlalchemy import select
+
+from sqla_shard import scatter
+from sqla_shard.contrib.edges import now
+from sqla_shard.contrib.feed_store import Entry
+from sqla_shard.contrib.feed_store import FeedStore
+from sqla_shard.contrib.feed_tables import FeedTables
+from sqla_shard.contrib.feed_tables import NEWEST
+from sqla_shard.contrib.follow_lists import FOLLOWING
+from sqla_shard.contrib.follows import Follows
+from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.exc import FeedStoreError
+from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.jobs import current_job
+from sqla_shard.jobs import Exponential
+from sqla_shard.jobs import Linear
+from sqla_shard.jobs import task
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import check_limit
+from sqla_shard.session.paging import Page
+from sqla_shard.session.paging import Subject
+from sqla_shard.session.session import separate_session
+
+__all__ = ["Feed", "FeedItem"]
+
+_MARK = struct.Struct(">QQ")
+#: Seconds for which the posts of a user are still added to feeds, after
+#: readers have begun to pull them.
+_OVERLAP = 120.0
+#: Seconds after which a process reads again whose posts are pulled.
+_REFRESH = 15.0
+#: Microseconds by which the clocks of processes may differ.
+_SKEW = 10_000_000
+
+#: A day and more: a post that is not added is missing until a feed is rebuilt.
+_RETRY = Linear(5, step=1).then(Exponential(200, first=10, longest=600))
+
+_log = logging.getLogger(__name__)
+
+
+#: The time and the post after which a feed is read.
+Bound = tuple[int, int]
+
+
+class FeedItem(NamedTuple):
+    """A post in a feed.
+
+    :ivar post: the post, loaded.
+    :ivar board_id: id of its board.
+    :ivar author_id: id of its user.
+    :ivar sequence: when it was published, in microseconds since 1970.
+    """
+
+    post: Any
+    board_id: int
+    author_id: int
+    sequence: int
+
+
+class Feed(FeedTables):
+    """The home feeds of an application, with a table of all posts.
+
+    The tables belong to ``base``: ``user_has_posts``, on the shard of the
+    user, and ``user_has_pulled_posts``, with those whose posts are pulled.
+
+    :param base: the declarative base.
+    :param follows: the follow graph.
+    :param post: the class of the posts.
+    :param store: feeds in Redis; None for the tables alone.
+    :param pull_above: number of followers above which the posts of a user are
+        pulled by readers; from then on they are, for good.
+    :param batch: number of followers whose feeds a job extends at a time.
+    :param queue: queue of the jobs.
+    :param name: begins the names of the tasks, and of tables other than those
+        of "feeds".
+    """
+
+    def __init__(
+        self,
+        base: Any,
+        *,
+        follows: Follows,
+        post: Any,
+        store: FeedStore | None = None,
+        pull_above: int = 10_000,
+        batch: int = 1000,
+        queue: str = "feeds",
+        name: str = "feeds",
+    ) -> None:
+        super().__init__(base, follows=follows, post=post, name=name)
+        self.store = store
+        self.pull_above = pull_above
+        self._batch = batch
+        #: When it was read whose posts are pulled, and the users, by cluster.
+        self._known: WeakKeyDictionary[Any, tuple[float, list[int]]] = (
+            WeakKeyDictionary()
+        )
+        self.fan_out = task(
+            f"{name}.fan_out", queue=queue, in_transaction=False, retry=_RETRY
+        )(self._fan_out)
+        self.forget = task(
+            f"{name}.forget", queue=queue, in_transaction=False, retry=_RETRY
+        )(self._forget)
+        follows.listeners.append(self._on_change)
+
+    # -- writing
+
+    def publish(
+        self,
+        session: ShardSession,
+        author_id: int,
+        board_id: int,
+        post_id: int,
+    ) -> None:
+        """Show a post in the feeds of those who follow its board.
+
+        :param session: its transaction writes the shard of the author.
+        :raises CrossShardWriteError: if it writes another shard.
+        """
+        sequence = now()
+        session.execute(
+            insert(self.posts),
+            {
+                "author_id": author_id,
+                "post_id": post_id,
+                "board_id": board_id,
+                "sequence": sequence,
+            },
+            bind_arguments={"place": self._place(session, author_id)},
+        )
+        if self.store is not None:
+            self.fan_out.enqueue(
+                session,
+                author_id,
+                board_id,
+                post_id,
+                sequence,
+                near=author_id,
+            )
+
+    def _on_change(
+        self, session: ShardSession, near: int, followers: Sequence[int]
+    ) -> None:
+        """Build the feeds of followers again.
+
+        It is called when the rows are written with which the audience of a
+        post is found: a post that is published later is added by its job.
+        """
+        if self.store is not None:
+            self.forget.enqueue(session, list(followers), near=near)
+
+    def _forget(self, user_ids: list[int]) -> None:
+        if self.store is not None:
+            self.store.forget(user_ids)
+
+    def _fan_out(
+        self, author_id: int, board_id: int, post_id: int, sequence: int
+    ) -> None:
+        """Add a post to the feeds of its audience: the task.
+
+        A job that was interrupted continues after its last batch; adding a
+        post again changes nothing.
+        """
+        if self.store is None:
+            return
+        job = current_job()
+        if job.checkpoint is None:
+            if self._is_pulled(job.cluster, author_id):
+                return
+            until, position = now() + _SKEW, None
+        else:
+            until, position = job.checkpoint
+        entry = Entry(sequence, post_id, board_id, author_id)
+        with job.cluster.session() as session:
+            for batch in self.follows.audience(
+                session,
+                board_id,
+                author_id,
+                until=until,
+                batch=self._batch,
+                position=position,
+            ):
+                self.store.add(batch.users, entry)
+                if batch.position is not None and batch.users:
+                    session.rollback()
+                    job.save([until, batch.position])
+
+    def _is_pulled(self, cluster: Any, author_id: int) -> bool:
+        """Return whether a user's posts are not added to feeds any more."""
+        since = cluster.run(self._measure, author_id)
+        return since is not None and now() - since > _OVERLAP * 1_000_000
+
+    def _measure(self, session: ShardSession, author_id: int) -> int | None:
+        """Return since when the posts of a user are pulled, if they are."""
+        bind = {"place": self._place(session, author_id)}
+        found: int | None = session.scalar(
+            select(self.pulled.c.since).where(
+                self.pulled.c.author_id == author_id
+            ),
+            bind_arguments=bind,
+        )
+        if found is not None:
+            return found
+        table = self.follows.users_reversed
+        some = (
+            select(table.target_id)
+            .where(table.source_id == author_id, table.kind.in_(FOLLOWING))
+            .limit(self.pull_above + 1)
+            .subquery()
+        )
+        count = session.scalar(
+            select(func.count()).select_from(some), bind_arguments=bind
+        )
+        if count is None or count <= self.pull_above:
+            return None
+        since = now()
+        session.execute(
+            InsertMissing(self.pulled),
+            {"author_id": author_id, "since": since},
+            bind_arguments=bind,
+        )
+        return since
+
+    # -- reading
+
+    def page(
+        self,
+        session: ShardSession,
+        user_id: int,
+        limit: int = 25,
+        after: str | None = None,
+    ) -> Page[FeedItem]:
+        """Return a page of the feed of a user, the newest posts first.
+
+        Posts that do not exist any more, or are inactive, are left out.
+
+        :param after: a bookmark, the ``next`` of a page.
+        :raises InvalidBookmarkError: if it is not a bookmark of this feed.
+        """
+        check_limit(limit)
+        subject = Subject(f"{self.posts.name} of the feed of {user_id}")
+        seal = session.cluster.seal
+        bound = NEWEST
+        if after is not None:
+            payload = seal.unseal(after, subject)
+            if len(payload) != _MARK.size:
+                raise InvalidBookmarkError(
+                    "the bookmark is not of this feed", bookmark=after
+                )
+            bound = _MARK.unpack(payload)
+        items: list[FeedItem] = []
+        ahead: Bound | None = bound
+        # With an earlier snapshot, or the one of the first entries, a post
+        # that was published later would be treated as deleted.
+        is_latest = session.reads_latest()
+        while ahead is not None and len(items) <= limit:
+            entries, ahead = self._next(
+                session, user_id, ahead, limit + 1, cleans=is_latest
+            )
+            items += self._loaded(session, user_id, entries, cleans=is_latest)
+            is_latest = False
+        shown, following = items[:limit], None
+        if len(items) > limit:
+            last = shown[-1]
+            mark = _MARK.pack(last.sequence, self._id_of(last.post))
+            following = seal.seal(mark, subject)
+        return Page(shown, following)
+
+    def _id_of(self, post: Any) -> int:
+        found: int = inspect(post).identity[0]
+        return found
+
+    def _next(
+        self,
+        session: ShardSession,
+        user_id: int,
+        bound: Bound,
+        number: int,
+        *,
+        cleans: bool,
+    ) -> tuple[list[Entry], Bound | None]:
+        """Return some entries before a bound, and the bound of the next.
+
+        :param cleans: whether to remove entries of boards that the user does
+            not follow from Redis.
+        """
+        if self.store is not None:
+            try:
+                found = self._stored(
+                    self.store, session, user_id, bound, number, cleans
+                )
+            except FeedStoreError as error:
+                _log.warning("a feed is read from the tables: %s", error)
+            else:
+                if found is not None:
+                    return found
+        entries = self.pull(session, user_id, bound, number)
+        return entries, _end_of(entries, number)
+
+    def _stored(
+        self,
+        store: FeedStore,
+        session: ShardSession,
+        user_id: int,
+        bound: Bound,
+        number: int,
+        cleans: bool,
+    ) -> tuple[list[Entry], Bound | None] | None:
+        """Return entries from Redis, merged with those that are pulled.
+
+        :returns: None if the tables have entries that Redis does not have.
+        """
+        feed = store.read(user_id, bound, number)
+        if not feed.exists:
+            self.rebuild(session, user_id)
+            feed = store.read(user_id, bound, number)
+        end = _end_of(feed.entries, number)
+        if not feed.exists or (end is None and not feed.is_whole):
+            return None
+        entries = self._followed(session, user_id, feed.entries)
+        if cleans and len(entries) < len(feed.entries):
+            store.remove(user_id, set(feed.entries) - set(entries))
+        authors = self._pulled_authors(session)
+        if authors:
+            pulled = self.pull(session, user_id, bound, number, authors)
+            entries = sorted({*entries, *pulled}, reverse=True)
+            # Beyond the end of one list, the other has more than is known.
+            ends = [one for one in (end, _end_of(pulled, number)) if one]
+            end = max(ends, default=None)
+            if end is not None:
+                entries = [one for one in entries if one[:2] >= end]
+        return entries, end
+
+    def _followed(
+        self, session: ShardSession, user_id: int, entries: list[Entry]
+    ) -> list[Entry]:
+        """Return the entries of boards that a user follows."""
+        relations = self.follows.relations(
+            session,
+            user_id,
+            {one.author_id for one in entries},
+            {one.board_id for one in entries},
+        )
+        return [
+            one
+            for one in entries
+            if relations.includes(one.author_id, one.board_id)
+        ]
+
+    def _loaded(
+        self,
+        session: ShardSession,
+        user_id: int,
+        entries: list[Entry],
+        *,
+        cleans: bool,
+    ) -> list[FeedItem]:
+        """Return the entries whose posts are shown, with the posts."""
+        posts = session.get_many(self.post, [one.post_id for one in entries])
+        missing = [
+            one
+            for one, post in zip(entries, posts, strict=True)
+            if post is None
+        ]
+        if missing and cleans and self.store is not None:
+            self._drop_withdrawn(session, user_id, missing)
+        return [
+            FeedItem(post, one.board_id, one.author_id, one.sequence)
+            for one, post in zip(entries, posts, strict=True)
+            if post is not None
+        ]
+
+    def _drop_withdrawn(
+        self, session: ShardSession, user_id: int, entries: list[Entry]
+    ) -> None:
+        """Remove entries from Redis that the tables do not have."""
+        store: Any = self.store
+        columns = self.posts.c
+        exist = set(
+            session.scalars(
+                select(columns.post_id).where(
+                    columns.author_id.in_({one.author_id for one in entries}),
+                    columns.post_id.in_({one.post_id for one in entries}),
+                )
+            )
+        )
+        gone = [one for one in entries if one.post_id not in exist]
+        try:
+            store.remove(user_id, gone)
+        except FeedStoreError as error:
+            _log.warning("deleted posts remain in a feed: %s", error)
+
+    def _pulled_authors(self, session: ShardSession) -> list[int]:
+        """Return the users whose posts are pulled, as read lately."""
+        cluster = session.cluster
+        read_at, authors = self._known.get(cluster, (None, []))
+        if read_at is None or time.monotonic() - read_at > _REFRESH:
+            # Before the statement: they are as old as that at least.
+            read_at = time.monotonic()
+            authors = list(
+                session.scalars(
+                    select(self.pulled.c.author_id).options(scatter())
+                )
+            )
+            self._known[cluster] = (read_at, authors)
+        return authors
+
+    # -- Redis
+
+    def rebuild(self, session: ShardSession, user_id: int) -> None:
+        """Build the feed of a user in Redis from the tables.
+
+        :raises FeedStoreError: if Redis does not respond.
+        """
+        store = self.store
+        if store is None:
+            return
+        token = store.begin(user_id)
+        # In a later transaction than all posts that were added before.
+        with separate_session(session) as other:
+            entries = self.pull(other, user_id, number=store.size)
+        store.finish(user_id, token, entries)
+
+    def compare(
+        self, session: ShardSession, user_ids: Iterable[int]
+    ) -> dict[int, list[Entry]]:
+        """Return the entries in which feeds in Redis and tables differ.
+
+        Call it while no posts are published and no jobs are pending.  Feeds
+        that are not in Redis do not differ.
+
+        :returns: entries by user; without users that do not differ.
+        """
+        store: Any = self.store
+        found: dict[int, list[Entry]] = {}
+        pulled = set(self._pulled_authors(session))
+        for user_id in user_ids:
+            feed = store.read(user_id, NEWEST, store.size)
+            if not feed.exists:
+                continue
+            stored = set(self._followed(session, user_id, feed.entries))
+            tables = self.pull(session, user_id, number=store.size)
+            different = stored.symmetric_difference(tables)
+            left = sorted(
+                one for one in different if one.author_id not in pulled
+            )
+            if left:
+                found[user_id] = left
+        return found
+
+
+def _end_of(entries: Sequence[Entry], number: int) -> Bound | None:
+    """Return the last entry of a list that may have more; None at the end."""
+    return entries[-1][:2] if len(entries) == number else None
