@@ -45,7 +45,6 @@ from sqlalchemy import insert
 from sqlalchemy import inspect
 from sqlalchemy import select
 
-from sqla_shard import scatter
 from sqla_shard.contrib.edges import now
 from sqla_shard.contrib.feed_store import Entry
 from sqla_shard.contrib.feed_store import FeedStore
@@ -54,6 +53,7 @@ from sqla_shard.contrib.feed_tables import NEWEST
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follows import Follows
 from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.engine import scatter
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.jobs import current_job
