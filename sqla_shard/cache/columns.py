@@ -630,6 +630,11 @@ def is_mapping(cls: Any) -> bool:
     :raises CacheClassError: if it is neither.
     """
     if hasattr(cls, "__sqla_shard_mapping__"):
+        if spec_of(mapper_of(cls).local_table).locate is not None:
+            raise CacheClassError(
+                "is spread over several shards; its lists are not cached",
+                class_name=cls.__name__,
+            )
         return True
     table = mapper_of(cls).local_table
     if spec_of(table).kind == "objects" and has_objects(table):

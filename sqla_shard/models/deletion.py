@@ -175,9 +175,19 @@ class Finder:
         source = getattr(cls, definition.source.column)
         target = getattr(cls, definition.target.column)
         pairs = select(source, target)
+        is_spread = definition.spread > 1
         if self._is_kind(definition.source.entity):
-            found = self._pairs(pairs.where(source.in_(ids)))
-            if found and definition.inverse_of is not None:
+            ours = pairs.where(source.in_(ids))
+            if is_spread:
+                ours = ours.options(everywhere())
+            found = self._pairs(ours)
+            if is_spread:
+                # Rows of an inverse are deleted by changes of the mapping.
+                changed = definition.inverse_of
+                if changed is not None:
+                    found = [(two, one) for one, two in found]
+                yield from self._remove_entries(changed or cls, found)
+            elif found and definition.inverse_of is not None:
                 yield from self._remove_inverse(
                     cls, definition.inverse_of, found
                 )

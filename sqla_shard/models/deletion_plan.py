@@ -18,11 +18,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.ids import unpack
 from sqla_shard.models import LookupMixin
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.lookup_table import LookupAccess
 from sqla_shard.models.lookup_table import statements_of
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.outbox.apply import function_named
 from sqla_shard.outbox.apply import operation_name
 from sqla_shard.outbox.apply import register_for
@@ -163,9 +163,7 @@ def removal_calls(
     """
     by_place: dict[Place, list[tuple[int, int]]] = {}
     for source_id, target_id in pairs:
-        place = session.place_for(
-            mapper=mapping, shard_id=unpack(source_id).shard_id
-        )
+        place = list_of(mapping, session, source_id).part_of(target_id).place
         by_place.setdefault(place, []).append((source_id, target_id))
     for place, some in by_place.items():
         for start in range(0, len(some), _PAIRS):

@@ -33,7 +33,7 @@ from sqla_shard.models.mapping_definition import End
 from sqla_shard.models.mapping_definition import MappingDefinition
 from sqla_shard.models.mapping_list import chunked
 from sqla_shard.models.mapping_list import List
-from sqla_shard.models.mapping_list import place_of
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.outbox.apply import operation_name
 from sqla_shard.outbox.apply import register_for
 from sqla_shard.outbox.operations import add_pending
@@ -153,7 +153,7 @@ def writable_list(
     :raises CachedWriteError: if it is cached, and the engine is in
         autocommit mode.
     """
-    rows = List(cls, session, source_id)
+    rows = list_of(cls, session, source_id)
     check_change(cls)
     refuse_cached_autocommit(session, rows.place, rows.statements.table)
     if not appends:
@@ -200,7 +200,8 @@ def write_inverse(rows: List, sequences: Mapping[int, int | None]) -> None:
         return
     by_place: dict[Place, list[Pair]] = {}
     for target_id, sequence in sequences.items():
-        place = place_of(rows.cls, rows.session, definition.target, target_id)
+        reverse = _reverse(rows.cls, rows.session, target_id, rows.source_id)
+        place = reverse.place
         pair = rows.source_id, target_id, sequence
         by_place.setdefault(place, []).append(pair)
     here = next((p for p in by_place if p.address == rows.place.address), None)
@@ -209,7 +210,9 @@ def write_inverse(rows: List, sequences: Mapping[int, int | None]) -> None:
         # deadlock.
         ours = sorted(by_place.pop(here), key=lambda pair: pair[1])
         for _, target_id, sequence in ours:
-            reverse = _reverse(rows.cls, rows.session, target_id)
+            reverse = _reverse(
+                rows.cls, rows.session, target_id, rows.source_id
+            )
             current = _locked(reverse, rows.source_id)
             _write(reverse, rows.source_id, current, sequence)
     calls = [
@@ -239,15 +242,16 @@ def sync_pairs(cls: Any, session: ShardSession, pairs: Iterable[Pair]) -> int:
     # Lock in one order: otherwise two calls with common lists would deadlock.
     for pair in sorted(pairs, key=lambda pair: (pair[1], pair[0])):
         source_id, target_id, _ = pair
-        reverse = _reverse(cls, session, target_id)
+        reverse = _reverse(cls, session, target_id, source_id)
         held.append((reverse, pair, _locked(reverse, source_id)))
         wanted.setdefault(source_id, []).append(target_id)
     # Read after all locks are held, so that a later call reads newer rows.
     truth: dict[tuple[int, int], int] = {}
     for source_id, target_ids in wanted.items():
-        rows = List(cls, session, source_id)
+        rows = list_of(cls, session, source_id)
+        present = rows.statements.present
         for part in chunked(target_ids):
-            for found, at in rows.execute(rows.statements.present, ids=part):
+            for found, at in rows.limited_to(part).execute(present, ids=part):
                 truth[source_id, found] = at
     count = 0
     for reverse, (source_id, target_id, sequence), current in held:
@@ -258,10 +262,13 @@ def sync_pairs(cls: Any, session: ShardSession, pairs: Iterable[Pair]) -> int:
     return count
 
 
-def _reverse(cls: Any, session: ShardSession, target_id: int) -> List:
-    """Return the reverse list of a target."""
+def _reverse(
+    cls: Any, session: ShardSession, target_id: int, source_id: int
+) -> List:
+    """Return the reverse list of a target, or its piece for a source."""
     definition: MappingDefinition = cls.__sqla_shard_mapping__
-    return List(definition.inverse_class, session, target_id)
+    reverse = list_of(definition.inverse_class, session, target_id)
+    return reverse.part_of(source_id)
 
 
 def _locked(reverse: List, source_id: int) -> int | None:
@@ -290,7 +297,7 @@ def _write(
         change: Any = delete(reverse.cls).where(*here)
     elif current is None:
         definition = statements.definition
-        change = insert(reverse.cls).values(
+        change = insert(statements.table).values(
             {
                 definition.source.column: reverse.source_id,
                 definition.target.column: source_id,
@@ -302,6 +309,11 @@ def _write(
     else:
         return False
     reverse.invalidate()
-    reverse.session.execute(change, execution_options=OUR_OWN)
+    spread = statements.definition.spread > 1
+    reverse.session.execute(
+        change,
+        bind_arguments={"place": reverse.place} if spread else None,
+        execution_options=OUR_OWN,
+    )
     add_to_count(reverse, (sequence is not None) - (current is not None))
     return True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from bisect import bisect_right
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import case
-from sqlalchemy import delete
 from sqlalchemy import insert
 from sqlalchemy import literal
 from sqlalchemy import update
@@ -51,12 +51,13 @@ __all__ = [
 
 def append(rows: List, target_id: int) -> bool:
     """Add a target to the top of a list; False if it is in the list."""
-    current, top = rows.locked(
-        rows.statements.lock_top, row=rows.readable(target_id)
-    )
+    rows = rows.part_of(rows.readable(target_id))
+    current, top = rows.locked(rows.statements.lock_top, row=target_id)
     if current is not None:
         return False
-    _insert(rows, [target_id], next_on_top(top))
+    first = next_on_top(top)
+    _check_room(rows, first)
+    _insert(rows, {target_id: first})
     return True
 
 
@@ -65,32 +66,46 @@ def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
     wanted = list(dict.fromkeys(map(rows.readable, target_ids)))
     if not wanted:
         return []
-    (top,) = rows.locked(rows.statements.lock_many)
-    added = []
-    for part in chunked(wanted):
-        found = rows.execute(rows.statements.present_locked, ids=part)
-        present = {target_id for target_id, _ in found}
-        added += [i for i in part if i not in present]
-    first = next_on_top(top)
-    for part in chunked(added):
-        _insert(rows, part, first)
-        first += len(part) * STEP
+    statements = rows.statements
+    parts = rows.grouped(wanted)
+    tops: list[int] = []
+    present: set[int] = set()
+    for part, ids in parts:
+        (top,) = part.locked(statements.lock_many)
+        tops += [] if top is None else [top]
+        for some in chunked(ids):
+            found = part.execute(statements.present_locked, ids=some)
+            present.update(target_id for target_id, _ in found)
+    added = [i for i in wanted if i not in present]
+    first = next_on_top(max(tops, default=None))
+    _check_room(rows, first + max(len(added) - 1, 0) * STEP)
+    placed = {i: first + index * STEP for index, i in enumerate(added)}
+    for part, ids in parts:
+        for some in chunked([i for i in ids if i in placed]):
+            _insert(part, {i: placed[i] for i in some})
     return added
 
 
-def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
-    definition = rows.statements.definition
-    if first + (len(target_ids) - 1) * STEP > MAX_SEQUENCE:
+def _check_room(rows: List, sequence: int) -> None:
+    if sequence > MAX_SEQUENCE:
         raise SequenceExhaustedError(
             mapping=rows.name, source_id=rows.source_id, rows=1
         )
-    placed = {
-        target_id: first + index * STEP
-        for index, target_id in enumerate(target_ids)
-    }
+
+
+def _insert(rows: List, placed: Mapping[int, int]) -> None:
+    """Insert rows into a list, or a piece of one, whose lock is held.
+
+    :param placed: sequences by target.
+    """
+    statements = rows.statements
+    definition = statements.definition
+    # The rows of a piece are not on the shard that their ids name.
+    table = rows.cls if definition.spread == 1 else statements.table
+    at = None if definition.spread == 1 else {"place": rows.place}
     try:
         rows.session.execute(
-            insert(rows.cls),
+            insert(table),
             [
                 {
                     definition.source.column: rows.source_id,
@@ -99,6 +114,7 @@ def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
                 }
                 for target_id, sequence in placed.items()
             ],
+            bind_arguments=at,
             execution_options=OUR_OWN,
         )
     except BaseException:
@@ -112,19 +128,11 @@ def _insert(rows: List, target_ids: Sequence[int], first: int) -> None:
 
 def remove(rows: List, target_id: int) -> bool:
     """Remove a target from a list; False if it is not in the list."""
-    (current,) = rows.locked(
-        rows.statements.lock_row, row=rows.check_target(target_id)
-    )
+    rows = rows.part_of(rows.check_target(target_id))
+    (current,) = rows.locked(rows.statements.lock_row, row=target_id)
     if current is None:
         return False
-    statements = rows.statements
-    rows.session.execute(
-        delete(rows.cls).where(
-            statements.source == rows.source_id,
-            statements.target == target_id,
-        ),
-        execution_options=OUR_OWN,
-    )
+    rows.delete(rows.statements.target == target_id)
     add_to_count(rows, -1)
     write_inverse(rows, {target_id: None})
     return True
@@ -132,16 +140,16 @@ def remove(rows: List, target_id: int) -> bool:
 
 def clear(rows: List) -> int:
     """Remove all rows; return their number."""
+    return sum(map(_clear, rows.parts()))
+
+
+def _clear(rows: List) -> int:
     rows.locked(rows.statements.lock_many)
     removed: dict[int, int | None] = {}
     if rows.statements.definition.inverse_class is not None:
         found = rows.execute(rows.statements.whole)
         removed = {target_id: None for target_id, _ in found}
-    result: Any = rows.session.execute(
-        delete(rows.cls).where(rows.statements.source == rows.source_id),
-        execution_options=OUR_OWN,
-    )
-    number = int(result.rowcount)
+    number = rows.delete()
     add_to_count(rows, -number)
     write_inverse(rows, removed)
     return number
@@ -191,6 +199,7 @@ def move(
 ) -> int:
     """Move a row between two others; return its new sequence."""
     _check(rows, target_id, before, after)
+    _refuse_spread(rows, target_id, before, after)
     current, gap = _locked_gap(rows, target_id, before, after)
     own = Key(current, target_id)
     if (gap.above is None or own < gap.above) and (
@@ -225,6 +234,21 @@ def _check(
     if problem is not None:
         raise InvalidMoveError(
             problem, target_id=target_id, before=before, after=after
+        )
+
+
+def _refuse_spread(
+    rows: List, target_id: int, before: int | None, after: int | None
+) -> None:
+    """Refuse a move in a spread list: no lock covers the neighbours."""
+    if rows.statements.definition.spread > 1:
+        raise InvalidMoveError(
+            f"{rows.name} is spread over several shards, and its rows are in "
+            "the order of their append; remove the target and append it "
+            "again to put it on top",
+            target_id=target_id,
+            before=before,
+            after=after,
         )
 
 
@@ -309,13 +333,14 @@ def _squeeze_in(rows: List, target_id: int, gap: _Gap) -> int:
 
 def respace(rows: List, target_id: int) -> int:
     """Re-space the rows around a target; return the number of changes."""
-    (current,) = rows.locked(
-        rows.statements.lock_row, row=rows.check_target(target_id)
-    )
+    rows = rows.part_of(rows.check_target(target_id))
+    (current,) = rows.locked(rows.statements.lock_row, row=target_id)
     if current is None:
         raise MissingTargetError(
             mapping=rows.name, source_id=rows.source_id, target_id=target_id
         )
+    if rows.statements.definition.spread > 1:
+        return 0  # without moves, all gaps are wide
     return len(_spread(rows, current, None, None))
 
 
@@ -370,6 +395,8 @@ def _with_moved_row(keys: list[Key], added: Key, gap: _Gap) -> list[Key]:
 
 def respace_all(rows: List) -> int:
     """Widen the narrow gaps of a list; return the number of changed rows."""
+    if rows.statements.definition.spread > 1:
+        return 0  # without moves, all gaps are wide
     rows.locked(rows.statements.lock_many)
     moves = rows.statements.definition.respace_to
     keys = [

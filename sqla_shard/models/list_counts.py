@@ -19,6 +19,7 @@ from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
 from sqlalchemy import Column
 from sqlalchemy import delete
+from sqlalchemy import func
 from sqlalchemy import Integer
 from sqlalchemy import select
 from sqlalchemy import Table
@@ -42,7 +43,9 @@ __all__ = [
     "declare_counts",
     "forget_counts",
     "recount",
+    "recount_all",
     "stored_count",
+    "stored_sum",
 ]
 
 
@@ -57,7 +60,7 @@ def create_counts(cls: Any, table: Any, definition: MappingDefinition) -> None:
         table.metadata,
         Column(
             column,
-            ObjectRef(colocated=True),
+            ObjectRef(colocated=definition.spread == 1),
             primary_key=True,
             autoincrement=False,
         ),
@@ -75,7 +78,7 @@ def declare_counts(cls: Any, definition: MappingDefinition) -> None:
         TableSpec(
             kind="objects",
             keyspace=definition.keyspace,
-            id_index=0,
+            id_index=0 if definition.spread == 1 else None,
             type_id=definition.source.type_id,
             commits_late=True,
             guard=partial(_refuse, cls),
@@ -107,6 +110,7 @@ class CountStatements:
             table.c.slot == bindparam("the_slot", type_=Integer()),
         )
         self.read = select(table.c.number).where(*here)
+        self.total = select(func.sum(table.c.number)).where(here[0])
         self.read_locked = self.read.with_for_update()
         self.add = InsertAdding(table).values(
             {
@@ -158,8 +162,19 @@ def stored_count(rows: List, session: Any) -> int | None:
     return found
 
 
+def stored_sum(rows: List) -> int:
+    """Return the length of a spread list, whose pieces are all counted."""
+    counts: Any = rows.statements.counts
+    return int(rows.execute(counts.total).scalar_one() or 0)
+
+
+def recount_all(rows: List) -> int:
+    """Count all rows of a list again; return their number."""
+    return sum(recount(part)[1] for part in rows.parts())
+
+
 def recount(rows: List) -> tuple[int | None, int]:
-    """Count the rows of a list again, and correct the stored number.
+    """Count the rows of a piece of a list again, and correct its number.
 
     :returns: the number that was stored, None without one; and the number of
         rows.

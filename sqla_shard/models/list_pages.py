@@ -39,6 +39,7 @@ from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import InvalidSequenceError
 from sqla_shard.ids import MAX_ID
 from sqla_shard.models.list_counts import stored_count
+from sqla_shard.models.list_counts import stored_sum
 from sqla_shard.models.list_positions import reach
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.models.mapping_list import cached_count
@@ -48,6 +49,7 @@ from sqla_shard.models.mapping_list import chunked
 from sqla_shard.models.mapping_list import List
 from sqla_shard.models.mapping_list import NotCached
 from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import bookmark_text
 from sqla_shard.session.paging import branch
@@ -216,9 +218,11 @@ def position(rows: List, target_id: int) -> int | None:
     if cached is not None:
         with suppress(NotCached):
             return cached.sequence(target_id)
-    found: int | None = rows.execute(
-        rows.statements.position, row=target_id
-    ).scalar()
+    found: int | None = (
+        rows.part_of(target_id)
+        .execute(rows.statements.position, row=target_id)
+        .scalar()
+    )
     return found
 
 
@@ -232,12 +236,16 @@ def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
     return {
         found.target_id
         for part in chunked(wanted)
-        for found in _keys(rows, rows.statements.present, ids=part)
+        for found in _keys(
+            rows.limited_to(part), rows.statements.present, ids=part
+        )
     }
 
 
 def count(rows: List) -> int:
     """Return the length of the list."""
+    if rows.statements.definition.spread > 1:
+        return stored_sum(rows)
     cached = cached_rows([rows]).get(rows.source_id)
     if cached is not None:
         with suppress(NotCached):
@@ -324,7 +332,7 @@ def page(
                 _CachedReader(cached, descending), mark, limit, bookmarks, back
             )
     return _page(
-        _DatabaseReader(rows, descending, until), mark, limit, bookmarks, back
+        _reader(rows, descending, until), mark, limit, bookmarks, back
     )
 
 
@@ -429,6 +437,14 @@ def _rows_after_mark(
     return fresh[:number], (*seen, *left_out)
 
 
+def _reader(
+    rows: List, newest_first: bool, until: int | None
+) -> _DatabaseReader:
+    is_spread = rows.statements.definition.spread > 1
+    kind = _SpreadReader if is_spread else _DatabaseReader
+    return kind(rows, newest_first, until)
+
+
 class _DatabaseReader:
     """Reads the rows of a page from the database.
 
@@ -484,6 +500,27 @@ class _DatabaseReader:
     def objects(self, rows: list[Any]) -> list[Any]:
         """Return the objects of rows that were found."""
         return rows
+
+
+class _SpreadReader(_DatabaseReader):
+    """Reads the rows of a page of a spread list."""
+
+    def rows_after(
+        self, cut: Key, last: Key, number: int
+    ) -> tuple[list[Found], int | None]:
+        """Return the rows after ``cut``, and the sequence of ``last``.
+
+        The rows of a spread list are not moved.
+        """
+        until = self._bounds.get("until", MAX_SEQUENCE)
+        result = self._rows.execute(
+            self._rows.statements.later_spread[self.newest_first],
+            at=cut.sequence,
+            cut=cut.target_id,
+            until=until,
+            number=number,
+        )
+        return _with_keys(result), last.sequence
 
 
 class _CachedReader:
@@ -629,8 +666,10 @@ def first_pages(
     """Return the newest rows of each list."""
     check_limit(limit)
     lists = {
-        source_id: List(cls, session, source_id) for source_id in source_ids
+        source_id: list_of(cls, session, source_id) for source_id in source_ids
     }
+    if statements_of(cls).definition.spread > 1:
+        return {i: page(rows, limit, None, True) for i, rows in lists.items()}
     pages: dict[int, Page[Any]] = {}
     for source_id, one in cached_rows(lists.values()).items():
         with suppress(NotCached):

@@ -15,6 +15,7 @@ from sqla_shard.ids import MAX_ID
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_list import List
 from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def clear_target(
     return sum(
         cluster.run(partial(_remove, cls, target_id, part))
         for chunk in chunks
-        for part in _by_place(cls, cluster, chunk)
+        for part in _by_place(cls, cluster, target_id, chunk)
     )
 
 
@@ -110,7 +111,9 @@ def _holders(
     at = 0
     while True:
         with cluster.session() as session:
-            found = _ids(List(inverse, session, target_id), at, False, batch)
+            found = _ids(
+                list_of(inverse, session, target_id), at, False, batch
+            )
         if found:
             yield found
         if len(found) < batch:
@@ -135,12 +138,13 @@ def _scattered(
 
 
 def _by_place(
-    cls: Any, cluster: Cluster, source_ids: Sequence[int]
+    cls: Any, cluster: Cluster, target_id: int, source_ids: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Yield the sources of each shard."""
+    """Yield the sources whose rows are on one shard."""
     grouped: dict[Any, list[int]] = {}
     with cluster.session() as session:
         for source_id in source_ids:
-            place = List(cls, session, source_id).place
+            part = list_of(cls, session, source_id).part_of(target_id)
+            place = part.place
             grouped.setdefault(place, []).append(source_id)
     yield from grouped.values()

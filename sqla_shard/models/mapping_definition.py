@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from functools import partial
@@ -23,6 +24,8 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm import relationship
 from sqlalchemy.sql.dml import Update
 
+from sqla_shard.engine import Places
+from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import KeptMappingError
 from sqla_shard.ids import check_type
@@ -43,6 +46,9 @@ from sqla_shard.models.class_checks import type_of_objects
 from sqla_shard.models.list_counts import declare_counts
 from sqla_shard.models.list_positions import MOST_MOVES
 from sqla_shard.models.list_positions import now
+from sqla_shard.models.spread import check_spread
+from sqla_shard.models.spread import piece_of
+from sqla_shard.models.spread import shard_of
 from sqla_shard.routing import columns_set
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
@@ -61,6 +67,7 @@ __all__ = [
     "definition_of",
     "finish",
     "link",
+    "piece_place",
 ]
 
 _OWN = frozenset({"sequence", "source", "target"})
@@ -102,6 +109,8 @@ class MappingDefinition:
     :ivar inverse_of: the class whose reverse rows this one contains.
     :ivar counted: whether the length of each list is stored.
     :ivar counts: the table with the stored lengths, if any.
+    :ivar spread: number of pieces of each list.
+    :ivar spread_over: number of shards over which the pieces are spread.
     :ivar callbacks: called for each narrow gap.
     """
 
@@ -115,6 +124,8 @@ class MappingDefinition:
     inverse_of: Any = None
     counted: bool = False
     counts: Any = None
+    spread: int = 1
+    spread_over: int = 0
     callbacks: list[Callable[..., Any]] = field(default_factory=list)
 
 
@@ -131,6 +142,8 @@ def define(
     respace_to: int,
     inverse: Any,
     counted: bool,
+    spread: int | None,
+    spread_over: int | None,
 ) -> None:
     """Check a class before it is mapped, and create its columns.
 
@@ -157,8 +170,13 @@ def define(
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
         respace_to=respace_to,
         inverse=inverse,
-        counted=bool(counted),
+        # The row with the number of rows of a piece is also its lock.
+        counted=bool(counted) or spread is not None,
     )
+    if spread is not None or spread_over is not None:
+        check_spread(cls, spread, spread_over)
+        definition.spread = spread or 1
+        definition.spread_over = spread_over or 0
     if inverse is not None:
         name_of_class(cls, "inverse", inverse)
     if narrow_below > respace_to:
@@ -199,7 +217,7 @@ def _make_columns(cls: Any, definition: MappingDefinition) -> None:
     names = [*(end.column for end in ends), "sequence"]
     first_of_dataclass(cls, dict.fromkeys(names, Mapped[int]))
     for end, colocated, order in (
-        (definition.source, True, -30),
+        (definition.source, definition.spread == 1, -30),
         (definition.target, False, -20),
     ):
         setattr(
@@ -275,7 +293,8 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
         TableSpec(
             kind="objects",
             keyspace=definition.keyspace,
-            id_index=0,
+            id_index=0 if definition.spread == 1 else None,
+            locate=None if definition.spread == 1 else partial(_locate, cls),
             type_id=definition.source.type_id,
             commits_late=True,
             guard=partial(check_statement, cls),
@@ -283,6 +302,31 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
     )
     if definition.counts is not None:
         declare_counts(cls, definition)
+
+
+def _locate(cls: Any, places: Places, key: Sequence[int]) -> Place:
+    """Return the location of a row of a spread list.
+
+    :param key: source and target.
+    """
+    definition = link(cls)
+    source_id, target_id = key
+    piece = piece_of(target_id, definition.spread)
+    return piece_place(cls, places, source_id, piece)
+
+
+def piece_place(cls: Any, places: Places, source_id: int, piece: int) -> Place:
+    """Return the location of a piece of a list.
+
+    :raises UnknownShardError: if the shard is not open.
+    """
+    definition = link(cls)
+    source = definition.source
+    name = f"{cls.__name__}.{source.column}"
+    shard_id = check_type(source_id, source.type_id, name).shard_id
+    keyspace = places.keyspace(definition.keyspace, "objects")
+    over = definition.spread_over
+    return places.place(keyspace, shard_of(shard_id, piece, over))
 
 
 def check_change(cls: Any) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from sqlalchemy import and_
 from sqlalchemy import bindparam
+from sqlalchemy import delete
 from sqlalchemy import func
 from sqlalchemy import inspect
 from sqlalchemy import Integer
@@ -38,6 +39,7 @@ from sqla_shard.models.mapping_definition import End
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
+from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.session.invalidation import invalidate_list
 from sqla_shard.session.row_cache import cache_in_transaction
 from sqla_shard.session.row_cache import CacheMismatch
@@ -98,9 +100,8 @@ class Statements:
         self.first_page = {
             newest: self._page(newest).where(here) for newest in (True, False)
         }
-        self.later_page = {
-            newest: self._page(newest)
-            .where(
+        later = {
+            newest: self._page(newest).where(
                 here,
                 _beyond(
                     cls.sequence,
@@ -110,10 +111,18 @@ class Statements:
                     newest,
                 ),
             )
-            .add_columns(self._sequence("row", lock=False).label("the_now"))
             for newest in (True, False)
         }
         until = cls.sequence <= bindparam("until")
+        self.later_page = {
+            newest: page.add_columns(
+                self._sequence("row", lock=False).label("the_now")
+            )
+            for newest, page in later.items()
+        }
+        self.later_spread = {
+            newest: page.where(until) for newest, page in later.items()
+        }
         self.first_bounded, self.later_bounded = (
             {newest: page.where(until) for newest, page in pages.items()}
             for pages in (self.first_page, self.later_page)
@@ -163,7 +172,8 @@ class Statements:
         moved = self._sequence("row")
         self.lock_row = self._locking(row=moved)
         self.lock_top = self._locking(row=moved, top=self._top())
-        self.lock_list = self._locking()
+        # The lock of a piece is another statement, see Piece.locked().
+        self.lock_list: Any = self._locking()
         self.lock_many = self._locking(top=self._top())
         before = self._sequence("before")
         after = self._sequence("after")
@@ -197,6 +207,9 @@ class Statements:
         Servers evaluate subqueries in the order of the statement or, as
         MariaDB does, in the reverse; in both cases the lock is first.
         """
+        if self.definition.spread > 1:
+            named = (part.label(f"the_{name}") for name, part in parts.items())
+            return select(*named).with_for_update() if parts else None
         entity: Any = self.definition.source.entity
         owner: Any = inspect(entity).local_table
         own = owner.primary_key.columns[0]
@@ -345,6 +358,24 @@ class List:
         """Name of the mapping class."""
         return str(self.cls.__name__)
 
+    def part_of(self, target_id: int) -> List:
+        """Return the list, or the piece of it that may have a target."""
+        return self
+
+    def parts(self) -> Sequence[List]:
+        """Return the pieces of the list; the list itself if it has none."""
+        return (self,)
+
+    def grouped(
+        self, target_ids: Sequence[int]
+    ) -> Sequence[tuple[List, Sequence[int]]]:
+        """Return targets with the pieces that may have them."""
+        return ((self, target_ids),)
+
+    def limited_to(self, target_ids: Iterable[int]) -> List:
+        """Return a list that reads only the pieces that may have targets."""
+        return self
+
     def check_target(self, target_id: int) -> int:
         """Return the id of a target.
 
@@ -397,6 +428,18 @@ class List:
         """Invalidate the list in the cache."""
         table = self.statements.table
         invalidate_list(self.session, self.place, table, self.source_id)
+
+    def delete(self, *conditions: Any) -> int:
+        """Delete rows of the list that match; return their number."""
+        is_spread = self.statements.definition.spread > 1
+        result: Any = self.session.execute(
+            delete(self.cls).where(
+                self.statements.source == self.source_id, *conditions
+            ),
+            bind_arguments={"place": self.place} if is_spread else None,
+            execution_options=OUR_OWN,
+        )
+        return int(result.rowcount)
 
     def cache_appended(self, rows: Sequence[tuple[int, int]]) -> None:
         """Add rows to the top of the cached list.

@@ -70,7 +70,7 @@ from sqla_shard.models.mapping_definition import define
 from sqla_shard.models.mapping_definition import definition_of
 from sqla_shard.models.mapping_definition import finish
 from sqla_shard.models.mapping_definition import MappingDefinition
-from sqla_shard.models.mapping_list import List
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit
 from sqla_shard.session.paging import Page
@@ -110,6 +110,14 @@ class MappingMixin:
         table, ``<table>_count``, so that :meth:`count` reads one row of any
         list.  Each change takes one more statement, and only the methods of
         the class insert and delete rows.
+    :param spread: number of pieces of each list, a power of two up to 256, on
+        as many virtual shards, for lists with too many rows or writes for one
+        shard; such a list is ``counted``.  Pages, counts and ``contains`` take
+        one statement per server.  Changes lock a piece instead of the source.
+        Rows are in the order of their append and cannot be moved; they
+        are not read from a cache.
+    :param spread_over: number of shards over which pieces are spread; it must
+        not change afterwards.
     :raises ClassDefinitionError: if the class is not valid.
 
     All methods take ids of sources and targets as 64-bit ints and raise
@@ -139,6 +147,8 @@ class MappingMixin:
         respace_to: int = 40,
         inverse: Any = None,
         counted: bool = False,
+        spread: int | None = None,
+        spread_over: int | None = None,
         **kwargs: Any,
     ) -> None:
         define(
@@ -153,6 +163,8 @@ class MappingMixin:
             respace_to=respace_to,
             inverse=inverse,
             counted=counted,
+            spread=spread,
+            spread_over=spread_over,
         )
         super().__init_subclass__(**kwargs)
 
@@ -275,7 +287,7 @@ class MappingMixin:
         cls, session: ShardSession, source_id: int, target_ids: Iterable[int]
     ) -> set[int]:
         """Return the targets that are in the list."""
-        return reading.contains(List(cls, session, source_id), target_ids)
+        return reading.contains(list_of(cls, session, source_id), target_ids)
 
     @classmethod
     def count(cls, session: ShardSession, source_id: int) -> int:
@@ -284,7 +296,7 @@ class MappingMixin:
         The server reads the stored number of a ``counted`` class, and counts
         the rows of another one: index entries of the whole list.
         """
-        return reading.count(List(cls, session, source_id))
+        return reading.count(list_of(cls, session, source_id))
 
     @classmethod
     def recount(cls, session: ShardSession, source_id: int) -> int:
@@ -294,14 +306,14 @@ class MappingMixin:
 
         :returns: the number of rows.
         """
-        return list_counts.recount(List(cls, session, source_id))[1]
+        return list_counts.recount_all(list_of(cls, session, source_id))
 
     @classmethod
     def position(
         cls, session: ShardSession, source_id: int, target_id: int
     ) -> int | None:
         """Return the sequence of a target; None if it is not in the list."""
-        return reading.position(List(cls, session, source_id), target_id)
+        return reading.position(list_of(cls, session, source_id), target_id)
 
     @classmethod
     def page(
@@ -338,7 +350,7 @@ class MappingMixin:
             this list and order.
         :raises InvalidSequenceError: if ``until`` is not a sequence.
         """
-        rows = List(cls, session, source_id)
+        rows = list_of(cls, session, source_id)
         upper = reading.bound(until)
         page = reading.page(rows, limit, after, newest_first, upper)
         if targets:
@@ -382,7 +394,7 @@ class MappingMixin:
         :param until: as for :meth:`page`.
         """
         check_limit(batch, "batch")
-        rows = List(cls, session, source_id)
+        rows = list_of(cls, session, source_id)
         upper = reading.bound(until)
         return reading.iterate(rows, newest_first, batch, upper)
 
@@ -393,7 +405,7 @@ class MappingMixin:
         Each appended row has a higher sequence than the rows before it, so
         that ``until=`` this one excludes all that are appended later.
         """
-        return reading.top(List(cls, session, source_id))
+        return reading.top(list_of(cls, session, source_id))
 
     @classmethod
     def intersect(
@@ -426,8 +438,8 @@ class MappingMixin:
         """
         check_limit(batch, "batch")
         lists = (
-            List(cls, session, source_id),
-            List(cls if other is None else other, session, other_id),
+            list_of(cls, session, source_id),
+            list_of(cls if other is None else other, session, other_id),
         )
         return list_sets.intersect(*lists, descending, batch)
 

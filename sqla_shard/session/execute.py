@@ -51,6 +51,7 @@ from sqla_shard.routing import keyspace_of
 from sqla_shard.routing import name_of
 from sqla_shard.routing import route
 from sqla_shard.routing import spec_of
+from sqla_shard.routing import Spread
 from sqla_shard.session.connections import any_place
 from sqla_shard.session.connections import bulk_on
 from sqla_shard.session.connections import connect
@@ -206,8 +207,19 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         return None
     places = bind_arguments.get("places")
     if places is not None:
-        _send(context, session, places, limits=bind_arguments.get("limits"))
+        _send(
+            context,
+            session,
+            places,
+            limits=bind_arguments.get("limits"),
+            merge=_merge_of(context, places),
+        )
         return None
+    if context.is_column_load:
+        place = _located(context, session)
+        if place is not None:
+            _send(context, session, (place,))
+            return None
     statement: Any = context.statement
     if isinstance(statement, LambdaElement):
         # The statement of lambda_stmt() is found under this name only.
@@ -272,6 +284,36 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         scattered=decision.scattered,
     )
     return None
+
+
+def _merge_of(
+    context: ORMExecuteState, places: Sequence[Place]
+) -> Merge | None:
+    """Return the merge of a SELECT of the package on several shards.
+
+    :returns: None if the rows are concatenated.
+    """
+    if len(places) == 1 or not context.bind_arguments.get("merged"):
+        return None
+    planned = plan(context.statement, context.parameters, Spread())
+    context.statement = planned.statement
+    return planned.merge
+
+
+def _located(context: ORMExecuteState, session: ShardSession) -> Place | None:
+    """Return the location of an object that is refreshed.
+
+    :returns: None if the statement is routed by its ids.
+    """
+    mapper = context.bind_mapper
+    spec = None if mapper is None else spec_of(mapper.local_table)
+    if spec is None or spec.locate is None:
+        return None
+    state = private.refresh_state(context.load_options)
+    if state is None or state.key is None:
+        return None
+    place: Place = spec.locate(session.places, state.key[1])
+    return place
 
 
 def _write(

@@ -222,6 +222,9 @@ def place_of(
         return places.place(keyspace, 0)
     if spec.reference is not None:
         raise ReferenceWriteError(reference=spec.reference)
+    if spec.locate is not None and state.key is not None:
+        found: Place = spec.locate(places, state.key[1])
+        return found
     if spec.id_index is None:
         raise PlacementError(
             f"{state.mapper.class_.__name__} has no id that determines its "

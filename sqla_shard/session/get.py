@@ -78,11 +78,35 @@ class Getter:
         """
         spec = self._spec
         keyspace = places.keyspace(spec.keyspace, spec.kind)
+        if spec.locate is not None:
+            found: Place = spec.locate(places, primary_key)
+            return found
         if spec.id_index is None:
             return places.place(keyspace, 0)
         object_id = primary_key[spec.id_index]
         shard_id = check_type(object_id, spec.type_id, self._name).shard_id
         return places.place(keyspace, shard_id)
+
+    def located(
+        self, places: Places, ident: Any, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return arguments of ``Session.get()``, with the shard of a row.
+
+        Rows with another shard than an id names are not found by routing.
+
+        :param ident: the primary key, a sequence or a mapping.
+        """
+        if self._spec.locate is None:
+            return kwargs
+        mapper: Any = inspect(self._class)
+        if isinstance(ident, Mapping):
+            names = (
+                mapper.get_property_by_column(column).key
+                for column in mapper.primary_key
+            )
+            ident = [ident[name] for name in names]
+        at = {"place": self.place(places, ident)}
+        return {**kwargs, "bind_arguments": at}
 
     def includes_hidden(
         self, session: ShardSession, kwargs: Mapping[str, Any]

@@ -513,7 +513,8 @@ class ShardSession(ShardedSession):
         """
         getter = getter_of(entity)
         if not getter.by_id:
-            return super().get(entity, ident, **kwargs)
+            located = getter.located(self.places, ident, kwargs)
+            return super().get(entity, ident, **located)
         hidden = getter.includes_hidden(self, kwargs)
         if type(ident) is int and (not kwargs or is_plain(kwargs)):
             found: T | None = getter.get(self, ident, hidden)

@@ -25,13 +25,14 @@ from sqlalchemy import type_coerce
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
+from sqla_shard.engine.rendering import Place
 from sqla_shard.ids import unpack
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.inverse_mapping import sync_pairs
 from sqla_shard.models.list_counts import recount
 from sqla_shard.models.mapping_definition import link
-from sqla_shard.models.mapping_list import List
 from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
@@ -157,7 +158,7 @@ class MappingCheck(Check):
             refusal = self._refusal(session, pair)
             if refusal is not None:
                 found.append((FOREIGN, pair, refusal))
-            elif unpack(pair[0]).shard_id != shard_id:
+            elif self._shard_of(session, pair) != shard_id:
                 found.append((MISPLACED, pair, ""))
             else:
                 whole.append(pair)
@@ -181,6 +182,13 @@ class MappingCheck(Check):
             )
             for kind, pair, detail in found
         ]
+
+    def _shard_of(self, session: ShardSession, pair: Pair) -> int:
+        """Return the shard that a row must be on."""
+        if self._spec.locate is None:
+            return unpack(pair[0]).shard_id
+        place: Place = self._spec.locate(session.places, pair)
+        return place.shard_id
 
     def _refusal(self, session: ShardSession, pair: Pair) -> str | None:
         source_id, target_id = pair
@@ -215,12 +223,23 @@ class MappingCheck(Check):
         if not pairs:
             return set()
         theirs = statements_of(self._other)
-        found = session.execute(
-            select(theirs.target, theirs.source).where(
-                theirs.source.in_({pair[1] for pair in pairs}),
-                theirs.target.in_({pair[0] for pair in pairs}),
-            )
+        there = select(theirs.target, theirs.source).where(
+            theirs.source.in_({pair[1] for pair in pairs}),
+            theirs.target.in_({pair[0] for pair in pairs}),
         )
+        if theirs.definition.spread > 1:
+            places = {
+                place.address: place
+                for place in (
+                    list_of(self._other, session, two).part_of(one).place
+                    for one, two in pairs
+                )
+            }
+            found = session.execute(
+                there, bind_arguments={"places": list(places.values())}
+            )
+        else:
+            found = session.execute(there)
         return {tuple(row) for row in found}
 
     def _pair(self, finding: Finding) -> Pair:
@@ -245,7 +264,7 @@ class MappingCheck(Check):
             self._sources.is_gone(session, source_id)
         ):
             return False
-        rows = List(self._cls, session, source_id)
+        rows = list_of(self._cls, session, source_id).part_of(target_id)
         # Lock the row before reading the objects: otherwise they could be
         # inserted in between.
         rows.locked(rows.statements.lock_row, row=target_id)
@@ -342,15 +361,16 @@ class CountCheck(Check):
 
     def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
         """Count the rows of a list again, under its lock."""
-        source_id, _ = finding.row.values()
-        before, now = cluster.run(self._recount, source_id)
+        source_id, slot = finding.row.values()
+        before, now = cluster.run(self._recount, source_id, slot)
         changed = before != now
         return Outcome.succeeded() if changed else Outcome.not_needed()
 
     def _recount(
-        self, session: ShardSession, source_id: int
+        self, session: ShardSession, source_id: int, slot: int
     ) -> tuple[int | None, int]:
-        return recount(List(self._cls, session, source_id))
+        parts = list_of(self._cls, session, source_id).parts()
+        return recount(parts[slot])
 
 
 #: The kinds that ``repair=True`` repairs.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import String
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
 
 from sqla_shard import Cluster
 from sqla_shard import MappingMixin
@@ -18,7 +21,10 @@ __all__ = [
     "Followers",
     "Follows",
     "Likes",
+    "Stars",
     "User",
+    "Watchers",
+    "Watches",
     "length",
     "new_users",
 ]
@@ -69,6 +75,47 @@ class Likes(
     counted=True,
 ):
     """Has no inverse."""
+
+
+class Watches(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="watcher_id",
+    target_column="watched_id",
+    inverse="Watchers",
+    counted=True,
+):
+    pass
+
+
+class Watchers(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="watched_id",
+    target_column="watcher_id",
+    spread=8,
+    spread_over=SHARDS,
+):
+    """Is the inverse, and spread."""
+
+
+class Stars(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="owner_id",
+    target_column="fan_id",
+    spread=8,
+    spread_over=SHARDS,
+):
+    """Is spread, has no inverse, and a column of its own."""
+
+    remark: Mapped[str | None] = mapped_column(String(40))
 
 
 FOLLOWS = Clusters(Base.metadata, SHARDS)

@@ -25,7 +25,10 @@ from tests.models.follow_models import Follows
 from tests.models.follow_models import length
 from tests.models.follow_models import Likes
 from tests.models.follow_models import new_users
+from tests.models.follow_models import Stars
 from tests.models.follow_models import User
+from tests.models.follow_models import Watchers
+from tests.models.follow_models import Watches
 
 __all__ = ["Counting", "Histories"]
 
@@ -193,9 +196,14 @@ class Histories:
     threads = 8
     changes = 30
 
+    @pytest.mark.parametrize(
+        ("cls", "inverse"),
+        [(Follows, Followers), (Watches, Watchers), (Stars, None)],
+    )
     def test_the_count_is_that_of_the_acknowledged_changes(
-        self, cluster, rng, say
+        self, cluster, rng, say, cls, inverse
     ):
+        """Compare with the sum of what each change has returned."""
         users = new_users(cluster, 5)
         seeds = [rng.randrange(10**9) for _ in range(self.threads)]
         barrier = threading.Barrier(self.threads)
@@ -209,15 +217,13 @@ class Histories:
                 target = some[0]
                 kind = own.random()
                 if kind < 0.45:
-                    done = self._run(cluster, Follows.append, source, target)
+                    done = self._run(cluster, cls.append, source, target)
                     model[source, target] += done
-                elif kind < 0.8:
-                    done = self._run(cluster, Follows.remove, source, target)
+                elif kind < 0.8 or cls is Stars:
+                    done = self._run(cluster, cls.remove, source, target)
                     model[source, target] -= done
                 else:
-                    added = self._run(
-                        cluster, Follows.append_many, source, some
-                    )
+                    added = self._run(cluster, cls.append_many, source, some)
                     model.update((source, one) for one in added)
             return model
 
@@ -233,16 +239,16 @@ class Histories:
         for user in users:
             followees = {b for a, b in pairs if a == user}
             followers = {a for a, b in pairs if b == user}
-            for cls, expected in (
-                (Follows, followees),
-                (Followers, followers),
-            ):
-                name = definition_of(cls).target.column
+            for one, expected in ((cls, followees), (inverse, followers)):
+                if one is None:
+                    continue
+                name = definition_of(one).target.column
                 with cluster.session() as session:
-                    rows = cls.iterate(session, user)
+                    rows = one.iterate(session, user)
                     assert {getattr(row, name) for row in rows} == expected
-                    assert cls.count(session, user) == len(expected)
-        report = verify_relations(cluster, [Follows, Followers], grace=0.0)
+                    assert one.count(session, user) == len(expected)
+        classes = [one for one in (cls, inverse) if one is not None]
+        report = verify_relations(cluster, classes, grace=0.0)
         assert not report.found("miscounted")
 
     @staticmethod
