@@ -32,17 +32,34 @@ author = "the sqla_shard authors"
 project_copyright = author
 version = release = version_of("sqla-shard")
 
-extensions = ["sphinx.ext.autodoc"]
+extensions = ["sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 highlight_language = "none"
 nitpicky = True
 # An alias for annotations only, which does not exist at run time.
 nitpick_ignore = [("py:class", "AnyCluster")]
-# The module docstring of dialects.mysql names a function that is gone.
 
 html_theme = "furo"
 html_title = f"sqla_shard {release}"
 html_show_sphinx = False
+html_logo = "logo.svg"
+html_favicon = "logo.svg"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
+html_theme_options = {
+    "light_css_variables": {
+        "color-brand-primary": "#1f5f99",
+        "color-brand-content": "#1f5f99",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#6fb1ec",
+        "color-brand-content": "#6fb1ec",
+    },
+}
+# Prompts are not copied, nor is what a program prints.
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+copybutton_selector = "div:not(.output) > div.highlight > pre"
 
 # The pages are built without these where they are not installed: only the
 # servers for tests need them.

@@ -685,7 +685,7 @@ def drawings() -> Any:
 
 def test_the_diagrams_are_those_of_their_source() -> None:
     for name, drawn in drawings().drawings().items():
-        path = ROOT / "docs" / "explanation" / name
+        path = ROOT / "docs" / name
         assert path.read_text("utf-8") == drawn, "run: python docs/drawings.py"
 
 
