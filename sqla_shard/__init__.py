@@ -32,6 +32,7 @@ is on the virtual shard of its 64-bit id.
 #   contrib/     a follow graph and home feeds, on top of the public names
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers
 #   metrics/     definitions and collectors of metrics; load per shard
+#   migrate/     from one database to shards: what it would mean
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
 #   testing/     local servers, faults, logs, a linter; nothing imports it

@@ -23,7 +23,7 @@ PACKAGE = "sqla_shard"
 # The rooms of the package in the order of reading, with the third parties of
 # each.  A room imports those above it.
 LAYERS = {
-    "util": "orjson sqlalchemy",
+    "util": "greenlet orjson sqlalchemy",
     "exc": "sqlalchemy",
     "ids": "",
     "types": "sqlalchemy",
@@ -44,6 +44,7 @@ LAYERS = {
     "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo rich sqlalchemy",
     "metrics": "prometheus_client sqlalchemy",
+    "migrate": "sqlalchemy tomli",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything but what is loaded by those who use it.
@@ -55,14 +56,15 @@ LAYERS = {
 
 # What a room must not import, although it is above.
 APART = {
-    "ext": {"schema", "verify", "contrib", "fleet"},
+    "ext": {"schema", "verify", "contrib", "fleet", "migrate"},
     "contrib": {"schema", "verify"},
     "fleet": {"jobs", "contrib"},
     "metrics": {"contrib"},
+    "migrate": {"schema", "jobs", "contrib", "fleet", "metrics"},
     "testing": {"schema", "verify", "contrib", "fleet", "metrics", "ext"},
     "api": {
         *("cache", "schema", "verify", "jobs", "contrib", "fleet"),
-        "metrics",
+        *("metrics", "migrate"),
         *("ext", "testing"),
     },
     # It loads the names of the front door on first use.
@@ -102,6 +104,7 @@ OPTIONAL = (
     "sqla_shard.fleet",
     "sqla_shard.jobs",
     "sqla_shard.metrics",
+    "sqla_shard.migrate",
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.verify",

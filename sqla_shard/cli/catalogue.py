@@ -18,6 +18,7 @@ __all__ = [
     "PROGRAM",
     "cache_group",
     "fleet_group",
+    "migrate_group",
     "queue_group",
     "schema_group",
     "topology_group",
@@ -84,6 +85,13 @@ PROGRAM: Sections = {
         "cache": Lazy(
             "catalogue:cache_group",
             "Run pending invalidations, and show statistics of the cache.",
+        ),
+    },
+    "One database": {
+        "migrate": Lazy(
+            "catalogue:migrate_group",
+            "Measure what shards would mean for an application on one "
+            "database.",
         ),
     },
     "Jobs": {
@@ -161,6 +169,25 @@ def topology_group() -> None:
     zookeeper://host:port,host:port/path.  These commands do not connect to
     the servers of the topology and need no database passwords.
     """
+
+
+_MIGRATE: Sections = {
+    "Commands": {
+        "shadow": Lazy(
+            "migrate_commands:shadow_command",
+            "Show the reports of shadow mode as one.",
+        ),
+        "suggest": Lazy(
+            "migrate_commands:suggest_command",
+            "Suggest owners for the tables of an application.",
+        ),
+    },
+}
+
+
+@click.group("migrate", cls=LazyGroup, sections=_MIGRATE)
+def migrate_group() -> None:
+    """Measure what shards would mean for an application on one database."""
 
 
 _SCHEMA: Sections = {

@@ -85,6 +85,10 @@ statement raises it::
     │   ├── MigrationFailedError          some shards could not be changed
     │   ├── ProvisionError                databases that cannot be created
     │   └── InDoubtError                  an unknown effect
+    ├── MigrateError
+    │   ├── DeclarationError (ValueError)  does not fit the tables
+    │   ├── ShadowReportError (ValueError)  not a report of shadow mode
+    │   └── ShadowSetupError (ValueError)  cannot be watched
     ├── FleetError
     │   ├── FleetSetupError               no account, or a program is missing
     │   ├── FleetServerError              a server refuses, or is silent
@@ -139,6 +143,7 @@ from sqla_shard.exc import contrib
 from sqla_shard.exc import definitions
 from sqla_shard.exc import fleet
 from sqla_shard.exc import jobs
+from sqla_shard.exc import migrate
 from sqla_shard.exc import operations
 from sqla_shard.exc import statements
 from sqla_shard.exc.base import ShardError
@@ -146,6 +151,7 @@ from sqla_shard.exc.contrib import *  # noqa: F403
 from sqla_shard.exc.definitions import *  # noqa: F403 - all are public
 from sqla_shard.exc.fleet import *  # noqa: F403
 from sqla_shard.exc.jobs import *  # noqa: F403
+from sqla_shard.exc.migrate import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 
@@ -154,5 +160,6 @@ __all__ += contrib.__all__
 __all__ += definitions.__all__
 __all__ += fleet.__all__
 __all__ += jobs.__all__
+__all__ += migrate.__all__
 __all__ += operations.__all__
 __all__ += statements.__all__

@@ -76,6 +76,7 @@ from sqla_shard.routing.sources import Leaf
 from sqla_shard.routing.sources import Level
 from sqla_shard.routing.sources import Problem
 from sqla_shard.routing.sources import tie
+from sqla_shard.routing.specs import kind_of
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
@@ -339,7 +340,7 @@ class Reader:
 
     def _assignment(self, column: Any, value: Any, block: Block) -> None:
         self._expression(value, block)
-        kind = getattr(column, "type", None)
+        kind = kind_of(column)
         # A value without a type gets the type of the column.
         given = isinstance(value, BindParameter) and private.is_null_type(
             value.type

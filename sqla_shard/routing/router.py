@@ -31,6 +31,7 @@ from sqla_shard.exc import KeyspaceMismatchError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import ShardError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
@@ -51,7 +52,9 @@ from sqla_shard.routing.sources import form_of
 from sqla_shard.routing.sources import groups_of
 from sqla_shard.routing.sources import Leaf
 from sqla_shard.routing.sources import Problem
+from sqla_shard.routing.specs import kind_of
 from sqla_shard.routing.specs import spec_of
+from sqla_shard.routing.specs import supposed
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
 from sqla_shard.types.shard_bound import Slotted
@@ -64,8 +67,10 @@ __all__ = [
     "Shape",
     "Spread",
     "check",
+    "check_mergeable",
     "keyspace_of",
     "locate",
+    "refusal_of",
     "route",
     "shape_of",
 ]
@@ -152,6 +157,9 @@ def shape_of(statement: Any) -> tuple[Any, Shape]:
     if key is None:
         binds = _binds_of(statement)
         return binds, _read(statement, binds)
+    if supposed():
+        # The key of the cache does not contain it.
+        return key.bindparams, _read(statement, key.bindparams)
     shape = _shapes.get(key.key)
     if shape is None:
         shape = _shapes[key.key] = _read(statement, key.bindparams)
@@ -267,8 +275,9 @@ def _settable(statement: Any) -> Iterator[tuple[str, IdType]]:
     """Yield the columns of an UPDATE whose ids route."""
     if getattr(statement, "is_update", False):
         for column in statement.table.c:
-            if isinstance(column.type, IdType) and column.type.routes:
-                yield column.key, column.type
+            kind = kind_of(column)
+            if isinstance(kind, IdType) and kind.routes:
+                yield column.key, kind
 
 
 def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[Group]:
@@ -351,7 +360,7 @@ def route(
     _raise(shape.problems)
     decision = _decide(binds, shape, parameters, places, scatter)
     if len(decision.shards) > 1:
-        _check_mergeable(shape)
+        check_mergeable(shape)
     return decision
 
 
@@ -366,6 +375,25 @@ def locate(
     """
     binds, shape = shape_of(statement)
     return _decide(binds, shape, parameters, places, scatter)
+
+
+def refusal_of(shape: Shape, places: Places) -> ShardError | None:
+    """Return the error that a form of statement raises for any values.
+
+    :returns: None if it depends on the values, or there is none.
+    """
+    try:
+        _raise(shape.problems)
+        if shape.constant:
+            return None
+        keyspace = keyspace_of(shape.tables, places)
+    except ShardError as error:
+        return error
+    if keyspace.kind != "global":
+        for group in shape.groups:
+            if group.condition is None:
+                return _no_shard_key(group, shape, keyspace)
+    return None
 
 
 def _decide(
@@ -595,7 +623,11 @@ _INSTEAD = {
 }
 
 
-def _check_mergeable(shape: Shape) -> None:
+def check_mergeable(shape: Shape) -> None:
+    """Refuse a statement whose rows of several shards cannot be merged.
+
+    :raises ScatterUnsupportedError: if there is no correct merge.
+    """
     limits = list(shape.single_shard_problems)
     if len(shape.groups) > 1:
         names = ", ".join(g.names[0] for g in shape.groups)

@@ -32,6 +32,8 @@ from sqla_shard.routing.clauses import is_column
 from sqla_shard.routing.clauses import nested
 from sqla_shard.routing.clauses import ungrouped
 from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.routing.specs import ANY_VALUE
+from sqla_shard.routing.specs import kind_of
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.types import IdType
 from sqla_shard.types import ShardedId
@@ -78,7 +80,9 @@ def form_of(element: Any) -> str | None:
         return "whole"
     if isinstance(element, Null):
         return None
-    kind = getattr(element, "type", None)
+    kind = kind_of(element)
+    if kind is ANY_VALUE:
+        return None
     if isinstance(kind, ShardedId):
         return f"local {kind.type_id}"
     return "whole" if isinstance(kind, IdType) else "other"
@@ -424,7 +428,7 @@ class Block:
         element = ungrouped(element)
         whole = composed(element)
         column = element if whole is None else ungrouped(whole)
-        kind = getattr(column, "type", None)
+        kind = kind_of(column)
         if (
             not isinstance(kind, IdType)
             or not kind.routes

@@ -7,10 +7,14 @@ an ORM statement of the mapped class.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
+from typing import Protocol
 
 from sqlalchemy import Table
 from sqlalchemy.exc import NoReferenceError
@@ -20,15 +24,20 @@ from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
+    "ANY_VALUE",
     "Colocation",
+    "Supposition",
     "TableSpec",
     "columns_set",
     "declare",
     "has_objects",
+    "kind_of",
     "name_of",
     "routes",
     "routing_column",
     "spec_of",
+    "supposed",
+    "supposing",
 ]
 
 _INFO = "sqla_shard"
@@ -99,6 +108,51 @@ class TableSpec:
 _NOTHING_KNOWN = TableSpec(kind="global")
 
 
+#: The type of a value that may be compared with any column of a
+#: :class:`Supposition`.
+ANY_VALUE = object()
+
+
+class Supposition(Protocol):
+    """Tables as they would be, for statements that are only planned."""
+
+    def spec_of(self, table: Any) -> TableSpec:
+        """Return the routing metadata that a table would have."""
+        ...
+
+    def kind_of(self, element: Any) -> Any:
+        """Return the type that an expression would have."""
+        ...
+
+
+_supposed: ContextVar[Supposition | None] = ContextVar(
+    "sqla_shard_supposed", default=None
+)
+
+
+@contextmanager
+def supposing(what: Supposition) -> Iterator[None]:
+    """Route the statements in the block as if tables were different."""
+    token = _supposed.set(what)
+    try:
+        yield
+    finally:
+        _supposed.reset(token)
+
+
+def supposed() -> bool:
+    """Return whether statements are routed by a :class:`Supposition`."""
+    return _supposed.get() is not None
+
+
+def kind_of(element: Any) -> Any:
+    """Return the type of an expression; None if it has no type."""
+    what = _supposed.get()
+    if what is not None:
+        return what.kind_of(element)
+    return getattr(element, "type", None)
+
+
 def declare(table: Table, spec: TableSpec) -> None:
     """Set the routing metadata of a table."""
     table.info[_INFO] = spec
@@ -111,6 +165,9 @@ def spec_of(table: Any) -> TableSpec:
     holds an id that routes, or if it has a foreign key to a row of the same
     shard, as a link table has; otherwise it is in a global keyspace.
     """
+    what = _supposed.get()
+    if what is not None:
+        return what.spec_of(table)
     # table() of SQLAlchemy has no metadata.
     if not isinstance(table, Table):
         return _NOTHING_KNOWN
@@ -158,7 +215,8 @@ def _keyspace_of(column: Any) -> str | None:
 
 def routes(column: Any) -> bool:
     """Return whether the id in a column names the shard of its row."""
-    return isinstance(column.type, IdType) and column.type.routes
+    kind = kind_of(column)
+    return isinstance(kind, IdType) and kind.routes
 
 
 def routing_column(table: Any) -> Any:

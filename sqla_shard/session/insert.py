@@ -24,6 +24,7 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.routing import has_objects
+from sqla_shard.routing import kind_of
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.session.placement import parent_shard
@@ -272,7 +273,7 @@ class _Placer:
             value = _value(row, names)
             if value is not None and self._determines_shard(column):
                 return check_type(
-                    value, column.type.type_id, self._name
+                    value, kind_of(column).type_id, self._name
                 ).shard_id
         return None
 
@@ -323,7 +324,7 @@ class _Placer:
         for column, names in self._columns:
             value = _value(row, names)
             if value is not None:
-                kind: Any = column.type
+                kind: Any = kind_of(column)
                 name = f"{self._name}.{names[0]}"
                 other = check_type(value, kind.type_id, name).shard_id
                 if other != shard_id:

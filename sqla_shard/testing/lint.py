@@ -27,10 +27,7 @@ below; without pytest::
 
 from __future__ import annotations
 
-import linecache
-import os
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -38,19 +35,18 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from typing import get_args
 from typing import Literal
 from typing import TypeAlias
 
-import greenlet
 from sqlalchemy import event
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import StatementReport
 from sqla_shard.engine.rendering import SCHEMA
+from sqla_shard.util.calling_lines import calling_line
+from sqla_shard.util.calling_lines import SourceLine
 
 __all__ = [
     "KINDS",
@@ -62,101 +58,6 @@ __all__ = [
     "SourceLine",
     "calling_line",
 ]
-
-
-# Packages that are not the code of an application.
-_LIBRARIES = frozenset({"greenlet", "sqlalchemy", "sqla_shard"})
-# Packages that call functions of applications: their line is the last resort.
-_INDIRECT = frozenset(
-    {
-        "asyncio",
-        "concurrent",
-        "contextlib",
-        "functools",
-        "jinja2",
-        "threading",
-    }
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceLine:
-    """A line of source code.
-
-    :ivar file: path of the file.
-    :ivar number: number of the line, from 1.
-    :ivar function: name of the function that contains the line.
-    :ivar text: source code of the line; empty if the file cannot be read.
-    """
-
-    file: str
-    number: int
-    function: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{_short(self.file)}:{self.number}"
-
-
-def calling_line() -> SourceLine:
-    """Return the innermost line of the application.
-
-    In a Jinja template it is the line of the template.
-    """
-    indirect = None
-    for frame in _frames():
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package in _LIBRARIES:
-            continue
-        if package not in _INDIRECT:
-            return _line_of(frame)
-        indirect = indirect or frame
-    if indirect is not None:
-        return _line_of(indirect)
-    return SourceLine(file="<unknown>", number=0, function="", text="")
-
-
-def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread, innermost first.
-
-    Under asyncio SQLAlchemy runs in a greenlet; the frames of the coroutine
-    that awaits it belong to the parent greenlet.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    current: greenlet.greenlet | None = greenlet.getcurrent()
-    while current is not None:
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-        current = current.parent
-        frame = None if current is None else current.gr_frame
-
-
-def _line_of(frame: FrameType) -> SourceLine:
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    template = frame.f_globals.get("__jinja_template__")
-    if template is not None:
-        # The frame has the line number of the Python code of the template.
-        number = template.get_corresponding_lineno(number)
-    # All programs that are strings have this file name: since Python 3.13 the
-    # lines would be those of the argument of `python -c`.
-    text = ""
-    if file != "<string>":
-        text = linecache.getline(file, number, frame.f_globals)
-    return SourceLine(
-        file=file,
-        number=number,
-        function=frame.f_code.co_name,
-        text=text.strip(),
-    )
-
-
-def _short(file: str) -> str:
-    """Return a path relative to the working directory, if it is in it."""
-    try:
-        return str(Path(file).relative_to(os.getcwd()))
-    except ValueError:
-        return file
 
 
 FindingKind: TypeAlias = Literal[

@@ -1,4 +1,4 @@
-"""The pytest plugin: real servers for a test run, and a linter.
+"""The pytest plugin: real servers for a test run, a linter, shadow mode.
 
 It is registered on installation, and starts a server only when a test uses its
 fixture::
@@ -36,6 +36,8 @@ fixture::
     For tests that start their own :class:`.RedisServer`.
 ``shard_lint``
     The linter of the test, see :mod:`.lint_plugin`.
+
+For applications on one database it also has :mod:`.shadow_plugin`.
 
 A test is skipped if a program that it needs is not installed, and the last
 lines of the run have the number of such tests.  If servers are required the
@@ -80,6 +82,8 @@ from sqla_shard.testing.programs import MISSING_MARIADB
 from sqla_shard.testing.programs import MISSING_MEMCACHED
 from sqla_shard.testing.programs import MISSING_REDIS
 from sqla_shard.testing.programs import MISSING_ZOOKEEPER
+from sqla_shard.testing.shadow_plugin import add_shadow_options
+from sqla_shard.testing.shadow_plugin import ShadowHooks
 
 if TYPE_CHECKING:
     # Imported for type checking only: pytest imports this plugin in every
@@ -214,10 +218,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="number of MariaDB servers of mariadb_fleet (default: 4)",
     )
     add_options(parser)
+    add_shadow_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the linter."""
+    """Register the linter, and shadow mode."""
+    config.pluginmanager.register(ShadowHooks(config), "sqla_shard_shadow")
     config.pluginmanager.register(LintHooks(config), "sqla_shard_lint")
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "dispose_mapper",
     "distinct",
     "distinct_on",
+    "expanded_parameters",
     "extra_froms",
     "fetch_clause",
     "for_update_arg",
@@ -219,6 +220,10 @@ has_column_expression: Callable[[Any], bool] = attrgetter(
 # Executions.
 
 
+#: The names of the values of each list in the parameters (1.4).
+expanded_parameters: Callable[[Any], Mapping[str, Sequence[str]]] = attrgetter(
+    "_expanded_parameters"
+)
 #: The options of an execution that change no SQL (2.0).
 orm_options: Callable[[Any], Sequence[Any]] = attrgetter(
     "_non_compile_orm_options"

@@ -1,0 +1,61 @@
+"""Errors of the way from one database to virtual shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqla_shard.exc.base import bullets
+from sqla_shard.exc.base import MessageError
+from sqla_shard.exc.base import ShardError
+
+__all__ = [
+    "DeclarationError",
+    "MigrateError",
+    "ShadowReportError",
+    "ShadowSetupError",
+]
+
+
+class MigrateError(ShardError):
+    """Base of the errors of :mod:`sqla_shard.migrate`."""
+
+
+class DeclarationError(MigrateError, ValueError):
+    """Raised for a declaration that is not valid; it lists every problem.
+
+    :ivar source: the file of the declaration, or ``declaration``.
+    :ivar problems: all problems, in the order of the declaration.
+    """
+
+    source: str
+    problems: tuple[str, ...]
+
+    def __init__(
+        self, problems: Iterable[str], *, source: str = "declaration"
+    ) -> None:
+        super().__init__(problems=problems, source=source)
+
+    def _describe(self) -> str:
+        count = len(self.problems)
+        if count == 1:
+            return f"{self.source}: {self.problems[0]}"
+        return f"{self.source}: {count} problems{bullets(self.problems)}"
+
+
+class ShadowReportError(MigrateError, MessageError, ValueError):
+    """Raised for a file that is not a report of shadow mode.
+
+    :ivar path: the file.
+    """
+
+    path: str
+    _text = "{path}: {message}"
+
+
+class ShadowSetupError(MigrateError, MessageError, ValueError):
+    """Raised when shadow mode cannot watch an object, or has a wrong option.
+
+    :ivar value: what was given.
+    """
+
+    value: object

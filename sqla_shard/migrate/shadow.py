@@ -1,0 +1,465 @@
+"""Shadow mode: watches an application on one database, as if it were sharded.
+
+::
+
+    from sqla_shard.migrate import Declaration, Owned, Owner, Shadow
+
+    declaration = Declaration(
+        Owner("users.id"), Owned("posts", colocate_with="user_id")
+    )
+    shadow = Shadow(declaration, Base.metadata)
+    shadow.watch(engine)
+    ...
+    print(shadow.report())
+
+Shadow mode listens to events of SQLAlchemy.  It changes no statement, sends
+none, and raises no error into the application: an error of its own is counted
+in the report, and logged when it first occurs.  It plans whole transactions,
+since their writes have to be on one shard; those that it has no time for are
+counted only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import random
+import socket
+import sysconfig
+from collections.abc import Collection
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from types import TracebackType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import event
+from sqlalchemy import MetaData
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import object_mapper
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.ddl import ExecutableDDLElement
+
+from sqla_shard.exc import ShadowSetupError
+from sqla_shard.exc import ShardError
+from sqla_shard.migrate.declaration import Declaration
+from sqla_shard.migrate.future import Future
+from sqla_shard.migrate.planner import Form
+from sqla_shard.migrate.planner import MOST_VALUES
+from sqla_shard.migrate.planner import Planner
+from sqla_shard.migrate.planner import Writes
+from sqla_shard.migrate.recorder import line_of
+from sqla_shard.migrate.recorder import Recorder
+from sqla_shard.migrate.report import Report
+from sqla_shard.migrate.report import Traffic
+from sqla_shard.migrate.traffic import reduced
+from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.calling_lines import calling_frame
+from sqla_shard.util.files import replace_file
+from sqla_shard.util.forking import in_children
+
+__all__ = ["Shadow"]
+
+_log = logging.getLogger("sqla_shard.migrate")
+
+#: Maximum number of objects of a flush whose owner is learned.
+_MOST_OBJECTS = 200
+_LIBRARIES = tuple(
+    f"{path}{os.sep}"
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+# The packages whose frames are not of the application, wherever they are.
+_NOT_APPLICATION = frozenset({"sqlalchemy", "sqla_shard", "greenlet"})
+
+
+class _Transaction:
+    """A transaction that is planned.
+
+    :ivar started: when the current statement was sent.
+    :ivar elapsed: seconds of the current statement.
+    """
+
+    __slots__ = ("elapsed", "started", "writes")
+
+    def __init__(self, writes: Writes) -> None:
+        self.writes = writes
+        self.started = 0.0
+        self.elapsed = 0.0
+
+
+class Shadow:
+    """Plans the statements of an application as if it were sharded.
+
+    :param declaration: what the tables will be.
+    :param metadata: the tables of the application.
+    :param sample: share of transactions that are planned, 0 to 1.
+    :param budget: maximum share of the time since the start, of one core,
+        that planning may take; None for no limit.
+    :param directory: directory for reports, one file for each process; None
+        to write none.
+    :param every: seconds between two reports of a process.
+    :param packages: names of the application's packages; by default the
+        application is what is outside of ``site-packages``.
+    :param most_sites: maximum number of lines in a report.
+    :raises DeclarationError: if the declaration does not fit the tables.
+    :raises ShadowSetupError: if an option is not valid.
+    """
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        metadata: MetaData,
+        *,
+        sample: float = 1.0,
+        budget: float | None = 0.02,
+        directory: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        packages: Collection[str] = (),
+        most_sites: int = 2000,
+    ) -> None:
+        for name, share in (("sample", sample), ("budget", budget)):
+            if share is not None and not 0 <= share <= 1:
+                raise ShadowSetupError(
+                    f"{name}={share!r} must be from 0 to 1", value=share
+                )
+        self.future = Future(declaration, metadata)
+        self._sample = sample
+        self._budget = budget
+        self._every = every
+        self._directory = None if directory is None else Path(directory)
+        self._packages = frozenset(packages)
+        self._most_sites = most_sites
+        self._watched: list[Any] = []
+        self._files: dict[str, bool] = {}
+        self._random = random.Random()  # noqa: S311  # not a secret
+        self._flushed = _flushed_columns(self.future)
+        self._reset()
+        in_children(self)
+        if self._directory is not None:
+            atexit.register(self._write_in_time, 0.0)
+
+    def _reset(self) -> None:
+        self._planner = Planner(self.future)
+        self._recorder = Recorder(self._most_sites)
+        self._open: WeakKeyDictionary[Connection, _Transaction] = (
+            WeakKeyDictionary()
+        )
+        self._forms: WeakKeyDictionary[Any, tuple[Form, Traffic | None]] = (
+            WeakKeyDictionary()
+        )
+        self._since = self._written = perf_counter()
+
+    def after_fork(self) -> None:
+        """Forget what the parent process has counted."""
+        self._reset()
+
+    def __repr__(self) -> str:
+        return f"<Shadow of {len(self._watched)} engines>"
+
+    def __enter__(self) -> Shadow:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- setup
+
+    def watch(self, *targets: Any) -> None:
+        """Watch engines, or the engines of sessions.
+
+        :param targets: an engine or asynchronous engine; a session, or a
+            factory of sessions, with its engine as ``bind``; or the class
+            ``Engine`` for all engines of the process.
+        :raises ShadowSetupError: if a target has no engine.
+        """
+        for engine in map(_engine_of, targets):
+            if engine in self._watched:
+                continue
+            if not self._watched:
+                event.listen(Session, "before_flush", self._before_flush)
+            self._watched.append(engine)
+            for name, listener in self._listeners():
+                event.listen(engine, name, listener)
+
+    def close(self) -> None:
+        """Stop watching, and write the report if there is a directory."""
+        for engine in self._watched:
+            for name, listener in self._listeners():
+                event.remove(engine, name, listener)
+        if self._watched:
+            event.remove(Session, "before_flush", self._before_flush)
+        self._watched.clear()
+        if self._directory is not None:
+            atexit.unregister(self._write_in_time)
+            self._write_in_time(0.0)
+
+    def _listeners(self) -> list[tuple[str, Any]]:
+        return [
+            ("begin", self._begin),
+            ("before_cursor_execute", self._before_cursor_execute),
+            ("after_cursor_execute", self._after_cursor_execute),
+            ("after_execute", self._after_execute),
+            ("savepoint", self._savepoint),
+            ("rollback_savepoint", self._rollback_savepoint),
+            ("commit", self._commit),
+            ("rollback", self._rollback),
+        ]
+
+    # -- reports
+
+    def report(self) -> Report:
+        """Return what was seen so far in this process."""
+        return self._recorder.report(self.future, self._planner.references)
+
+    def _write_in_time(self, every: float) -> None:
+        """Write the report of this process if the last one is too old."""
+        now = perf_counter()
+        if self._directory is None or now - self._written < every:
+            return
+        self._written = now
+        name = f"shadow-{socket.gethostname()}-{os.getpid()}.json"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            replace_file(
+                self._directory / name, self.report().as_json(), 0o644
+            )
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Count an error of shadow mode, and log it once."""
+        if self._recorder.failure(error):
+            _log.warning("shadow mode: not planned: %s", error, exc_info=error)
+
+    # -- events
+    #
+    # A listener must not raise: the application would fail.
+
+    def _begin(self, connection: Connection) -> None:
+        recorder = self._recorder
+        recorder.seen += 1
+        if self._sample < 1 and self._random.random() >= self._sample:
+            return
+        if self._budget is not None and recorder.planning > self._budget * (
+            perf_counter() - self._since
+        ):
+            return
+        self._open[connection] = _Transaction(self._planner.writes())
+
+    def _before_cursor_execute(
+        self, connection: Connection, *arguments: Any
+    ) -> None:
+        transaction = self._open.get(connection)
+        if transaction is not None:
+            transaction.started = perf_counter()
+
+    def _after_cursor_execute(
+        self, connection: Connection, *arguments: Any
+    ) -> None:
+        transaction = self._open.get(connection)
+        if transaction is not None:
+            transaction.elapsed += perf_counter() - transaction.started
+
+    def _after_execute(
+        self,
+        connection: Connection,
+        statement: Any,
+        multiparams: Any,
+        params: Any,
+        execution_options: Any,
+        result: Any,
+    ) -> None:
+        transaction = self._open.get(connection)
+        if transaction is None:
+            return
+        started = perf_counter()
+        seconds, transaction.elapsed = transaction.elapsed, 0.0
+        try:
+            self._see(transaction, statement, result.context, seconds)
+        except Exception as error:  # a bug must not become the application's
+            self._failed(error)
+        self._recorder.planning += perf_counter() - started
+
+    def _savepoint(self, connection: Connection, name: str) -> None:
+        transaction = self._open.get(connection)
+        if transaction is not None:
+            transaction.writes.log.savepoint(name)
+
+    def _rollback_savepoint(
+        self, connection: Connection, name: str, context: Any
+    ) -> None:
+        transaction = self._open.get(connection)
+        if transaction is not None:
+            transaction.writes.log.rolled_back(name)
+
+    def _commit(self, connection: Connection) -> None:
+        transaction = self._open.pop(connection, None)
+        if transaction is None:
+            return
+        writes = transaction.writes
+        what = "read"
+        if writes.is_refused:
+            what = "several_owners"
+        elif writes.log.first is not None:
+            what = "one_owner"
+        elif writes.has_unknown:
+            what = "unknown_owner"
+        self._recorder.transaction(what)
+        self._write_in_time(self._every)
+
+    def _rollback(self, connection: Connection) -> None:
+        if self._open.pop(connection, None) is not None:
+            self._recorder.transaction("rolled_back")
+            self._write_in_time(self._every)
+
+    def _before_flush(
+        self, session: Session, context: Any, instances: Any
+    ) -> None:
+        """Learn the owners of objects that a flush updates or deletes."""
+        if not self._open:
+            return
+        started = perf_counter()
+        objects = [*session.deleted, *session.dirty][:_MOST_OBJECTS]
+        try:
+            for one in objects:
+                mapper = object_mapper(one)
+                known = self._flushed.get(str(mapper.local_table))
+                if known is None:
+                    continue
+                table, columns = known
+                row = {
+                    name: vars(one).get(
+                        mapper.get_property_by_column(column).key
+                    )
+                    for name, column in columns.items()
+                }
+                self._planner.learn(table, row)
+        except SQLAlchemyError as error:
+            self._failed(error)
+        self._recorder.planning += perf_counter() - started
+
+    # -- statements
+
+    def _see(
+        self,
+        transaction: _Transaction,
+        statement: Any,
+        context: Any,
+        seconds: float,
+    ) -> None:
+        """Plan and count a statement that was executed."""
+        if isinstance(statement, ExecutableDDLElement):
+            return
+        compiled = context.compiled
+        known = None if compiled is None else self._forms.get(compiled)
+        if known is None:
+            known = self._read(statement, compiled)
+            if compiled is not None:
+                self._forms[compiled] = known
+        form, traffic = known
+        inserted = getattr(context, "inserted_primary_key_rows", None)
+        verdict = self._planner.judge(
+            form,
+            () if compiled is None else _parameters(context),
+            transaction.writes,
+            (inserted or ()) if form.kind == "insert" else (),
+        )
+        text = context.statement if compiled is None else compiled.string
+        line = line_of(self._calling_frame())
+        self._recorder.statement(
+            form, traffic, verdict, line, text or "", seconds
+        )
+
+    def _read(
+        self, statement: Any, compiled: Any
+    ) -> tuple[Form, Traffic | None]:
+        form = self._planner.form(statement, compiled)
+        if form.kind == "text":
+            return form, None
+        try:
+            return form, reduced(statement)
+        except ShardError:
+            # The router cannot read it, and the verdict says why.
+            return form, None
+
+    def _calling_frame(self) -> FrameType | None:
+        """Return the innermost frame of the application."""
+        return calling_frame(self._is_library) or calling_frame()
+
+    def _is_library(self, frame: FrameType) -> bool:
+        name = frame.f_code.co_filename
+        found = self._files.get(name)
+        if found is None:
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if self._packages:
+                found = package not in self._packages
+            else:
+                found = package in _NOT_APPLICATION or name.startswith(
+                    _LIBRARIES
+                )
+            self._files[name] = found
+        return found
+
+
+def _parameters(context: Any) -> list[dict[str, Any]]:
+    """Return the parameters of an execution, with lists as they were given."""
+    rows: list[dict[str, Any]] = context.compiled_parameters
+    expanded = private.expanded_parameters(context)
+    if not expanded:
+        return rows
+    # A statement with lists is not an executemany().
+    row = rows[0]
+    lists = {
+        name: [row[key] for key in keys[:MOST_VALUES]]
+        for name, keys in expanded.items()
+    }
+    return [{**row, **lists}]
+
+
+def _engine_of(target: Any) -> Any:
+    """Return the engine of an object.
+
+    :raises ShadowSetupError: if it has none.
+    """
+    if target is Engine or isinstance(target, Engine):
+        return target
+    for name in ("sync_engine", "bind", "sync_session", "engine"):
+        found = getattr(target, name, None)
+        if found is not None and found is not target:
+            return _engine_of(found)
+    options = getattr(target, "kw", None)
+    if isinstance(options, dict) and options.get("bind") is not None:
+        return _engine_of(options["bind"])
+    factory = getattr(target, "session_factory", None)
+    if factory is not None:
+        return _engine_of(factory)
+    raise ShadowSetupError(
+        f"{target!r} has no engine; give the engine itself, or the class "
+        "Engine for all engines of the process",
+        value=target,
+    )
+
+
+def _flushed_columns(future: Future) -> dict[str, Any]:
+    """Return the columns of owned rows that say who owns them, by table."""
+    return {
+        str(one.table): (
+            one,
+            {
+                name: one.table.columns[name]
+                for name in (one.id_column, one.parent_column)
+            },
+        )
+        for one in future.tables.values()
+        if one.id_column is not None and one.parent_column is not None
+    }
