@@ -234,6 +234,9 @@ SAMPLES = [
     exc.MigrationFailedError("m", report={"ok": False}, shards=[3]),
     exc.ExtensionSetupError("m", app="shop"),
     exc.ServerProcessError("m", log="l"),
+    exc.DeclarationError(["a", "b"], source="d.toml"),
+    exc.ShadowReportError("m", path="shadow.json"),
+    exc.ShadowSetupError("m", value=2),
 ]
 
 
@@ -258,6 +261,7 @@ def test_every_error_has_a_sample() -> None:
         exc.SchemaError,
         exc.FleetError,
         exc.FollowError,
+        exc.MigrateError,
     }
     assert {type(s) for s in SAMPLES} == set(ERRORS) - bases
 

@@ -403,7 +403,10 @@ def _items(document: _Document) -> Iterator[Item]:
     keys = ("source", "target", "inverse", "order_by")
     for table, given in _tables(document, "mappings", keys, needs=keys[:2]):
         yield MappingTable(table, **given)
-    for table, columns in document.get("lookups", {}).items():
+    lookups = document.get("lookups", {})
+    if not isinstance(lookups, dict):
+        raise DeclarationError(["lookups: it must be a table of tables"])
+    for table, columns in lookups.items():
         if not isinstance(columns, (list, dict)):
             raise DeclarationError(
                 [f"lookups.{table}: it must be a list of columns"]

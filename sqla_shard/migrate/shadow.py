@@ -42,7 +42,10 @@ from sqlalchemy import MetaData
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import object_mapper
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.ddl import ExecutableDDLElement
+from sqlalchemy.sql.elements import RollbackToSavepointClause
+from sqlalchemy.sql.elements import SavepointClause
+from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.exc import ShadowSetupError
 from sqla_shard.exc import ShardError
@@ -209,8 +212,6 @@ class Shadow:
             ("before_cursor_execute", self._before_cursor_execute),
             ("after_cursor_execute", self._after_cursor_execute),
             ("after_execute", self._after_execute),
-            ("savepoint", self._savepoint),
-            ("rollback_savepoint", self._rollback_savepoint),
             ("commit", self._commit),
             ("rollback", self._rollback),
         ]
@@ -290,18 +291,6 @@ class Shadow:
             self._failed(error)
         self._recorder.planning += perf_counter() - started
 
-    def _savepoint(self, connection: Connection, name: str) -> None:
-        transaction = self._open.get(connection)
-        if transaction is not None:
-            transaction.writes.log.savepoint(name)
-
-    def _rollback_savepoint(
-        self, connection: Connection, name: str, context: Any
-    ) -> None:
-        transaction = self._open.get(connection)
-        if transaction is not None:
-            transaction.writes.log.rolled_back(name)
-
     def _commit(self, connection: Connection) -> None:
         transaction = self._open.pop(connection, None)
         if transaction is None:
@@ -358,7 +347,12 @@ class Shadow:
         seconds: float,
     ) -> None:
         """Plan and count a statement that was executed."""
-        if isinstance(statement, ExecutableDDLElement):
+        if isinstance(statement, SavepointClause):
+            # The event of the same name does not have the name.
+            transaction.writes.log.savepoint(statement.ident)
+        elif isinstance(statement, RollbackToSavepointClause):
+            transaction.writes.log.rolled_back(statement.ident)
+        if not _is_planned(statement):
             return
         compiled = context.compiled
         known = None if compiled is None else self._forms.get(compiled)
@@ -409,6 +403,16 @@ class Shadow:
                 )
             self._files[name] = found
         return found
+
+
+def _is_planned(statement: Any) -> bool:
+    """Return whether a statement reads or writes rows; DDL does not."""
+    return (
+        isinstance(statement, (str, TextClause, LambdaElement))
+        or getattr(statement, "is_select", False)
+        or getattr(statement, "is_dml", False)
+        or getattr(statement, "is_text", False)
+    )
 
 
 def _parameters(context: Any) -> list[dict[str, Any]]:

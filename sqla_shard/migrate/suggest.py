@@ -193,8 +193,26 @@ class _Draft:
         return [
             str(table.key)
             for table in self._tables
-            if str(table.key) in referred and len(table.primary_key) == 1
+            if str(table.key) in referred
+            and len(table.primary_key) == 1
+            and self._has_traffic(table)
         ]
+
+    def _has_traffic(self, table: Table) -> bool:
+        """Return whether rows of a table are inserted, or searched by.
+
+        Otherwise it is a list of values, such as countries: all rows would be
+        on the shards of a few of them.
+        """
+        name = str(table.key)
+        columns = {f"{name}.{column.name}" for column in table.primary_key}
+        for other in self._tables:
+            for key in other.foreign_keys:
+                if key.column.table is table:
+                    columns.add(f"{other.key}.{key.parent.name}")
+        return bool(
+            self._writes[name] or any(self._filters[one] for one in columns)
+        )
 
     def suggestion(
         self, owners: tuple[str, ...], is_recorded: bool

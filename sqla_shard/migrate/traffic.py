@@ -22,6 +22,7 @@ from sqlalchemy import update
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.elements import Tuple
 from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.migrate.report import Traffic
@@ -92,7 +93,9 @@ def _read(
         return
     left, right = ungrouped(clause.left), ungrouped(clause.right)
     name = _compared(clause)
-    if name is not None:
+    if isinstance(left, Tuple) and isinstance(right, BindParameter):
+        within.update(filter(None, map(_name, left.clauses)))
+    elif name is not None:
         (equal if clause.operator is operators.eq else within).add(name)
     elif clause.operator is operators.eq:
         _tie(left, right, ties)
