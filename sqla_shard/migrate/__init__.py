@@ -12,7 +12,8 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``traffic``       statements reduced to what determines their shards
 ``report``        reports: files, merged from many processes
 ``recorder``      the counts of a process
-``shadow``        listens to the events of SQLAlchemy
+``watch``         the events of the engines that are watched
+``shadow``        shadow mode: decides what is planned, and counts it
 ``suggest``       declarations from foreign keys and recorded traffic
 """
 

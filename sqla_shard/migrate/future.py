@@ -117,6 +117,8 @@ class Future:
 
     def kind_of(self, element: Any) -> Any:
         """Return the type that an expression will have."""
+        if type(element) is Column and isinstance(element.table, Table):
+            return self._kind_of_column(element)
         element = unlabelled(element)
         if isinstance(element, BindParameter):
             return ANY_VALUE
@@ -128,11 +130,13 @@ class Future:
                 return self.kind_of(argument)
         column = _base_column(element)
         if column is not None:
-            found = self.tables.get(_key(column.table))
-            if found is not None:
-                kind = found.kinds.get(str(column.name))
-                return column.type if kind is None else kind
+            return self._kind_of_column(column)
         return getattr(element, "type", None)
+
+    def _kind_of_column(self, column: Any) -> Any:
+        found = self.tables.get(_key(column.table))
+        kind = None if found is None else found.kinds.get(column.name)
+        return column.type if kind is None else kind
 
     # -- other ways to route
 

@@ -57,7 +57,7 @@ __all__ = ["MOST_VALUES", "Form", "Planner", "Writes"]
 
 #: Maximum number of rows of an executemany(), and of values of an IN list,
 #: whose shards are computed.
-MOST_VALUES = 1000
+MOST_VALUES = 200
 #: No OFFSET is too large if scatter(max_offset=) allows it.
 _ANY_OFFSET = 1 << 62
 
@@ -396,18 +396,21 @@ class Planner:
         assert table is not None  # noqa: S101  # checked before
         name = str(table.table.name)
         space = self.places.topology.keyspace(keyspace)
-        found = None
         for shard_id in shards:
             if keyspace == "objects" and shard_id in ASSUMED:
                 writes.has_unknown = True
                 continue
-            place = self.places.place(space, shard_id)
+            first = writes.log.first
+            if first is not None and first[0].address == (keyspace, shard_id):
+                continue
             try:
+                place = self.places.place(space, shard_id)
                 writes.log.wrote(place, name, table.table)
             except CrossShardWriteError as error:
                 writes.is_refused = True
-                found = _crossed(error)
-        return found
+                # Those of further shards would say the same.
+                return _crossed(error)
+        return None
 
     def _inserted(
         self,
@@ -420,26 +423,45 @@ class Planner:
         table = form.written
         assert table is not None  # noqa: S101  # checked before
         verdict: Verdict | None = None
-        bare = insert(table.table)
+        shards: dict[tuple[Any, ...], int] = {}
         for at, row in enumerate(rows[:MOST_VALUES]):
             key = inserted[at] if at < len(inserted) else None
             identity = _identity(table, row, key)
             placed = self._placed(table, row)
-            root = writes.root_shard_id
-            if root is None:
-                root = self._root(table, identity)
-            session: Any = _Placing(self.places, writes.log, root)
-            try:
-                (place,) = group_rows(session, bare, [placed])
-            except ShardError as error:
-                verdict = verdict or refused(error)
-                continue
-            verdict = self._log(form, [place.shard_id], writes) or verdict
+            values = tuple(placed.values())
+            shard_id = shards.get(values)
+            if shard_id is None:
+                try:
+                    shard_id = self._place(table, placed, identity, writes)
+                except ShardError as error:
+                    verdict = verdict or refused(error)
+                    continue
+                shards[values] = shard_id
+                if verdict is None:
+                    verdict = self._log(form, [shard_id], writes)
             if identity is not None and table.id_column is not None:
                 type_id = table.spec.type_id or 1
-                self.locations.learn(type_id, identity, place.shard_id)
-            self._count_references(table, row, place.shard_id)
+                self.locations.learn(type_id, identity, shard_id)
+            self._count_references(table, row, shard_id)
         return verdict or form.verdict
+
+    def _place(
+        self,
+        table: FutureTable,
+        placed: dict[str, Any],
+        identity: Any,
+        writes: Writes,
+    ) -> int:
+        """Return the shard of a new row, as a session would choose it.
+
+        :raises ShardError: if a session would refuse the row.
+        """
+        root = writes.root_shard_id
+        if root is None:
+            root = self._root(table, identity)
+        session: Any = _Placing(self.places, writes.log, root)
+        (place,) = group_rows(session, insert(table.table), [placed])
+        return place.shard_id
 
     def _placed(self, table: FutureTable, row: Values) -> dict[str, Any]:
         """Return the ids of a row that determine its shard.

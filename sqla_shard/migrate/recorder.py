@@ -63,8 +63,11 @@ class Recorder:
         self._transactions: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._omitted = 0
-        #: Transactions that began, and seconds that were spent.
+        #: Transactions that have begun, and those that were planned and have
+        #: ended; the seconds that these took, and planning them.
         self.seen = 0
+        self.ended = 0
+        self.busy = 0.0
         self.planning = 0.0
 
     def statement(

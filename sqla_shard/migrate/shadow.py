@@ -35,17 +35,16 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import MetaData
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import object_mapper
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.ddl import ExecutableDDLElement
+from sqlalchemy.sql.elements import ReleaseSavepointClause
 from sqlalchemy.sql.elements import RollbackToSavepointClause
 from sqlalchemy.sql.elements import SavepointClause
-from sqlalchemy.sql.elements import TextClause
-from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.exc import ShadowSetupError
 from sqla_shard.exc import ShardError
@@ -54,12 +53,12 @@ from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.planner import Form
 from sqla_shard.migrate.planner import MOST_VALUES
 from sqla_shard.migrate.planner import Planner
-from sqla_shard.migrate.planner import Writes
-from sqla_shard.migrate.recorder import line_of
 from sqla_shard.migrate.recorder import Recorder
 from sqla_shard.migrate.report import Report
 from sqla_shard.migrate.report import Traffic
 from sqla_shard.migrate.traffic import reduced
+from sqla_shard.migrate.watch import Transaction
+from sqla_shard.migrate.watch import Watch
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.calling_lines import calling_frame
 from sqla_shard.util.files import replace_file
@@ -79,20 +78,13 @@ _LIBRARIES = tuple(
 # The packages whose frames are not of the application, wherever they are.
 _NOT_APPLICATION = frozenset({"sqlalchemy", "sqla_shard", "greenlet"})
 
-
-class _Transaction:
-    """A transaction that is planned.
-
-    :ivar started: when the current statement was sent.
-    :ivar elapsed: seconds of the current statement.
-    """
-
-    __slots__ = ("elapsed", "started", "writes")
-
-    def __init__(self, writes: Writes) -> None:
-        self.writes = writes
-        self.started = 0.0
-        self.elapsed = 0.0
+# Statements that neither read nor write rows.
+_NO_ROWS = (
+    ExecutableDDLElement,
+    ReleaseSavepointClause,
+    RollbackToSavepointClause,
+    SavepointClause,
+)
 
 
 class Shadow:
@@ -101,8 +93,8 @@ class Shadow:
     :param declaration: what the tables will be.
     :param metadata: the tables of the application.
     :param sample: share of transactions that are planned, 0 to 1.
-    :param budget: maximum share of the time since the start, of one core,
-        that planning may take; None for no limit.
+    :param budget: maximum share that planning may take, of the time of all
+        transactions and of the time since the start; None for no limit.
     :param directory: directory for reports, one file for each process; None
         to write none.
     :param every: seconds between two reports of a process.
@@ -141,17 +133,21 @@ class Shadow:
         self._files: dict[str, bool] = {}
         self._random = random.Random()  # noqa: S311  # not a secret
         self._flushed = _flushed_columns(self.future)
+        self._watch = Watch(
+            begin=self._begin,
+            plan=self._plan,
+            end=self._end,
+            calling_frame=self._calling_frame,
+        )
         self._reset()
         in_children(self)
         if self._directory is not None:
             atexit.register(self._write_in_time, 0.0)
 
     def _reset(self) -> None:
+        self._watch.forget()
         self._planner = Planner(self.future)
         self._recorder = Recorder(self._most_sites)
-        self._open: WeakKeyDictionary[Connection, _Transaction] = (
-            WeakKeyDictionary()
-        )
         self._forms: WeakKeyDictionary[Any, tuple[Form, Traffic | None]] = (
             WeakKeyDictionary()
         )
@@ -191,14 +187,12 @@ class Shadow:
             if not self._watched:
                 event.listen(Session, "before_flush", self._before_flush)
             self._watched.append(engine)
-            for name, listener in self._listeners():
-                event.listen(engine, name, listener)
+            self._watch.listen(engine)
 
     def close(self) -> None:
         """Stop watching, and write the report if there is a directory."""
         for engine in self._watched:
-            for name, listener in self._listeners():
-                event.remove(engine, name, listener)
+            self._watch.remove(engine)
         if self._watched:
             event.remove(Session, "before_flush", self._before_flush)
         self._watched.clear()
@@ -206,20 +200,14 @@ class Shadow:
             atexit.unregister(self._write_in_time)
             self._write_in_time(0.0)
 
-    def _listeners(self) -> list[tuple[str, Any]]:
-        return [
-            ("begin", self._begin),
-            ("before_cursor_execute", self._before_cursor_execute),
-            ("after_cursor_execute", self._after_cursor_execute),
-            ("after_execute", self._after_execute),
-            ("commit", self._commit),
-            ("rollback", self._rollback),
-        ]
-
     # -- reports
 
     def report(self) -> Report:
-        """Return what was seen so far in this process."""
+        """Return what was seen so far in this process.
+
+        A statement is counted when its transaction sends the next one, or
+        ends.
+        """
         return self._recorder.report(self.future, self._planner.references)
 
     def _write_in_time(self, every: float) -> None:
@@ -242,80 +230,62 @@ class Shadow:
         if self._recorder.failure(error):
             _log.warning("shadow mode: not planned: %s", error, exc_info=error)
 
-    # -- events
+    # -- transactions
     #
-    # A listener must not raise: the application would fail.
+    # None of these may raise: the application would fail.
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self) -> Transaction | None:
+        """Return a new transaction; None if it is not planned."""
         recorder = self._recorder
         recorder.seen += 1
         if self._sample < 1 and self._random.random() >= self._sample:
-            return
-        if self._budget is not None and recorder.planning > self._budget * (
-            perf_counter() - self._since
-        ):
-            return
-        self._open[connection] = _Transaction(self._planner.writes())
+            return None
+        if self._budget is not None and not self._has_time(self._budget):
+            return None
+        return Transaction(self._planner.writes())
 
-    def _before_cursor_execute(
-        self, connection: Connection, *arguments: Any
-    ) -> None:
-        transaction = self._open.get(connection)
-        if transaction is not None:
-            transaction.started = perf_counter()
+    def _has_time(self, budget: float) -> bool:
+        """Return whether planning has taken less than its share of the time.
 
-    def _after_cursor_execute(
-        self, connection: Connection, *arguments: Any
-    ) -> None:
-        transaction = self._open.get(connection)
-        if transaction is not None:
-            transaction.elapsed += perf_counter() - transaction.started
+        The time of transactions that are not planned is estimated by that of
+        the others.
+        """
+        recorder = self._recorder
+        own = recorder.busy - recorder.planning
+        busy = own * recorder.seen / recorder.ended if recorder.ended else 0
+        available = min(busy, perf_counter() - self._since)
+        return recorder.planning <= budget * available
 
-    def _after_execute(
-        self,
-        connection: Connection,
-        statement: Any,
-        multiparams: Any,
-        params: Any,
-        execution_options: Any,
-        result: Any,
-    ) -> None:
-        transaction = self._open.get(connection)
-        if transaction is None:
-            return
+    def _plan(self, transaction: Transaction) -> None:
+        """Plan and count the pending execution of a transaction."""
         started = perf_counter()
-        seconds, transaction.elapsed = transaction.elapsed, 0.0
         try:
-            self._see(transaction, statement, result.context, seconds)
+            self._see(transaction, transaction.pending)
         except Exception as error:  # a bug must not become the application's
             self._failed(error)
         self._recorder.planning += perf_counter() - started
 
-    def _commit(self, connection: Connection) -> None:
-        transaction = self._open.pop(connection, None)
-        if transaction is None:
-            return
-        writes = transaction.writes
-        what = "read"
+    def _end(self, transaction: Transaction, is_committed: bool) -> None:
+        recorder, writes = self._recorder, transaction.writes
+        recorder.busy += perf_counter() - transaction.begun_at
+        recorder.ended += 1
         if writes.is_refused:
             what = "several_owners"
         elif writes.log.first is not None:
             what = "one_owner"
         elif writes.has_unknown:
             what = "unknown_owner"
-        self._recorder.transaction(what)
+        else:
+            # A session ends one that has only read by ROLLBACK.
+            what, is_committed = "read", True
+        recorder.transaction(what if is_committed else "rolled_back")
         self._write_in_time(self._every)
-
-    def _rollback(self, connection: Connection) -> None:
-        if self._open.pop(connection, None) is not None:
-            self._recorder.transaction("rolled_back")
-            self._write_in_time(self._every)
 
     def _before_flush(
         self, session: Session, context: Any, instances: Any
     ) -> None:
         """Learn the owners of objects that a flush updates or deletes."""
-        if not self._open:
+        if not self._watch.is_planning:
             return
         started = perf_counter()
         objects = [*session.deleted, *session.dirty][:_MOST_OBJECTS]
@@ -339,25 +309,23 @@ class Shadow:
 
     # -- statements
 
-    def _see(
-        self,
-        transaction: _Transaction,
-        statement: Any,
-        context: Any,
-        seconds: float,
-    ) -> None:
-        """Plan and count a statement that was executed."""
+    def _see(self, transaction: Transaction, context: Any) -> None:
+        """Plan and count an execution."""
+        statement = context.invoked_statement
         if isinstance(statement, SavepointClause):
             # The event of the same name does not have the name.
             transaction.writes.log.savepoint(statement.ident)
         elif isinstance(statement, RollbackToSavepointClause):
             transaction.writes.log.rolled_back(statement.ident)
-        if not _is_planned(statement):
+        if isinstance(statement, _NO_ROWS):
             return
         compiled = context.compiled
         known = None if compiled is None else self._forms.get(compiled)
         if known is None:
-            known = self._read(statement, compiled)
+            known = self._read(
+                context.statement if statement is None else statement,
+                compiled,
+            )
             if compiled is not None:
                 self._forms[compiled] = known
         form, traffic = known
@@ -369,9 +337,13 @@ class Shadow:
             (inserted or ()) if form.kind == "insert" else (),
         )
         text = context.statement if compiled is None else compiled.string
-        line = line_of(self._calling_frame())
         self._recorder.statement(
-            form, traffic, verdict, line, text or "", seconds
+            form,
+            traffic,
+            verdict,
+            transaction.line,
+            text or "",
+            transaction.seconds,
         )
 
     def _read(
@@ -403,16 +375,6 @@ class Shadow:
                 )
             self._files[name] = found
         return found
-
-
-def _is_planned(statement: Any) -> bool:
-    """Return whether a statement reads or writes rows; DDL does not."""
-    return (
-        isinstance(statement, (str, TextClause, LambdaElement))
-        or getattr(statement, "is_select", False)
-        or getattr(statement, "is_dml", False)
-        or getattr(statement, "is_text", False)
-    )
 
 
 def _parameters(context: Any) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from tests.benchmarks import scale
 from tests.benchmarks import scatter
 from tests.benchmarks import schema
 from tests.benchmarks import sessions
+from tests.benchmarks import shadow
 from tests.benchmarks import topology
 from tests.benchmarks import writing
 
@@ -47,6 +48,7 @@ PARTS = {
     "queues": job_queues.run,
     "schema": schema.run,
     "compare": fleet_compare.run,
+    "shadow": shadow.run,
 }
 
 PROFILES = {

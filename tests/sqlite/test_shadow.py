@@ -15,6 +15,7 @@ from sqlalchemy import event
 from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import scoped_session
@@ -200,10 +201,19 @@ def test_a_failed_statement_raises_the_same_error(engine: Engine) -> None:
     with Shadow(BANK, bank, budget=None) as shadow:
         shadow.watch(engine)
         with engine.connect() as connection:
-            with pytest.raises(Exception, match="no such table"):
+            with pytest.raises(OperationalError, match="no such table"):
                 connection.execute(text("SELECT * FROM nowhere"))
             connection.execute(select(accounts))
         assert shadow.report().total.statements == 1
+
+
+def test_an_engine_that_cannot_connect(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/missing/file")
+    with Shadow(BANK, bank, budget=None) as shadow:
+        shadow.watch(engine)
+        with pytest.raises(OperationalError, match="unable to open"):
+            engine.connect()
+        assert shadow.report().total.statements == 0
 
 
 def select_often(engine: Engine, times: int) -> None:

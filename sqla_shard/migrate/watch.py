@@ -1,0 +1,198 @@
+"""The events of the engines that shadow mode watches.
+
+A listener of connection events costs each connection and statement of its
+engine some time, even if it does nothing.  Those of the dialect's
+``do_execute`` cost next to nothing; so these see every statement, and decide
+for each transaction whether it is planned.  Only the connection of such a
+transaction gets listeners of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection
+from sqlalchemy import event
+
+from sqla_shard.migrate.planner import Writes
+from sqla_shard.migrate.recorder import line_of
+
+__all__ = ["Transaction", "Watch"]
+
+
+class Transaction:
+    """A transaction that is planned.
+
+    :ivar writes: what it has written.
+    :ivar begun_at: when its first statement was sent.
+    :ivar pending: the execution that is planned next, after SQLAlchemy has
+        read the primary keys that it has inserted; None if there is none.
+    :ivar line: the line of the application that has executed it.
+    :ivar started: when it was sent.
+    :ivar seconds: the time that it took.
+    """
+
+    __slots__ = (
+        "begun_at",
+        "line",
+        "pending",
+        "seconds",
+        "started",
+        "writes",
+    )
+
+    def __init__(self, writes: Writes) -> None:
+        self.writes = writes
+        self.begun_at = perf_counter()
+        self.pending: Any = None
+        self.line = line_of(None)
+        self.started = 0.0
+        self.seconds = 0.0
+
+
+class _Known:
+    """What is known of a connection.
+
+    :ivar identity: ``id()`` of SQLAlchemy's transaction, which may be that of
+        a later one as well.
+    :ivar transaction: the transaction; None if it is not planned.
+    """
+
+    __slots__ = ("identity", "transaction")
+
+    def __init__(self, identity: int, transaction: Transaction | None) -> None:
+        self.identity = identity
+        self.transaction = transaction
+
+
+class Watch:
+    """Listens to engines.
+
+    :param begin: called for each transaction; returns None for one that is
+        not planned.
+    :param plan: called with a transaction and its pending execution.
+    :param end: called with a transaction that has ended, and whether it was
+        committed.
+    :param calling_frame: returns the innermost frame of the application.
+
+    None of them may raise: the application would fail.
+    """
+
+    def __init__(
+        self,
+        *,
+        begin: Callable[[], Transaction | None],
+        plan: Callable[[Transaction], None],
+        end: Callable[[Transaction, bool], None],
+        calling_frame: Callable[[], FrameType | None],
+    ) -> None:
+        self._begin = begin
+        self._plan = plan
+        self._end = end
+        self._calling_frame = calling_frame
+        self._known: WeakKeyDictionary[Connection, _Known] = (
+            WeakKeyDictionary()
+        )
+        self._listeners: tuple[tuple[str, Callable[..., None]], ...] = (
+            ("do_execute", self._sent),
+            ("do_executemany", self._sent),
+            ("do_execute_no_params", self._sent_without_parameters),
+            ("handle_error", self._failed),
+        )
+
+    def listen(self, engine: Any) -> None:
+        """Listen to an engine."""
+        for name, listener in self._listeners:
+            event.listen(engine, name, listener)
+
+    def remove(self, engine: Any) -> None:
+        """Do not listen to an engine any more."""
+        for name, listener in self._listeners:
+            event.remove(engine, name, listener)
+        # Its open connections have listeners that find nothing.
+        self._known.clear()
+
+    def forget(self) -> None:
+        """Forget all transactions, in a child process."""
+        self._known.clear()
+
+    @property
+    def is_planning(self) -> bool:
+        """Whether a transaction may be open that is planned."""
+        return any(
+            one.transaction is not None for one in list(self._known.values())
+        )
+
+    def _sent(
+        self, cursor: Any, statement: Any, parameters: Any, context: Any
+    ) -> None:
+        connection = context.root_connection
+        known = self._known.get(connection)
+        identity = id(connection.get_transaction())
+        if known is None or (
+            known.transaction is None and known.identity != identity
+        ):
+            known = self._decide(connection, identity)
+        transaction = known.transaction
+        if transaction is None:
+            return
+        # A bulk INSERT is sent in several parts.
+        if transaction.pending is not context:
+            self._plan_pending(transaction)
+            transaction.pending = context
+            transaction.line = line_of(self._calling_frame())
+            transaction.seconds = 0.0
+        transaction.started = perf_counter()
+
+    def _sent_without_parameters(
+        self, cursor: Any, statement: Any, context: Any
+    ) -> None:
+        self._sent(cursor, statement, (), context)
+
+    def _decide(self, connection: Connection, identity: int) -> _Known:
+        known = _Known(identity, self._begin())
+        self._known[connection] = known
+        if known.transaction is not None:
+            event.listen(connection, "after_cursor_execute", self._received)
+            event.listen(connection, "commit", self._committed)
+            event.listen(connection, "rollback", self._rolled_back)
+        return known
+
+    def _received(self, connection: Connection, *arguments: Any) -> None:
+        known = self._known.get(connection)
+        if known is not None and known.transaction is not None:
+            transaction = known.transaction
+            transaction.seconds += perf_counter() - transaction.started
+
+    def _failed(self, context: Any) -> None:
+        """Drop the execution that has raised an error."""
+        connection = context.connection
+        # There is none if an engine cannot connect.
+        known = None if connection is None else self._known.get(connection)
+        transaction = None if known is None else known.transaction
+        if (
+            transaction is not None
+            and transaction.pending is context.execution_context
+        ):
+            transaction.pending = None
+
+    def _committed(self, connection: Connection) -> None:
+        self._ended(connection, True)
+
+    def _rolled_back(self, connection: Connection) -> None:
+        self._ended(connection, False)
+
+    def _ended(self, connection: Connection, is_committed: bool) -> None:
+        known = self._known.pop(connection, None)
+        if known is not None and known.transaction is not None:
+            self._plan_pending(known.transaction)
+            self._end(known.transaction, is_committed)
+
+    def _plan_pending(self, transaction: Transaction) -> None:
+        if transaction.pending is not None:
+            self._plan(transaction)
+            transaction.pending = None
