@@ -347,7 +347,7 @@ class Declaration:
 
     def as_toml(self) -> str:
         """Return the text of the file that :meth:`from_file` reads."""
-        return "\n".join(_toml(self.as_dict())) + "\n"
+        return "\n".join(_toml(self.as_dict())).lstrip("\n") + "\n"
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -189,8 +189,13 @@ class Watch:
     def _ended(self, connection: Connection, is_committed: bool) -> None:
         known = self._known.pop(connection, None)
         if known is not None and known.transaction is not None:
-            self._plan_pending(known.transaction)
-            self._end(known.transaction, is_committed)
+            transaction = known.transaction
+            if transaction.pending is not None and not transaction.seconds:
+                # A bulk INSERT that began before the connection had a
+                # listener.
+                transaction.seconds = perf_counter() - transaction.started
+            self._plan_pending(transaction)
+            self._end(transaction, is_committed)
 
     def _plan_pending(self, transaction: Transaction) -> None:
         if transaction.pending is not None:

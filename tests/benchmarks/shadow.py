@@ -184,8 +184,8 @@ def run() -> None:
                 compare(ways, turns=60, warm_up=3, clock=process_time),
             )
     with MariaDBServer() as server:
-        server.root_execute("CREATE DATABASE blog")
-        url = f"{server.url.replace('mysql:', 'mysql+pymysql:', 1)}/blog"
+        server.root_execute("CREATE DATABASE db_blog")
+        url = f"{server.url.replace('mysql:', 'mysql+pymysql:', 1)}/db_blog"
         prepare_web(url)
         with watched(
             MICROBLOG, models.Base.metadata, lambda: web(url)

@@ -137,6 +137,16 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         0,
         "",
     ),
+    "migrate shadow": (
+        ("migrate", "shadow", "topology.json"),
+        1,
+        "not a report",
+    ),
+    "migrate suggest": (
+        ("migrate", "suggest", "examples.microblog.single.models:Base"),
+        0,
+        "users",
+    ),
     "schema init": (("schema", "init", "revisions"), 0, ""),
     "schema template": (("schema", "template"), 0, ""),
     "fleet status": (("fleet", "status"), 0, "no operation"),

@@ -188,6 +188,7 @@ def test_its_errors_are_counted_and_logged(
         shadow.watch(engine)
         for _ in range(3):
             assert connection.scalars(select(accounts.c.id)).all()
+        connection.commit()
         report = shadow.report()
     assert report.failures == {"ZeroDivisionError: a bug": 3}
     assert report.total.statements == 0

@@ -285,6 +285,14 @@ CASES: dict[str, list[Case]] = {
     "sqla-shard fleet undo": [
         _quiet("fleet undo", "SQLA_SHARD_OPERATOR", FAILED)
     ],
+    "sqla-shard migrate shadow": [
+        _quiet("migrate shadow {dir}/same.json", "not a report", FAILED)
+    ],
+    "sqla-shard migrate suggest": [
+        _quiet(
+            "migrate suggest examples.microblog.single.models:Base", "users"
+        )
+    ],
     "sqla-shard completion": [_quiet("completion bash")],
 }
 
