@@ -69,7 +69,7 @@ APART = {
     },
     # It loads the names of the front door on first use.
     "__init__": {*LAYERS} - {"util"},
-    "cli": {"contrib", "ext", "testing"},
+    "cli": {"contrib", "ext"},
 }
 
 # The only places that import a third party.

@@ -123,6 +123,7 @@ _THOROUGH = frozenset(
         "test_clients_zookeeper",
         "test_commit_cuts_mariadb",
         "test_demo",
+        "test_dev_up",
         "test_fleet_start_mariadb",
         "test_following_zookeeper",
         "test_forked_sockets_mariadb",

@@ -33,6 +33,7 @@ servers.  ::
     sqla-shard migrate shadow REPORT   what shards mean for one database
     sqla-shard migrate suggest BASE    suggest owners of its tables
     sqla-shard shell ID                SQL client or Python on a virtual shard
+    sqla-shard dev up                  local servers for development
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
 Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``cache``,

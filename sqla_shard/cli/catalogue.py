@@ -17,6 +17,7 @@ from sqla_shard.cli.groups import Sections
 __all__ = [
     "PROGRAM",
     "cache_group",
+    "dev_group",
     "fleet_group",
     "migrate_group",
     "queue_group",
@@ -104,7 +105,11 @@ PROGRAM: Sections = {
             "Show, pause and limit queues; show, retry and delete jobs.",
         ),
     },
-    "Shell": {
+    "Development": {
+        "dev": Lazy(
+            "catalogue:dev_group",
+            "Run local servers for development.",
+        ),
         "completion": Lazy(
             "program:completion_command",
             "Print a shell completion script.",
@@ -462,4 +467,23 @@ def queue_group() -> None:
 
     An ID is the keyspace, the shard and the number of a job, such as
     objects/7/1234.
+    """
+
+
+_DEV: Sections = {
+    "Commands": {
+        "up": Lazy(
+            "dev_command:up_command",
+            "Run local servers until Ctrl-C, and write their topology.",
+            extra="testing",
+        ),
+    },
+}
+
+
+@click.group("dev", cls=LazyGroup, sections=_DEV)
+def dev_group() -> None:
+    """Run local servers for development.
+
+    They need MariaDB, and ZooKeeper or memcached for these, on the machine.
     """

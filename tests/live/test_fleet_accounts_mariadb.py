@@ -7,6 +7,7 @@ from contextlib import suppress
 import pymysql
 import pytest
 
+from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet.admin import Admin
@@ -15,7 +16,6 @@ from sqla_shard.fleet.pair_checks import privilege_problems
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing import MariaDBServer
-from tests.servers.fleet_pairs import FLEET_OPTIONS
 
 pytestmark = pytest.mark.live
 

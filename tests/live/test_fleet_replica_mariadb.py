@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pymysql
 import pytest
 
+from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
@@ -29,7 +30,6 @@ from sqla_shard.fleet.row_copy import RowCopy
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke
-from tests.servers.fleet_pairs import FLEET_OPTIONS
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import check

@@ -16,28 +16,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from sqla_shard.cli.dev_command import add_accounts
+from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import Fleet
-from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.published import publish_to
 
-__all__ = ["FLEET_OPTIONS", "OPERATOR_GRANTS", "FleetPairs", "empty_server"]
-
-#: What the documentation of fleet operations asks of every server.
-FLEET_OPTIONS = (
-    "--skip-slave-start",
-    "--event-scheduler=OFF",
-)
-
-#: The privileges of the operator that the documentation lists.
-_PRIVILEGES = ", ".join(MariaDBReplication.operator_privileges)
-OPERATOR_GRANTS = (f"GRANT {_PRIVILEGES} ON *.* TO {{account}}",)
-_REPLICATION_GRANTS = ("GRANT REPLICATION SLAVE ON *.* TO {account}",)
+__all__ = ["FleetPairs", "empty_server"]
 
 
 class FleetPairs:
@@ -126,22 +116,7 @@ class FleetPairs:
 
     def add_accounts(self, server: MariaDBServer) -> None:
         """Create the operator and the replication account on a server."""
-        operator = self.accounts.operator
-        replication = self.accounts.for_replication()
-        with server.root_connect() as connection:
-            cursor = connection.cursor()
-            cursor.execute("SET SESSION sql_log_bin = 0")
-            for account, grants in (
-                (operator, OPERATOR_GRANTS),
-                (replication, _REPLICATION_GRANTS),
-            ):
-                name = f"'{account.user}'@'{server.host}'"
-                cursor.execute(
-                    f"CREATE USER {name} IDENTIFIED BY %s",
-                    (account.password,),
-                )
-                for grant in grants:
-                    cursor.execute(grant.format(account=name))
+        add_accounts(server, self.accounts)
 
 
 def empty_server(server: MariaDBServer) -> None:

@@ -30,6 +30,7 @@ from typing import Any
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
+from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Fleet
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import ZooKeeperEnsemble
@@ -38,7 +39,6 @@ from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.zookeeper import Publisher
 from tests.models.load_models import Base
 from tests.servers.fleet_load import wait_until_equal
-from tests.servers.fleet_pairs import FLEET_OPTIONS
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
 from tests.servers.fleet_writers import RunWriter

@@ -1,0 +1,333 @@
+"""``sqla-shard dev up``: local servers for development, until Ctrl-C.
+
+They are those of :mod:`sqla_shard.testing`: real MariaDB servers, ZooKeeper
+and memcached on 127.0.0.1, whose data is removed when they are stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import FAILED
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.service_loop import End
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.testing.cache_servers import MemcachedServer
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.mariadb import MariaDBServer
+from sqla_shard.testing.mariadb_pair import MariaDBPair
+from sqla_shard.testing.topology_documents import databases
+from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.testing.zookeeper import ZooKeeperServer
+from sqla_shard.topology import to_json
+from sqla_shard.topology import Topology
+from sqla_shard.topology.zookeeper import Publisher
+from sqla_shard.util.files import replace_file
+
+__all__ = ["FLEET_OPTIONS", "add_accounts", "up_command"]
+
+#: What the operations of a fleet ask of every server.
+FLEET_OPTIONS = ("--skip-slave-start", "--event-scheduler=OFF")
+
+_NODE = "/sqla_shard"
+_PASSWORD = "MYSQL_PASSWORD"  # noqa: S105  # the name of a variable
+
+
+class LocalServers:
+    """The servers of ``dev up``, and how to reach them.
+
+    :param servers: number of MariaDB servers, or of pairs.
+    :param shards: number of virtual shards of the keyspace ``objects``.
+    :param lookup: number of shards of the keyspace ``lookup``; 0 for none.
+    :param pairs: whether each server has a standby, and the accounts with
+        which ``sqla-shard fleet`` operates them.
+    :param zookeeper: whether to start a ZooKeeper, with the topology.
+    :param memcached: whether to start a memcached.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: int,
+        shards: int,
+        lookup: int,
+        pairs: bool,
+        zookeeper: bool,
+        memcached: bool,
+    ) -> None:
+        self.environ = {
+            _PASSWORD: os.environ.get(_PASSWORD) or secrets.token_urlsafe(12)
+        }
+        self._shards = shards
+        self._lookup = lookup
+        self.pairs: list[MariaDBPair] = []
+        self.primaries: list[MariaDBServer] = []
+        names = [f"server{number}" for number in range(1, servers + 1)]
+        password = self.environ[_PASSWORD]
+        if pairs:
+            self.environ |= _operators()
+            self.pairs = [
+                MariaDBPair(
+                    name, password=password, fast=True, options=FLEET_OPTIONS
+                )
+                for name in names
+            ]
+            self.primaries = [pair.primary for pair in self.pairs]
+        else:
+            self.primaries = [
+                MariaDBServer(name, password=password, fast=True)
+                for name in names
+            ]
+        self.zookeeper = ZooKeeperServer() if zookeeper else None
+        self.memcached = MemcachedServer() if memcached else None
+
+    @property
+    def processes(self) -> list[LocalServer]:
+        """All servers."""
+        others = (self.zookeeper, self.memcached)
+        return [
+            *(server for pair in self.pairs for server in pair.servers),
+            *(() if self.pairs else self.primaries),
+            *(one for one in others if one is not None),
+        ]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the servers; stop them, and remove their data, at the end.
+
+        :raises ServerProcessError: if a program is missing or a server does
+            not start.
+        """
+        units = self.pairs or self.primaries
+        others = [one for one in (self.zookeeper, self.memcached) if one]
+        with ExitStack() as stack:
+            stack.callback(_stop, [*units, *others])
+            in_parallel([*units, *others], lambda one: one.start())
+            accounts = (
+                Accounts.from_environ(self.environ) if self.pairs else None
+            )
+            for server in self.processes:
+                if accounts and isinstance(server, MariaDBServer):
+                    add_accounts(server, accounts)
+            in_parallel(self.primaries, self._create_databases)
+            for pair in self.pairs:
+                pair.wait_caught_up()
+            yield
+
+    def document(self) -> dict[str, Any]:
+        """Return the topology; its URLs have ``${MYSQL_PASSWORD}``."""
+        document = topology_document(
+            dict(zip(self._names, map(_url, self.primaries), strict=True)),
+            self._shards,
+            lookup=self._lookup,
+        )
+        standbys = {pair.name: _url(pair.standby) for pair in self.pairs}
+        for keyspace in document["keyspaces"].values():
+            for server in keyspace["servers"]:
+                if standby := standbys.get(server["name"]):
+                    server["standby"] = standby
+        return document
+
+    @property
+    def _names(self) -> list[str]:
+        return [one.name for one in self.pairs or self.primaries]
+
+    def _create_databases(self, server: MariaDBServer) -> None:
+        name = self._names[self.primaries.index(server)]
+        with server.connect(autocommit=True) as connection:
+            cursor = connection.cursor()
+            for owner, database in databases(self.document()):
+                if owner == name:
+                    cursor.execute(
+                        f"CREATE DATABASE `{database}` "
+                        "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+                    )
+
+
+def _operators() -> dict[str, str]:
+    """Return the accounts of an operator, those of the environment first."""
+    found = {}
+    for kind, user in (("OPERATOR", "operator"), ("REPLICATION", "replica")):
+        for part, default in (
+            ("USER", user),
+            ("PASSWORD", secrets.token_urlsafe(12)),
+        ):
+            name = f"SQLA_SHARD_{kind}_{part}"
+            found[name] = os.environ.get(name) or default
+    return found
+
+
+def _url(server: MariaDBServer) -> str:
+    return (
+        f"mysql://{server.user}:${{{_PASSWORD}}}@{server.host}:{server.port}"
+    )
+
+
+def _stop(servers: Sequence[Any]) -> None:
+    in_parallel(servers, lambda one: one.stop())
+
+
+def add_accounts(server: MariaDBServer, accounts: Accounts) -> None:
+    """Create the operator and the replication account on a server.
+
+    They have the privileges that the documentation of the fleet lists, and
+    are not replicated.
+    """
+    privileges = ", ".join(MariaDBReplication.operator_privileges)
+    grants: list[tuple[Account, str]] = [
+        (accounts.operator, privileges),
+        (accounts.for_replication(), "REPLICATION SLAVE"),
+    ]
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        for account, allowed in grants:
+            name = f"'{account.user}'@'{server.host}'"
+            cursor.execute(
+                f"CREATE USER {name} IDENTIFIED BY %s", (account.password,)
+            )
+            cursor.execute(f"GRANT {allowed} ON *.* TO {name}")
+
+
+@click.command(
+    "up",
+    epilog=examples(
+        "sqla-shard dev up --servers 3 --shards 64",
+        "sqla-shard dev up --servers 2 --pairs --zookeeper --memcached",
+    ),
+)
+@click.option(
+    "--servers",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=2,
+    help="Number of MariaDB servers.",
+)
+@click.option(
+    "--shards",
+    metavar="N",
+    type=click.IntRange(1, 4096),
+    default=64,
+    help="Number of virtual shards.",
+)
+@click.option(
+    "--lookup",
+    metavar="N",
+    type=click.IntRange(0, 4096),
+    default=0,
+    help="Number of shards of the keyspace lookup; 0 for none.",
+)
+@click.option(
+    "--pairs",
+    is_flag=True,
+    help="A standby for each server, and accounts for sqla-shard fleet.",
+)
+@click.option(
+    "--zookeeper", is_flag=True, help="A ZooKeeper with the topology."
+)
+@click.option("--memcached", is_flag=True, help="A memcached.")
+@click.option(
+    "--file",
+    "path",
+    metavar="PATH",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("topology.json"),
+    help="Topology file to write; it is removed at the end.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, once all servers run."
+)
+def up_command(path: Path, as_json: bool, **options: Any) -> None:
+    """Run local servers until Ctrl-C, and write their topology.
+
+    For development and trials: the servers listen on 127.0.0.1, do not flush
+    to disk, and lose their data at the end.  The passwords are those of the
+    environment, such as MYSQL_PASSWORD, or random and printed.
+    """
+    if options["servers"] > options["shards"]:
+        raise click.UsageError(
+            f"--shards {options['shards']} is less than --servers "
+            f"{options['servers']}; each server needs a shard"
+        )
+    if path.exists():
+        raise click.UsageError(
+            f"{path} exists; name another file with --file, or remove it"
+        )
+    servers = LocalServers(**options)
+    with End() as end, servers.running():
+        topology = Topology.from_mapping(
+            servers.document(), environ=servers.environ
+        )
+        replace_file(path, to_json(topology), 0o600)
+        try:
+            url = _publish(servers, topology)
+            _show(servers, path, url, as_json)
+            _wait(servers, end, click.get_current_context())
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _publish(servers: LocalServers, topology: Topology) -> str | None:
+    if servers.zookeeper is None:
+        return None
+    url = f"zookeeper://{servers.zookeeper.hosts}{_NODE}"
+    with Publisher(url) as publisher:
+        publisher.publish(topology)
+        publisher.open_nodes()
+    return url
+
+
+def _show(
+    servers: LocalServers, path: Path, url: str | None, as_json: bool
+) -> None:
+    memcached = servers.memcached
+    if as_json:
+        print_json(
+            {
+                "topology": str(path),
+                "zookeeper": url,
+                "memcached": memcached and memcached.address,
+                "environ": servers.environ,
+                "pids": {one.name: one.pid for one in servers.processes},
+            }
+        )
+        return
+    for one in servers.processes:
+        if isinstance(one, MariaDBServer):
+            echo(f"{one.name}: {one.host}:{one.port}")
+    echo(f"topology: {path}")
+    if url is not None:
+        echo(f"ZooKeeper: {url}")
+    if memcached is not None:
+        echo(f"memcached: {memcached.address}")
+    echo("\nIn another terminal:")
+    for name, value in servers.environ.items():
+        echo(f"  export {name}={value}")
+    echo(f"  sqla-shard -t {url or path} topology show")
+    echo("\nCtrl-C stops the servers and removes their data.")
+
+
+def _wait(servers: LocalServers, end: End, ctx: click.Context) -> None:
+    """Wait for Ctrl-C; report a server that has ended by itself."""
+    ended: set[str] = set()
+    while not end.wait(1.0):
+        for one in servers.processes:
+            if not one.running and one.name not in ended:
+                ended.add(one.name)
+                echo(f"{one.name} has ended:\n{one.log_tail}", err=True)
+    if ended:
+        ctx.exit(FAILED)
