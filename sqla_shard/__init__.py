@@ -33,6 +33,7 @@ is on the virtual shard of its 64-bit id.
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers
 #   metrics/     definitions and collectors of metrics; load per shard
 #   migrate/     from one database to shards: what it would mean
+#   dashboard/   pages that show a fleet, for Flask and in a browser
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
 #   testing/     local servers, faults, logs, a linter; nothing imports it

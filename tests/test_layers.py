@@ -45,6 +45,7 @@ LAYERS = {
     "fleet": "fsspec kazoo rich sqlalchemy",
     "metrics": "prometheus_client sqlalchemy",
     "migrate": "sqlalchemy tomli",
+    "dashboard": "alembic flask sqlalchemy werkzeug",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything but what is loaded by those who use it.
@@ -56,16 +57,19 @@ LAYERS = {
 
 # What a room must not import, although it is above.
 APART = {
-    "ext": {"schema", "verify", "contrib", "fleet", "migrate"},
+    "ext": {"schema", "verify", "contrib", "fleet", "migrate", "dashboard"},
+    "dashboard": {"verify", "contrib", "migrate"},
     "contrib": {"schema", "verify"},
     "fleet": {"jobs", "contrib"},
     "metrics": {"contrib"},
     "migrate": {"schema", "jobs", "contrib", "fleet", "metrics"},
-    "testing": {"schema", "verify", "contrib", "fleet", "metrics", "ext"},
+    "testing": {
+        *("schema", "verify", "contrib", "fleet", "metrics"),
+        *("dashboard", "ext"),
+    },
     "api": {
         *("cache", "schema", "verify", "jobs", "contrib", "fleet"),
-        *("metrics", "migrate"),
-        *("ext", "testing"),
+        *("metrics", "migrate", "dashboard", "ext", "testing"),
     },
     # It loads the names of the front door on first use.
     "__init__": {*LAYERS} - {"util"},
@@ -99,6 +103,7 @@ OPTIONAL = (
     "rich",
     "sqla_shard.cache",
     "sqla_shard.cli",
+    "sqla_shard.dashboard",
     "sqla_shard.contrib",
     "sqla_shard.ext",
     "sqla_shard.fleet",

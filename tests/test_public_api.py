@@ -233,6 +233,7 @@ SAMPLES = [
     exc.InDoubtError("m", statement="TRUNCATE pins"),
     exc.MigrationFailedError("m", report={"ok": False}, shards=[3]),
     exc.ExtensionSetupError("m", app="shop"),
+    exc.StatementTextError("m", statement="select("),
     exc.ServerProcessError("m", log="l"),
     exc.DeclarationError(["a", "b"], source="d.toml"),
     exc.ShadowReportError("m", path="shadow.json"),

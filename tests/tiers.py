@@ -103,6 +103,7 @@ _THOROUGH = frozenset(
         "test_async_faults_mariadb",
         "test_bookmarks_limits",
         "test_browser_cache",
+        "test_browser_dashboard",
         "test_browser_importing",
         "test_browser_looks",
         "test_browser_moving",
@@ -178,6 +179,7 @@ _TIMED = frozenset(
     [
         "test_bookmarks_limits.test_no_attack_takes_long_or_much_memory",
         "test_bookmarks_limits.test_pieces_of_attacks",
+        "test_browser_dashboard.test_65536_shards_are_drawn_in_a_second",
         ("test_load_mariadb.test_sampling_costs_less_than_1_percent_of_a_get"),
         "test_primary_mariadb.test_a_shard_that_moves_is_followed",
         "test_primary_mariadb.test_others_are_not_delayed",

@@ -64,6 +64,11 @@ PROGRAM: Sections = {
             "load_command:load_command",
             "Show the shards, objects and lists with the highest load.",
         ),
+        "dashboard": Lazy(
+            "dashboard_command:dashboard_command",
+            "Serve pages that show the fleet, until Ctrl-C or SIGTERM.",
+            extra="dashboard",
+        ),
     },
     "Rows and transactions": {
         "verify": Lazy(

@@ -35,6 +35,7 @@ from itertools import zip_longest
 from time import monotonic
 from typing import Any
 from typing import Generic
+from typing import NamedTuple
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -47,6 +48,7 @@ __all__ = [
     "AwaitedLanes",
     "Deadlines",
     "Expiry",
+    "LaneUsage",
     "Lanes",
     "Task",
     "invalidate",
@@ -165,6 +167,17 @@ class Task(Generic[T]):
             return False
         self.future.cancel()
         return self.future.set_running_or_notify_cancel() is False
+
+
+class LaneUsage(NamedTuple):
+    """The threads of a cluster at one moment.
+
+    :ivar threads: maximum number of threads.
+    :ivar waiting: number of those that wait for a server.
+    """
+
+    threads: int
+    waiting: int
 
 
 class Lanes:
@@ -373,6 +386,11 @@ class Lanes:
                 self._executor = ThreadPoolExecutor(self._threads, self._name)
             return self._executor
 
+    def usage(self) -> LaneUsage:
+        """Return how many threads there may be, and how many wait."""
+        with self._lock:
+            return LaneUsage(self._threads, sum(self._waiting.values()))
+
     def drain(self, seconds: float) -> bool:
         """Wait for the running jobs; return False if some have not ended."""
         with self._ended:
@@ -483,6 +501,10 @@ class AwaitedLanes:
 
     def after_fork(self) -> None:
         """Do nothing: there are no threads."""
+
+    def usage(self) -> LaneUsage:
+        """Return that there are no threads."""
+        return LaneUsage(0, 0)
 
     def drain(self, seconds: float) -> bool:
         """Do nothing: all jobs have ended when :meth:`run` returns."""

@@ -129,6 +129,7 @@ statement raises it::
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
     ├── ExtensionSetupError               an extension that is not set up
+    ├── StatementTextError (ValueError)   a text that is not a statement
     └── ServerProcessError                a test server did not start
 
 and one warning::

@@ -43,6 +43,7 @@ __all__ = [
     "ScatterUnsupportedError",
     "ServerProcessError",
     "ServerUnreachableError",
+    "StatementTextError",
     "UnknownOperationError",
     "UnsupportedStatementError",
     "WrittenShard",
@@ -458,6 +459,16 @@ class ExtensionSetupError(MessageError):
 
     app: str
     _text = "the application {app!r} {message}"
+
+
+class StatementTextError(MessageError, ValueError):
+    """Raised for a text that is not a statement which can be read.
+
+    :ivar statement: the text.
+    """
+
+    statement: str
+    _text = "the statement {message}"
 
 
 class ServerProcessError(MessageError):

@@ -436,10 +436,10 @@ class MySQLReplication(Replication):
         """Return the position."""
         return f"SQL_AFTER_GTIDS = '{position}'"
 
-    def table_sizes(self) -> list[TableSize]:
+    def table_sizes(self, database: str | None = None) -> list[TableSize]:
         """Read them without the cache of 24 hours."""
         self.admin.run("SET SESSION information_schema_stats_expiry = 0")
-        return super().table_sizes()
+        return super().table_sizes(database)
 
 
 def _origins(position: str) -> set[str]:

@@ -490,34 +490,41 @@ class Replication(ABC):
         """
         return None
 
-    def table_sizes(self) -> list[TableSize]:
-        """Return the tables of all databases but those of the system."""
+    def table_sizes(self, database: str | None = None) -> list[TableSize]:
+        """Return the tables of all databases but those of the system.
+
+        :param database: name of the only one that is read; None for all.
+        """
+        only = "" if database is None else " AND table_schema = %s"
+        names = () if database is None else (database,)
         types = {
-            (database, table): column_type
-            for database, table, column_type in self.admin.rows(
-                "SELECT table_schema, table_name, column_type"
+            (schema, table): column_type
+            for schema, table, column_type in self.admin.rows(
+                "SELECT table_schema, table_name, column_type"  # noqa: S608 - the name is a parameter
                 " FROM information_schema.columns"
-                " WHERE extra LIKE %s",
+                f" WHERE extra LIKE %s{only}",
                 "%auto_increment%",
+                *names,
             )
         }
         return [
             TableSize(
-                database=database,
+                database=schema,
                 table=table,
                 bytes=int(size),
                 rows=int(rows),
                 next_id=None if next_id is None else int(next_id),
-                id_type=types.get((database, table), ""),
+                id_type=types.get((schema, table), ""),
             )
-            for database, table, size, rows, next_id in self.admin.rows(
-                "SELECT table_schema, table_name,"
+            for schema, table, size, rows, next_id in self.admin.rows(
+                "SELECT table_schema, table_name,"  # noqa: S608 - likewise
                 " COALESCE(data_length, 0) + COALESCE(index_length, 0),"
                 " COALESCE(table_rows, 0), auto_increment"
                 " FROM information_schema.tables"
                 " WHERE table_type = 'BASE TABLE' AND table_schema NOT IN"
                 " ('mysql', 'sys', 'information_schema',"
-                " 'performance_schema')"
+                f" 'performance_schema'){only}",
+                *names,
             )
         ]
 

@@ -130,6 +130,12 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "where": (("where", USER), 0, "server2"),
     "explain": (("explain", USER), 0, "server2"),
     "completion": (("completion", "bash"), 0, ""),
+    # Otherwise it serves until SIGTERM comes.
+    "dashboard": (
+        ("dashboard", "--host", "192.0.2.1"),
+        2,
+        "without a login",
+    ),
     "topology show": (("topology", "show"), 0, "server2"),
     "topology validate": (("topology", "validate"), 0, ""),
     "topology diff": (

@@ -224,6 +224,10 @@ CASES: dict[str, list[Case]] = {
         Case("queue delete --queue titles --state done"),
         Case("queue delete objects/7/1 --dry-run", says="shard 7"),
     ],
+    "sqla-shard dashboard": [
+        # What it serves is in the tests of the dashboard.
+        _quiet("dashboard --host 192.0.2.1", "without a login", status=2)
+    ],
     "sqla-shard worker": [
         Case(f"worker --once {' '.join(MODELS)}", most=6),
     ],

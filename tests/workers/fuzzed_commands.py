@@ -30,6 +30,7 @@ SECONDS, SECONDS_PER_CHARACTER = 20.0, 1e-4
 ENDLESS = {
     ("topology", "agent"),
     ("topology", "watch"),
+    ("dashboard",),
     ("shell",),
     ("completion",),
 }

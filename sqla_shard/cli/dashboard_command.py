@@ -1,0 +1,232 @@
+"""``sqla-shard dashboard``: pages that show the fleet."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from alembic.config import Config
+from sqlalchemy import inspect
+from sqlalchemy.exc import NoInspectionAvailable
+
+from sqla_shard.cli.application_options import cache_of_option
+from sqla_shard.cli.application_options import models_option
+from sqla_shard.cli.application_options import names
+from sqla_shard.cli.load_command import open_load_store
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.dashboard import DashboardServer
+from sqla_shard.dashboard import Observer
+from sqla_shard.exc import ExtensionSetupError
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import Fleet
+from sqla_shard.topology.follow import is_zookeeper
+
+__all__ = ["dashboard_command"]
+
+_PORT = 8417
+
+
+@click.command(
+    "dashboard",
+    epilog=examples(
+        "sqla-shard dashboard",
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod dashboard \\",
+        "    --models shop.models --config alembic.ini --cache cache.toml",
+        "ssh -L 8417:127.0.0.1:8417 operator@host  # to look from elsewhere",
+    ),
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    metavar="ADDRESS",
+    help="Address of the loopback interface.",
+)
+@click.option(
+    "--port",
+    default=_PORT,
+    type=click.IntRange(0, 65_535),
+    help="Port; 0 for a free one.",
+)
+@models_option
+@click.option(
+    "-c",
+    "--config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="alembic.ini, to compare the revisions of shards with the newest.",
+)
+@click.option(
+    "--cache",
+    metavar="FILE",
+    envvar="SQLA_SHARD_CACHE",
+    show_envvar=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="TOML file of the application's cache, to show its nodes.",
+)
+@click.option(
+    "--load-directory",
+    metavar="PATH",
+    help="Directory in which the processes of this machine publish their "
+    "load.",
+)
+@click.option(
+    "--load-region",
+    metavar="NAME",
+    help="Region of --cache in which the processes publish their load.",
+)
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    default=2.0,
+    type=FiniteRange(least=0.1, most=60.0),
+    help="Seconds to wait for the state of a server.",
+)
+@click.option(
+    "--allow-changes",
+    is_flag=True,
+    help="Add buttons that retry and delete jobs.",
+)
+@pass_settings
+def dashboard_command(
+    settings: Settings,
+    host: str,
+    port: int,
+    models: tuple[str, ...],
+    config: str | None,
+    cache: str | None,
+    load_directory: str | None,
+    load_region: str | None,
+    timeout: float,
+    allow_changes: bool,
+) -> None:
+    """Serve pages that show the fleet, until Ctrl-C or SIGTERM.
+
+    They show servers, shards, schema revisions, jobs, the cache and
+    operations, and change nothing.  They have no login, and are served on the
+    loopback interface only.
+
+    The servers are read with the account of the application; if
+    SQLA_SHARD_OPERATOR_USER is set, with that of the operator, who may see the
+    replication of standbys.
+    """
+    accounts = None
+    if os.environ.get("SQLA_SHARD_OPERATOR_USER"):
+        accounts = Accounts.from_environ(os.environ)
+    with (
+        log_to_stderr(),
+        End() as until,
+        _cluster(settings, cache, timeout) as cluster,
+        open_load_store(
+            load_directory, cache if load_region else None, load_region
+        ) as load,
+    ):
+        observer = Observer(
+            cluster,
+            fleet=_fleet(settings),
+            location=settings.location,
+            models=_mapped(names(models)) if models else (),
+            alembic=_configurations(config),
+            load=load,
+            accounts=accounts,
+            placeholders=settings.placeholders,
+            timeout=timeout,
+        )
+        try:
+            server = DashboardServer(
+                observer, host=host, port=port, allow_changes=allow_changes
+            )
+        except (ExtensionSetupError, ValueError) as error:
+            raise click.BadParameter(str(error), param_hint="--host") from (
+                error
+            )
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        echo(server.address)
+        try:
+            until.wait()
+        finally:
+            server.close()
+            thread.join()
+
+
+@contextmanager
+def _cluster(
+    settings: Settings, cache: str | None, timeout: float
+) -> Iterator[Cluster]:
+    """Open the cluster, whose connections wait no longer than a page may."""
+    limits = {
+        "connect_timeout": max(1, round(timeout)),
+        "read_timeout": max(1, round(3 * timeout)),
+    }
+    with Cluster.from_location(
+        settings.location,
+        placeholders=settings.placeholders,
+        # A snapshot may be outdated.
+        snapshot=False,
+        engine_options=_engine_options(settings, limits),
+    ) as cluster:
+        cache_of_option(cache).configure(cluster)
+        yield cluster
+
+
+def _engine_options(
+    settings: Settings, limits: dict[str, int]
+) -> dict[str, Any]:
+    """Return the time limits, which the driver of SQLite does not know."""
+    schemes = {
+        server.primary.partition(":")[0]
+        for keyspace in settings.topology().keyspaces.values()
+        for server in keyspace.servers
+    }
+    return {} if "sqlite" in schemes else {"connect_args": limits}
+
+
+def _fleet(settings: Settings) -> Fleet | None:
+    """Return the fleet, whose journal is read; TOML files have none."""
+    location = settings.location
+    if not is_zookeeper(location) and Path(location).suffix != ".json":
+        return None
+    return Fleet(
+        location,
+        # The journal needs no account.
+        accounts=Accounts(operator=Account(user="", password="")),
+        placeholders=settings.placeholders,
+    )
+
+
+def _mapped(found: dict[str, Any]) -> list[type]:
+    """Return the mapped classes of a namespace."""
+    classes = dict.fromkeys(v for v in found.values() if isinstance(v, type))
+    return [cls for cls in classes if _is_mapped(cls)]
+
+
+def _is_mapped(cls: type) -> bool:
+    try:
+        return bool(inspect(cls).is_mapper)
+    except (AttributeError, NoInspectionAvailable):
+        return False
+
+
+def _configurations(path: str | None) -> list[Config]:
+    """Return the configuration of each section with scripts of alembic."""
+    if path is None:
+        return []
+    first = Config(path)
+    return [
+        Config(path, ini_section=section)
+        for section in first.file_config.sections()
+        if first.file_config.has_option(section, "script_location")
+    ]

@@ -1,0 +1,211 @@
+"""The blueprint, the application of its own, and its server."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from datetime import timedelta
+from typing import Any
+
+from flask import Blueprint
+from flask import Flask
+from flask import render_template
+from flask import request
+from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import SecurityError
+from werkzeug.serving import BaseWSGIServer
+from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler
+
+from sqla_shard.dashboard.live import Streams
+from sqla_shard.dashboard.maps import bytes_text
+from sqla_shard.dashboard.maps import number_text
+from sqla_shard.dashboard.observer import Observer
+from sqla_shard.dashboard.pages import FOLDER
+from sqla_shard.dashboard.pages import Pages
+from sqla_shard.dashboard.security import add_headers
+from sqla_shard.dashboard.security import form_token
+from sqla_shard.exc import ExtensionSetupError
+
+__all__ = ["DashboardServer", "create_app", "dashboard_blueprint"]
+
+_MOST_BYTES = 64 * 1024  # of a request
+_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+def dashboard_blueprint(
+    observer: Observer, *, allow_changes: bool = False
+) -> Blueprint:
+    """Return the pages, to be mounted by a Flask application.
+
+    The pages have no login of their own; add one::
+
+        blueprint = dashboard_blueprint(Observer(db.cluster))
+
+        @blueprint.before_request
+        def only_operators():
+            if not current_user.is_operator:
+                abort(403)
+
+        app.register_blueprint(blueprint, url_prefix="/shards")
+
+    :param observer: what the pages show.
+    :param allow_changes: whether failed jobs may be retried and deleted; the
+        application then needs a ``SECRET_KEY``.
+    :raises ExtensionSetupError: when it is registered without a secret key,
+        although changes are allowed.
+    """
+    streams = Streams(observer)
+    blueprint = Blueprint(
+        FOLDER,
+        __name__,
+        static_folder="static",
+        template_folder="templates",
+    )
+    Pages(observer, streams, changes=allow_changes).add_to(blueprint)
+    blueprint.after_request(add_headers)
+    blueprint.register_error_handler(HTTPException, _show_error)
+    blueprint.add_app_template_filter(_when, "sqla_shard_when")
+    blueprint.add_app_template_filter(_duration, "sqla_shard_duration")
+    blueprint.add_app_template_filter(_percent, "sqla_shard_percent")
+    blueprint.add_app_template_filter(bytes_text, "sqla_shard_bytes")
+    blueprint.add_app_template_filter(number_text, "sqla_shard_number")
+
+    @blueprint.context_processor
+    def _values() -> dict[str, Any]:
+        return {"form_token": form_token}
+
+    @blueprint.record
+    def _check(state: Any) -> None:
+        if allow_changes and not state.app.secret_key:
+            raise ExtensionSetupError(
+                "has no SECRET_KEY, which signs the tokens of forms; set it, "
+                "or do not allow changes",
+                app=state.app.name,
+            )
+
+    blueprint.sqla_shard_streams = streams  # type: ignore[attr-defined]  # for close()
+    return blueprint
+
+
+def create_app(
+    observer: Observer,
+    *,
+    allow_changes: bool = False,
+    hosts: Sequence[str] = _NAMES,
+) -> Flask:
+    """Return an application with the pages only.
+
+    It has no login: serve it on the loopback interface.
+
+    :param hosts: names by which browsers may call it; others are refused,
+        since a page elsewhere could have given itself this address.
+    """
+    app = Flask(__name__, static_folder=None)
+    app.config.update(
+        SECRET_KEY=secrets.token_bytes(32),
+        TRUSTED_HOSTS=list(hosts),
+        MAX_CONTENT_LENGTH=_MOST_BYTES,
+        SESSION_COOKIE_NAME="sqla_shard_dashboard",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Strict",
+    )
+    app.register_blueprint(
+        dashboard_blueprint(observer, allow_changes=allow_changes)
+    )
+    # Of addresses that no page has.
+    app.register_error_handler(HTTPException, _show_error)
+    app.after_request(add_headers)
+    return app
+
+
+class _Quiet(WSGIRequestHandler):
+    """Logs errors only."""
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        pass
+
+
+class DashboardServer:
+    """Serves the application on the loopback interface.
+
+    :param host: an address of it.
+    :param port: 0 for a free one.
+    :raises ExtensionSetupError: if the address is not one of the loopback
+        interface.
+    :raises OSError: if the port is in use.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_changes: bool = False,
+    ) -> None:
+        if not ipaddress.ip_address(host).is_loopback:
+            raise ExtensionSetupError(
+                f"would be served at {host} without a login; use an address "
+                "of the loopback interface and ssh -L, or mount "
+                "dashboard_blueprint() in an application with a login",
+                app="sqla-shard dashboard",
+            )
+        self.app = create_app(
+            observer, allow_changes=allow_changes, hosts=(*_NAMES, host)
+        )
+        self._server: BaseWSGIServer = make_server(
+            host, port, self.app, threaded=True, request_handler=_Quiet
+        )
+        # A browser that reads slowly must not keep the process alive.
+        self._server.daemon_threads = True  # type: ignore[attr-defined]  # of ThreadingMixIn
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._server.server_port}"
+
+    def serve(self) -> None:
+        """Serve until :meth:`close` is called in another thread."""
+        self._server.serve_forever()
+
+    def close(self) -> None:
+        """End :meth:`serve`, and all streams."""
+        streams = self.app.blueprints[FOLDER].sqla_shard_streams  # type: ignore[attr-defined]  # set above
+        streams.close()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _show_error(error: HTTPException) -> ResponseReturnValue:
+    if request.path.endswith("/events") or isinstance(error, SecurityError):
+        # A page would have links with the name that was refused.
+        return error.get_response()
+    page = render_template(f"{FOLDER}/error.html", error=error, page="error")
+    return page, error.code or 500
+
+
+def _when(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _percent(part: float) -> str:
+    """Return a part of 1 in per cent."""
+    if 0 < part < 0.00001:
+        return "< 0.001 %"
+    return f"{100 * part:.3g} %"
+
+
+def _duration(seconds: float | timedelta | None) -> str:
+    """Return a duration in its two largest units."""
+    if seconds is None:
+        return "–"
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])

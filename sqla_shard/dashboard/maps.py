@@ -1,0 +1,255 @@
+"""The map of a fleet: a cell for each virtual shard, drawn to scale.
+
+Each range of shards on a server is a block of rows of cells, which are as
+wide on all servers.  Cells of one level are one path of SVG, and neighbours in
+a row one line of it, so 65,536 shards are a few paths for each block.
+
+::
+
+    0  1  2  3        M0 0h2 M3 1h1       level 1
+    4  5  6  7        M2 0h2 M0 1h3       level 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from sqla_shard.topology import Keyspace
+from sqla_shard.topology import ShardRange
+from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
+
+__all__ = [
+    "LEVELS",
+    "UNKNOWN",
+    "Block",
+    "Colours",
+    "KeyspaceMap",
+    "Legend",
+    "ServerMap",
+    "by_category",
+    "by_value",
+    "bytes_text",
+    "map_of",
+    "number_text",
+]
+
+LEVELS = 6
+"""Number of levels of a value, from 0 for nothing to the highest."""
+
+UNKNOWN = "unknown"
+"""Level of a shard whose value is not known."""
+
+#: Columns of cells, by the number of shards of the largest server.
+_COLUMNS = ((16, 8), (64, 16), (512, 32), (2048, 64), (8192, 128))
+_MOST_COLUMNS = 256
+#: A server with more ranges has one block: their labels would fill the page.
+_MOST_BLOCKS = 12
+
+#: Returns the level of a virtual shard, which is a class of the style sheet.
+LevelOf = Callable[[int], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Cells of consecutive shards of one server.
+
+    :ivar shards: the shards, ascending.
+    :ivar columns: width in cells.
+    :ivar rows: height in cells.
+    :ivar paths: data of a path of SVG, by level.
+    """
+
+    shards: tuple[ShardRange, ...]
+    columns: int
+    rows: int
+    paths: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """The numbers of its shards."""
+        first, last = self.shards[0].first, self.shards[-1].last
+        if self.shards[1:]:
+            return f"{len(self.shards)} ranges from {first} to {last}"
+        return f"{first}" if first == last else f"{first}–{last}"
+
+    @property
+    def numbers(self) -> str:
+        """The ranges, as ``0-255,512-600``, for the script of the page."""
+        return ",".join(f"{one.first}-{one.last}" for one in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMap:
+    """The shards of a keyspace on one server.
+
+    :ivar name: name of the server in the keyspace.
+    :ivar address: address of its primary.
+    :ivar count: number of its shards.
+    """
+
+    name: str
+    address: str
+    count: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Legend:
+    """The meaning of a level."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colours:
+    """The level of every shard of a keyspace.
+
+    :ivar legend: the levels that occur or could, in order.
+    """
+
+    level_of: LevelOf
+    legend: tuple[Legend, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyspaceMap:
+    """The map of one keyspace."""
+
+    name: str
+    kind: Literal["objects", "mod", "global"]
+    count: int
+    columns: int
+    servers: tuple[ServerMap, ...]
+    legend: tuple[Legend, ...]
+
+
+def map_of(
+    topology: Topology, keyspace: Keyspace, colours: Colours
+) -> KeyspaceMap:
+    """Return the map of a keyspace."""
+    counts = [sum(map(len, one.shards)) for one in keyspace.servers]
+    largest = max(counts, default=1)
+    columns = next(
+        (width for most, width in _COLUMNS if largest <= most), _MOST_COLUMNS
+    )
+    return KeyspaceMap(
+        name=keyspace.name,
+        kind=keyspace.kind,
+        count=keyspace.shards,
+        columns=columns,
+        servers=tuple(
+            ServerMap(
+                name=server.name,
+                address=str(address_of(server.primary)),
+                count=count,
+                blocks=tuple(
+                    _block(ranges, columns, colours.level_of)
+                    for ranges in _blocks(server.shards)
+                ),
+            )
+            for server, count in zip(keyspace.servers, counts, strict=True)
+        ),
+        legend=colours.legend,
+    )
+
+
+def _blocks(
+    ranges: Sequence[ShardRange],
+) -> list[tuple[ShardRange, ...]]:
+    if len(ranges) > _MOST_BLOCKS:
+        return [tuple(ranges)]
+    return [(one,) for one in ranges]
+
+
+def _block(
+    ranges: tuple[ShardRange, ...], columns: int, level_of: LevelOf
+) -> Block:
+    shards = [shard_id for part in ranges for shard_id in part]
+    parts: dict[str, list[str]] = {}
+    for row, start in enumerate(range(0, len(shards), columns)):
+        at = 0
+        cells = map(level_of, shards[start : start + columns])
+        for level, group in groupby(cells):
+            length = sum(1 for _ in group)
+            parts.setdefault(level, []).append(f"M{at} {row}h{length}")
+            at += length
+    return Block(
+        shards=ranges,
+        columns=columns,
+        rows=-(-len(shards) // columns),
+        paths={level: "".join(parts[level]) for level in sorted(parts)},
+    )
+
+
+def by_value(
+    values: Mapping[int, float], text: Callable[[float], str]
+) -> Colours:
+    """Return the levels of numbers, in equal steps up to the highest.
+
+    :param values: by number of the shard; others are unknown.
+    :param text: returns a number as text, for the legend.
+    """
+    most = max(values.values(), default=0.0)
+    steps = LEVELS - 1
+
+    def level_of(shard_id: int) -> str:
+        value = values.get(shard_id)
+        if value is None:
+            return UNKNOWN
+        if value <= 0 or most <= 0:
+            return "l0"
+        # The highest value has the highest level, also after rounding.
+        return f"l{min(steps, 1 + int(steps * value / most))}"
+
+    legend = [Legend(level="l0", text="0")]
+    if most > 0:
+        legend += [
+            Legend(
+                level=f"l{step}",
+                text=f"{text(most * (step - 1) / steps)} to "
+                f"{text(most * step / steps)}",
+            )
+            for step in range(1, LEVELS)
+        ]
+    legend.append(Legend(level=UNKNOWN, text="unknown"))
+    return Colours(level_of=level_of, legend=tuple(legend))
+
+
+def by_category(
+    categories: Mapping[int, str], names: Iterable[tuple[str, str]]
+) -> Colours:
+    """Return the levels of shards that belong to a category each.
+
+    :param categories: level by number of the shard; others are unknown.
+    :param names: level and text of each category, for the legend.
+    """
+    return Colours(
+        level_of=lambda shard_id: categories.get(shard_id, UNKNOWN),
+        legend=(
+            *(Legend(level=level, text=text) for level, text in names),
+            Legend(level=UNKNOWN, text="unknown"),
+        ),
+    )
+
+
+def bytes_text(number: float) -> str:
+    """Return a number of bytes with its unit, such as ``12.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        # Not 1024, which three digits would show as 1.02e+03.
+        if number < 999.5:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
+        number /= 1024
+    return f"{number:,.2f} TiB"
+
+
+def number_text(number: float) -> str:
+    """Return a number with thousands separated, without a fraction."""
+    return f"{number:,.0f}"

@@ -1,0 +1,136 @@
+"""Values that are read in the background and shown for a short time.
+
+A page never waits for a server for long: it gets the last value with its age,
+or none yet, while a thread reads the next one.  Only one thread at a time
+reads a value, whatever the number of browsers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from typing import Generic
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.engine.unread import short
+from sqla_shard.util.forking import in_children
+
+__all__ = ["Cached", "Reading", "digest_of"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Generic[T]):
+    """A value, or why there is none.
+
+    :ivar value: the last value; None if none was read yet.
+    :ivar age: seconds since it was read.
+    :ivar error: why the last attempt failed; None if it did not.
+    :ivar is_late: whether an attempt is running that has taken longer than
+        the page has waited.
+    :ivar version: number of different values that were read so far.
+    """
+
+    value: T | None = None
+    age: float = 0.0
+    error: str | None = None
+    is_late: bool = False
+    version: int = 0
+
+
+class Cached(Generic[T]):
+    """A value that is read again when it is older than some seconds.
+
+    :param name: name of the thread that reads it.
+    :param read: returns the value; it has time limits of its own.
+    :param fresh: seconds for which a value is not read again.
+    """
+
+    def __init__(
+        self, name: str, read: Callable[[], T], *, fresh: float
+    ) -> None:
+        self._name = name
+        self._read = read
+        self._fresh = fresh
+        self._value: T | None = None
+        self._error: str | None = None
+        self._version = 0
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """Drop the thread, which a child process does not have."""
+        self._changed = threading.Condition()
+        self._is_running = False
+        self._taken: float | None = None
+        self._tried: float | None = None
+
+    def get(self, wait: float) -> Reading[T]:
+        """Return the value; start to read it again if it is old.
+
+        :param wait: seconds to wait if the value is old.
+        """
+        end = monotonic() + wait
+        with self._changed:
+            if not self._is_fresh() and not self._is_running:
+                self._is_running = True
+                threading.Thread(
+                    target=self._run,
+                    name=f"sqla-shard-dashboard-{self._name}",
+                    daemon=True,
+                ).start()
+            self._changed.wait_for(
+                lambda: not self._is_running, max(0.0, end - monotonic())
+            )
+            taken = self._taken
+            return Reading(
+                value=self._value,
+                age=0.0 if taken is None else monotonic() - taken,
+                error=self._error,
+                is_late=self._is_running,
+                version=self._version,
+            )
+
+    def expire(self) -> None:
+        """Read the value again when it is asked for next."""
+        with self._changed:
+            self._tried = None
+
+    def _is_fresh(self) -> bool:
+        tried = self._tried
+        return tried is not None and monotonic() - tried < self._fresh
+
+    def _run(self) -> None:
+        error: str | None = "the read failed; its traceback is in the log"
+        value: T | None = None
+        try:
+            value = self._read()
+            error = None
+        except (SQLAlchemyError, OSError) as raised:
+            error = short(raised)
+            _log.info("%s could not be read: %s", self._name, error)
+        finally:
+            # In any case, or pages would wait for this thread for ever.
+            with self._changed:
+                now = monotonic()
+                if error is None:
+                    self._version += value != self._value
+                    self._value, self._taken = value, now
+                self._error, self._tried = error, now
+                self._is_running = False
+                self._changed.notify_all()
+
+
+def digest_of(*parts: Any) -> str:
+    """Return a short text that differs if one of some values does."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

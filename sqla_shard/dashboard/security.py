@@ -1,0 +1,80 @@
+"""The headers of every response, and the tokens of forms.
+
+Scripts, styles and pictures come from this server only, so a text that got
+past the escaping would do nothing.  Forms that change something have a token
+in the signed session; browsers also say where a request comes from, and one
+from another site is refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from flask import abort
+from flask import request
+from flask import Response
+from flask import session
+
+__all__ = ["add_headers", "check_form", "form_token"]
+
+_TOKEN = "sqla_shard_dashboard"  # noqa: S105  # the name of a key
+_FIELD = "token"
+
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+#: What browsers send with a request of the page itself, or of its user.
+_SAME_SITES = (None, "same-origin", "none")
+
+
+def add_headers(response: Response) -> Response:
+    """Add the security headers to a response."""
+    for name, value in _HEADERS.items():
+        response.headers[name] = value
+    if not (request.endpoint or "").endswith(".static"):
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+def form_token() -> str:
+    """Return the token for forms of this session."""
+    token: str | None = session.get(_TOKEN)
+    if token is None:
+        session[_TOKEN] = token = secrets.token_urlsafe(32)
+    return token
+
+
+def check_form() -> None:
+    """End a request that does not come from a form of these pages.
+
+    :raises werkzeug.exceptions.Forbidden: if it does not.
+    """
+    if request.headers.get("Sec-Fetch-Site") not in _SAME_SITES:
+        abort(403, "The request comes from another site.")
+    expected: str = session.get(_TOKEN, "")
+    given = request.form.get(_FIELD, "")
+    if not expected or not secrets.compare_digest(
+        expected.encode(), given.encode()
+    ):
+        abort(
+            403,
+            "The token of the form is missing or outdated; reload the page.",
+        )

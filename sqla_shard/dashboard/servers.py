@@ -1,0 +1,381 @@
+"""The state and the sizes of every server, all read at the same time.
+
+A server that does not respond in time has an error instead of a state, and
+delays no other.  Each read opens a connection of its own: those of the pools
+may all wait for a server that hangs.
+
+Sizes and rows are estimates of the servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from typing import Literal
+from typing import TypeVar
+
+from sqlalchemy.engine import URL
+
+from sqla_shard.engine.pools import Answer
+from sqla_shard.engine.pools import in_threads
+from sqla_shard.engine.registry import filled
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import SYSTEM
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.replication import ReplicationStatus
+from sqla_shard.fleet.replication import TableSize
+from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
+
+__all__ = [
+    "DatabaseSize",
+    "PairState",
+    "ServerReader",
+    "ServerState",
+    "Sizes",
+]
+
+T = TypeVar("T")
+
+Role = Literal["primary", "standby"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """The state of one server process.
+
+    :ivar name: name of its pair in the topology.
+    :ivar role: its role in the topology.
+    :ivar address: ``host:port``, or the directory of SQLite files.
+    :ivar error: why it could not be read; None if it was.
+    :ivar version: version of the server.
+    :ivar read_only: whether it refuses writes; None if unknown.
+    :ivar replication: state of a standby; None if it has none, or unknown.
+    :ivar unknown: why the state of replication is not known.
+    :ivar connected: number of connections; None if unknown.
+    :ivar running: number of those that run a statement.
+    :ivar most: maximum number of connections.
+    :ivar uptime: seconds since it was started.
+    :ivar round_trip: seconds that one statement took.
+    """
+
+    name: str
+    role: Role
+    address: str
+    error: str | None = None
+    version: str = ""
+    read_only: bool | None = None
+    replication: ReplicationStatus | None = None
+    unknown: str | None = None
+    connected: int | None = None
+    running: int | None = None
+    most: int | None = None
+    uptime: int | None = None
+    round_trip: float | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """Seconds behind its primary; None if unknown."""
+        return None if self.replication is None else self.replication.lag
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What an operator has to look at, in a few words each."""
+        if self.error is not None:
+            return (f"does not respond: {self.error}",)
+        if self.role == "primary":
+            return ("is read-only",) if self.read_only else ()
+        found = []
+        if self.read_only is False:
+            found.append("is not read-only")
+        status = self.replication
+        if status is not None and not status.runs:
+            found.append(f"does not replicate: {status.error or 'stopped'}")
+        elif status is None and self.unknown is None and self.version:
+            found.append("replicates from no primary")
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairState:
+    """A server of the topology: its primary and its standby.
+
+    :ivar name: its name, with the keyspace if that alone is ambiguous.
+    :ivar members: name of keyspace and of the server in it, of each entry.
+    :ivar weight: share of new roots of its first entry.
+    """
+
+    name: str
+    primary: ServerState
+    standby: ServerState | None
+    members: tuple[tuple[str, str], ...]
+    weight: float = 1.0
+
+    @property
+    def servers(self) -> tuple[ServerState, ...]:
+        """The primary, and the standby if there is one."""
+        found = (self.primary, self.standby)
+        return tuple(one for one in found if one is not None)
+
+    @property
+    def level(self) -> Literal["bad", "warning", "good"]:
+        """How much attention it needs."""
+        if self.primary.problems:
+            return "bad"
+        standby = self.standby
+        return "warning" if standby and standby.problems else "good"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseSize:
+    """The tables of one virtual shard together.
+
+    :ivar bytes: of rows and indexes.
+    :ivar rows: number of rows; None if it is not known.
+    """
+
+    bytes: int
+    rows: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of the databases of a fleet.
+
+    :ivar databases: by address of the primary and name of the database.
+    :ivar unread: why primaries could not be read, by name of the server.
+    """
+
+    databases: Mapping[tuple[str, str], DatabaseSize]
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> DatabaseSize:
+        """The sums of all databases."""
+        known = self.databases.values()
+        return DatabaseSize(
+            bytes=sum(one.bytes for one in known),
+            rows=sum(one.rows or 0 for one in known),
+        )
+
+
+class ServerReader:
+    """Reads all servers of a topology.
+
+    :param environ: values of the placeholders in URLs.
+    :param accounts: accounts of an operator, who may see the replication of
+        standbys; None for the account of the application.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], accounts: Accounts | None = None
+    ) -> None:
+        self._environ = environ
+        self._accounts = accounts
+
+    def states(
+        self, topology: Topology, *, timeout: float
+    ) -> tuple[PairState, ...]:
+        """Return the state of every server, in the order of the topology.
+
+        :param timeout: seconds for each server.
+        """
+        pairs = all_pairs(topology)
+        jobs = [
+            (pair, role, url)
+            for pair in pairs
+            for role, url in pair.urls.items()
+        ]
+        found = self._all(
+            [partial(self._state, *job, timeout) for job in jobs],
+            timeout,
+        )
+        states: dict[tuple[str, str], ServerState] = {}
+        for (pair, role, url), result in zip(jobs, found, strict=True):
+            if not isinstance(result, ServerState):
+                result = ServerState(
+                    name=pair.name,
+                    role=_role(role),
+                    address=str(address_of(url)),
+                    error=_reason(result),
+                )
+            states[pair.name, role] = result
+        return tuple(
+            PairState(
+                name=pair.name,
+                primary=states[pair.name, "primary"],
+                standby=states.get((pair.name, "standby")),
+                members=tuple(
+                    (keyspace.name, server.name)
+                    for keyspace, server in pair.members
+                ),
+                weight=pair.members[0][1].weight,
+            )
+            for pair in pairs
+        )
+
+    def sizes(self, topology: Topology, *, timeout: float) -> Sizes:
+        """Return the sizes of the databases on every primary.
+
+        :param timeout: seconds for each server.
+        """
+        pairs = all_pairs(topology)
+        found = self._all(
+            [partial(self._sizes, pair, timeout) for pair in pairs], timeout
+        )
+        databases: dict[tuple[str, str], DatabaseSize] = {}
+        unread: dict[str, str] = {}
+        for pair, result in zip(pairs, found, strict=True):
+            if isinstance(result, Mapping):
+                address = str(address_of(pair.primary))
+                for name, size in result.items():
+                    databases[address, name] = size
+            else:
+                unread[pair.name] = _reason(result)
+        return Sizes(databases=databases, unread=unread)
+
+    def tables(
+        self, pair: Pair, database: str, *, timeout: float
+    ) -> list[TableSize]:
+        """Return the tables of one database of a primary, by name.
+
+        :raises FleetServerError: if the server cannot be read.
+        :raises OSError: if the file of SQLite cannot be read.
+        """
+        url = self._url(pair.primary)
+        if url.host is None:
+            size = (Path(str(url.database)) / f"{database}.sqlite").stat()
+            return [
+                TableSize(
+                    database=database,
+                    table=f"{database}.sqlite",
+                    bytes=size.st_size,
+                    rows=0,
+                )
+            ]
+        with Admin(url, name=pair.name, timeout=timeout) as admin:
+            sizes = replication_of(admin).table_sizes(database)
+        return sorted(sizes, key=lambda one: one.table)
+
+    # -- one server -------------------------------------------------------
+
+    def _url(self, text: str) -> URL:
+        if self._accounts is None or text.startswith("sqlite"):
+            return filled(text, self._environ)
+        return self._accounts.url(text)
+
+    def _state(
+        self, pair: Pair, role: str, text: str, timeout: float
+    ) -> ServerState:
+        url = self._url(text)
+        known: dict[str, Any] = {
+            "name": pair.name,
+            "role": _role(role),
+            "address": str(address_of(text)),
+        }
+        if url.host is None:
+            directory = Path(str(url.database))
+            missing = None
+            if not directory.is_dir():
+                missing = "there is no such directory"
+            return ServerState(**known, error=missing, read_only=False)
+        with Admin(url, name=pair.name, timeout=timeout) as admin:
+            before = monotonic()
+            ((read_only, most, version),) = admin.rows(
+                "SELECT @@GLOBAL.read_only, @@GLOBAL.max_connections,"
+                " @@version"
+            )
+            after = monotonic()
+            counters = admin.counters(
+                "Threads_connected", "Threads_running", "Uptime"
+            )
+            status, unknown = None, None
+            if role == "standby":
+                try:
+                    status = replication_of(admin).status()
+                except FleetServerError as error:
+                    if error.is_unanswered:
+                        raise
+                    unknown = error.reason
+        return ServerState(
+            **known,
+            version=str(version),
+            read_only=bool(read_only),
+            replication=status,
+            unknown=unknown,
+            connected=int(counters["threads_connected"]),
+            running=int(counters["threads_running"]),
+            most=int(most),
+            uptime=int(counters["uptime"]),
+            round_trip=after - before,
+        )
+
+    def _sizes(self, pair: Pair, timeout: float) -> dict[str, DatabaseSize]:
+        url = self._url(pair.primary)
+        if url.host is None:
+            return {
+                path.stem: DatabaseSize(bytes=path.stat().st_size, rows=None)
+                for path in Path(str(url.database)).glob("*.sqlite")
+            }
+        with Admin(url, name=pair.name, timeout=timeout) as admin:
+            return {
+                name: DatabaseSize(bytes=int(size), rows=int(rows))
+                for name, size, rows in admin.rows(
+                    "SELECT table_schema,"
+                    " SUM(COALESCE(data_length, 0)"
+                    " + COALESCE(index_length, 0)),"
+                    " SUM(COALESCE(table_rows, 0))"
+                    " FROM information_schema.tables"
+                    " WHERE table_type = 'BASE TABLE' GROUP BY table_schema"
+                )
+                if name not in SYSTEM
+            }
+
+    def _all(
+        self, jobs: Sequence[Callable[[], T]], timeout: float
+    ) -> list[T | Exception]:
+        """Return the result of each job, or the error of its server."""
+        found: dict[int, T] = {}
+        answers = in_threads(
+            [
+                partial(_answered, found, number, job)
+                for number, job in enumerate(jobs)
+            ],
+            # Connecting and reading have the limit each.
+            2 * timeout,
+        )
+        return [
+            found[number] if answer is None else answer
+            for number, answer in enumerate(answers)
+        ]
+
+
+def _answered(
+    found: dict[int, T], number: int, job: Callable[[], T]
+) -> Answer:
+    try:
+        found[number] = job()
+    except (FleetServerError, OSError) as error:
+        return error
+    return None
+
+
+def _role(text: str) -> Role:
+    return "standby" if text == "standby" else "primary"
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, FleetServerError):
+        return error.reason
+    return str(error)

@@ -1,0 +1,347 @@
+"""The pages of the dashboard: what they show, and who may change what."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import abort
+from flask import Flask
+
+from sqla_shard import Cluster
+from sqla_shard import pack
+from sqla_shard import Topology
+from sqla_shard.dashboard import create_app
+from sqla_shard.dashboard import dashboard_blueprint
+from sqla_shard.dashboard import DashboardServer
+from sqla_shard.dashboard import Observer
+from sqla_shard.dashboard.live import Streams
+from sqla_shard.exc import ExtensionSetupError
+from sqla_shard.fleet import Account
+from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import Fleet
+from sqla_shard.fleet.journal import Record
+from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.runner import KINDS
+from sqla_shard.jobs import JobState
+from sqla_shard.jobs import stored_job
+from sqla_shard.testing import sqlite_topology
+from tests.servers.dashboard_scene import Base
+from tests.servers.dashboard_scene import fail_job
+from tests.servers.toy_operation import STEPS
+from tests.servers.toy_operation import Toy
+
+SHARDS = 8
+PAGES = (
+    "/",
+    "/?by=rows",
+    "/?by=revision",
+    "/servers/server1",
+    "/shards/objects/3",
+    "/history",
+    "/schema",
+    "/jobs",
+    "/jobs/titles?state=failed",
+    "/cache",
+    "/pools",
+    "/explain",
+    f"/explain?q={pack(3, 1, 7)}",
+    "/explain?q=select(Pin)",
+    "/operations",
+)
+
+
+class Scene:
+    """A cluster of SQLite files, and what looks at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "topology.json"
+        self.document = sqlite_topology(folder / "data", 2, SHARDS)
+        self.path.write_text(json.dumps(self.document))
+        self.cluster = Cluster.from_file(self.path, watch=False)
+        self.cluster.create_all(Base.metadata)
+        accounts = Accounts(operator=Account(user="", password=""))
+        self.fleet = Fleet(self.path, accounts=accounts)
+        self.observer = Observer(self.cluster, fleet=self.fleet, models=[Base])
+
+    def client(self, **options: Any) -> Any:
+        return create_app(self.observer, **options).test_client()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    found = Scene(tmp_path)
+    with found.cluster:
+        yield found
+
+
+def text_of(client: Any, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, path
+    return re.sub(r"\s+", " ", answer.text)
+
+
+def token_of(client: Any) -> str:
+    page = text_of(client, "/jobs/titles?state=failed")
+    return re.findall(r'name="token" value="([^"]+)"', page)[0]
+
+
+class TestReading:
+    def test_every_page_has_strict_headers_and_nothing_inline(self, scene):
+        client = scene.client(allow_changes=True)
+        fail_job(scene.cluster, 1)
+        for path in PAGES:
+            answer = client.get(path)
+            assert answer.status_code == 200, path
+            policy = answer.headers["Content-Security-Policy"]
+            assert "unsafe" not in policy
+            assert policy.startswith("default-src 'none'; ")
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert not re.search(r"\sstyle=|\son[a-z]+=|<style", answer.text)
+            for script in re.findall(r"<script[^>]*>([^<]*)", answer.text):
+                assert not script
+            for link in re.findall(r'(?:src|href)="([^"]*)"', answer.text):
+                assert link == "" or link[0] in "/#", link
+
+    def test_shards_are_counted_and_linked(self, scene):
+        client = scene.client()
+        assert "<dd>8</dd>" in text_of(client, "/")
+        answer = client.get("/shard?keyspace=objects&number=5")
+        assert answer.location == "/shards/objects/5"
+        page = text_of(client, "/shards/objects/5")
+        assert "db00005" in page
+        assert str(5 << 46 | 1 << 36) in page
+        assert client.get("/shards/objects/8").status_code == 404
+        assert client.get("/shards/nothing/1").status_code == 404
+        assert client.get("/servers/nothing").status_code == 404
+        assert client.get("/shard?number=x").status_code == 400
+
+    def test_a_missing_server_is_shown_and_fails_no_page(self, scene):
+        shutil.rmtree(scene.folder / "data" / "server2")
+        client = scene.client()
+        for path in PAGES:
+            page = text_of(client, path)
+            assert "<b>server2</b>, primary" in page
+            assert "<b>server1</b>, primary" not in page
+
+    def test_a_moved_range_is_drawn(self, scene):
+        new = json.loads(json.dumps(scene.document))
+        first, second = new["keyspaces"]["objects"]["servers"]
+        first["shards"], second["shards"] = [0, 1], [2, 7]
+        new["epoch"] += 1
+        scene.cluster.update_topology(Topology.from_mapping(new))
+        page = text_of(scene.client(), "/history")
+        assert "moved from" in page
+        assert "shards 2 to 3" in page
+        # Before: 4 and 4 shards; after: 2, then 6 of which 2 are new there.
+        (after,) = re.findall(r'aria-label="objects after.*?</svg>', page)
+        widths = re.findall(r'x="([\d.]+)" width="([\d.]+)"', after)
+        assert widths == [("0.0", "25.0"), ("25.0", "75.0")]
+
+    def test_a_statement_is_explained_and_not_run(self, scene):
+        page = text_of(
+            scene.client(),
+            "/explain?q=select(Pin).order_by(Pin.ts).limit(2)"
+            ".options(scatter())",
+        )
+        assert page.count("data-route-server=") >= 2
+        assert "Merge" in page
+        refused = text_of(scene.client(), "/explain?q=open('/etc/passwd')")
+        assert "&#39;open&#39;, which is not known" in refused
+
+    def test_text_is_escaped(self, scene):
+        page = text_of(scene.client(), "/explain?q=<script>alert(1)</script>")
+        assert "<script>alert" not in page
+        page = scene.client().get("/servers/<b>x</b>").text
+        assert "<b>x</b>" not in page
+
+
+class TestChanging:
+    def test_without_permission_there_is_no_address_for_it(self, scene):
+        job = fail_job(scene.cluster, 1)
+        client = scene.client()
+        assert (
+            "<button" not in text_of(client, "/jobs/titles").split("<main")[1]
+        )
+        for change in ("retry", "delete"):
+            answer = client.post(f"/jobs/titles/{change}", data={"job": job})
+            assert answer.status_code == 404
+        for path in PAGES:
+            assert client.post(path).status_code == 405
+        stored = stored_job(scene.cluster, job)
+        assert stored is not None
+        assert stored.state is JobState.FAILED
+
+    @pytest.mark.parametrize("token", [None, "", "wrong", "of another"])
+    def test_a_form_needs_its_token(self, scene, token):
+        job = fail_job(scene.cluster, 1)
+        client = scene.client(allow_changes=True)
+        token_of(client)
+        if token == "of another":
+            token = token_of(scene.client(allow_changes=True))
+        data = {"job": job} if token is None else {"job": job, "token": token}
+        answer = client.post("/jobs/titles/delete", data=data)
+        assert answer.status_code == 403
+        assert stored_job(scene.cluster, job) is not None
+
+    def test_a_request_of_another_site_is_refused(self, scene):
+        job = fail_job(scene.cluster, 1)
+        client = scene.client(allow_changes=True)
+        data = {"job": job, "token": token_of(client)}
+        for site in ("cross-site", "same-site"):
+            answer = client.post(
+                "/jobs/titles/delete",
+                data=data,
+                headers={"Sec-Fetch-Site": site},
+            )
+            assert answer.status_code == 403
+        assert stored_job(scene.cluster, job) is not None
+
+    def test_jobs_are_retried_and_deleted(self, scene):
+        jobs = [fail_job(scene.cluster, number) for number in range(1, 5)]
+        client = scene.client(allow_changes=True)
+        data = {"token": token_of(client), "state": "failed"}
+
+        def post(change: str, **more: str) -> str:
+            answer = client.post(
+                f"/jobs/titles/{change}", data={**data, **more}
+            )
+            assert answer.status_code == 303
+            return text_of(client, answer.location)
+
+        assert "1 job retried." in post("retry", job=jobs[0])
+        assert "1 job deleted." in post("delete", job=jobs[1])
+        page = post("retry", job=jobs[1])
+        assert "0 jobs retried." in page
+        assert "is not there" in page
+        assert "2 jobs retried." in post("retry")
+        for job in (jobs[0], *jobs[2:]):
+            stored = stored_job(scene.cluster, job)
+            assert stored is not None
+            assert stored.state is JobState.PENDING
+        assert stored_job(scene.cluster, jobs[1]) is None
+
+    def test_a_job_id_that_is_none_is_refused(self, scene):
+        fail_job(scene.cluster, 1)
+        client = scene.client(allow_changes=True)
+        data = {"token": token_of(client), "job": "objects/99/1'--"}
+        answer = client.post("/jobs/titles/delete", data=data)
+        assert answer.status_code == 400
+
+    def test_a_secret_key_is_needed_for_changes(self, scene):
+        app = Flask(__name__)
+        with pytest.raises(ExtensionSetupError, match="SECRET_KEY"):
+            app.register_blueprint(
+                dashboard_blueprint(scene.observer, allow_changes=True)
+            )
+
+
+class TestServing:
+    @pytest.mark.parametrize("path", ["/", "/static/dashboard.css", "/nope"])
+    def test_another_host_name_is_refused(self, scene, path):
+        client = scene.client()
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost."):
+            answer = client.get(path, headers={"Host": host})
+            assert answer.status_code == 400
+        for host in ("127.0.0.1:8417", "localhost:8417"):
+            answer = client.get("/", headers={"Host": host})
+            assert answer.status_code == 200
+
+    @pytest.mark.parametrize("host", ["192.0.2.1", "::"])
+    def test_it_is_served_on_the_loopback_interface_only(self, scene, host):
+        with pytest.raises(ExtensionSetupError, match="without a login"):
+            DashboardServer(scene.observer, host=host)
+
+    def test_an_application_mounts_it_behind_its_login(self, scene):
+        app = Flask(__name__)
+        blueprint = dashboard_blueprint(scene.observer)
+        allowed = False
+
+        @blueprint.before_request
+        def only_operators():
+            if not allowed:
+                abort(401)
+
+        app.register_blueprint(blueprint, url_prefix="/shards")
+        client = app.test_client()
+        answer = client.get("/shards/")
+        assert answer.status_code == 401
+        assert "Content-Security-Policy" in answer.headers
+        allowed = True
+        page = text_of(client, "/shards/")
+        assert 'href="/shards/static/dashboard.css"' in page
+        assert client.get("/").status_code == 404
+
+    def test_streams_are_limited_and_released(self, scene):
+        streams = Streams(scene.observer, most=2)
+        first, second = streams.open("jobs"), streams.open("fleet")
+        assert first is not None
+        assert second is not None
+        assert next(first) == "retry: 2000\n\n"
+        assert next(first).startswith("data: ")
+        assert streams.open("jobs") is None
+        first.close()
+        first.close()
+        # One that was never read is released, too.
+        second.close()
+        assert all(streams.open("jobs") for _ in range(2))
+
+    def test_a_stream_tells_of_a_change(self, scene):
+        streams = Streams(scene.observer)
+        stream = streams.open("history")
+        assert stream is not None
+        next(stream)
+        before = next(stream)
+        topology = scene.cluster.topology
+        scene.cluster.update_topology(
+            replace(topology, epoch=topology.epoch + 1)
+        )
+        assert next(stream) != before
+        streams.close()
+        stream.close()
+
+
+def test_a_pending_operation_is_shown(scene, tmp_path, monkeypatch):
+    monkeypatch.setitem(KINDS, Toy.kind, Toy)
+    plan = Toy.plan(scene.fleet, tmp_path, title="split of server1")
+    record = Record(
+        id="20260101-toy",
+        plan=replace(plan, costs=("writes pause for 80 ms",)).as_dict(),
+        token=1,
+        holder="host pid 7",
+        started=1_750_000_000.0,
+        step="fence",
+        done=("copy",),
+    )
+    hold = scene.fleet.journal.begin(record)
+    try:
+        page = text_of(scene.client(), "/operations")
+        assert "split of server1" in page
+        assert "in progress" in page
+        assert "writes are stopped" in page
+        assert "writes pause for 80 ms" in page
+        assert page.count('<li class="') == len(STEPS)
+        assert '<li class="done">copy it' in page
+        assert '<li class="current" aria-current="step">fence it' in page
+    finally:
+        hold.release()
+
+
+def test_a_plan_of_another_version_is_shown(scene):
+    plan = Plan(kind="unheard-of", title="new", epoch=1, arguments={})
+    record = Record(
+        id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0
+    )
+    hold = scene.fleet.journal.begin(record)
+    try:
+        assert "in progress" in text_of(scene.client(), "/operations")
+    finally:
+        hold.release()
