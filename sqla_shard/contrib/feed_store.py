@@ -215,7 +215,7 @@ class FeedStore:
     ) -> bool:
         """Complete a feed with what the tables have.
 
-        :param entries: at most :attr:`size`; fewer are all there are.
+        :param entries: at most ``size``; fewer are all there are.
         :returns: False if the feed was removed, or completed by another
             process, since it was begun.
         """
