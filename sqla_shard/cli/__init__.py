@@ -30,6 +30,7 @@ servers.  ::
     sqla-shard verify claims           list open claims of lookup keys
     sqla-shard verify relations        check mapping rows against objects
     sqla-shard verify references       compare reference tables
+    sqla-shard verify sizes            show the largest lists
     sqla-shard migrate shadow REPORT   what shards mean for one database
     sqla-shard migrate suggest BASE    suggest owners of its tables
     sqla-shard shell ID                SQL client or Python on a virtual shard

@@ -408,6 +408,10 @@ _VERIFY: Sections = {
             "verify_commands:references_command",
             "Compare reference tables.",
         ),
+        "sizes": Lazy(
+            "verify_commands:sizes_command",
+            "Show the largest lists.",
+        ),
     },
 }
 

@@ -32,6 +32,7 @@ from sqla_shard.models.class_checks import is_abstract
 from sqla_shard.models.reference import ReferenceMixin
 from sqla_shard.models.reference import ReferencesReport
 from sqla_shard.models.reference import verify_references
+from sqla_shard.verify import largest_lists
 from sqla_shard.verify import verify_lookups
 from sqla_shard.verify import verify_relations
 from sqla_shard.verify import VerifyProgress
@@ -43,6 +44,7 @@ __all__ = [
     "lookups_command",
     "references_command",
     "relations_command",
+    "sizes_command",
 ]
 
 #: Seconds between two lines of progress.
@@ -171,7 +173,7 @@ def claims_command(
     "--repair",
     is_flag=True,
     help="Delete rows whose source or target does not exist, and make "
-    "inverses match their mappings.",
+    "inverses and stored counts match their mappings.",
 )
 @_run_options
 @pass_settings
@@ -208,6 +210,61 @@ def references_command(settings: Settings, /, **options: Any) -> None:
     The status is 1 if a difference remains.
     """
     _run(settings, verify_references, ReferenceMixin, **options)
+
+
+@click.command(
+    "sizes",
+    short_help="Show the largest lists.",
+    epilog=examples(
+        "sqla-shard verify sizes --models shop.models",
+        "sqla-shard verify sizes --models shop.models --top 50 --json",
+    ),
+)
+@_class_options
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=10,
+    help="Show N lists.",
+)
+@click.option(
+    "--window",
+    metavar="S",
+    type=FiniteRange(least=0),
+    default=86_400.0,
+    help="Show lists with rows appended during the last S seconds, too.",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=FiniteRange(least=0, is_open=True),
+    default=60.0,
+    help="Seconds for the servers to read one class.",
+)
+@json_option
+@pass_settings
+def sizes_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    wanted: tuple[str, ...],
+    top: int,
+    window: float,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Show the lists with the most rows, and with the most new rows.
+
+    Such a list may need a class with spread=.  All rows of the mapping tables
+    are read once.
+    """
+    classes = _classes(MappingMixin, names(models), wanted)
+    with settings.cluster() as cluster:
+        report = largest_lists(
+            cluster, classes, top=top, window=window, timeout=timeout
+        )
+    print_report(report, as_json)
+    end(is_good=True, is_read=not report.unread)
 
 
 def _run(

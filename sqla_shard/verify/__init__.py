@@ -17,6 +17,7 @@ longer than ``grace`` from one transaction to the next.
 ``lookup_repair``  repair of lookup keys
 ``lookups``        the functions for lookups
 ``relations``      check and repair of mapping rows
+``list_sizes``     the largest lists
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from sqla_shard.verify.findings import Finding
 from sqla_shard.verify.findings import Tally
 from sqla_shard.verify.findings import UnreadShard
 from sqla_shard.verify.findings import VerifyReport
+from sqla_shard.verify.list_sizes import largest_lists
+from sqla_shard.verify.list_sizes import ListSize
+from sqla_shard.verify.list_sizes import ListSizes
 from sqla_shard.verify.lookups import delete_abandoned
 from sqla_shard.verify.lookups import open_claims
 from sqla_shard.verify.lookups import OpenClaim
@@ -34,12 +38,15 @@ from sqla_shard.verify.run import VerifyProgress
 
 __all__ = [
     "Finding",
+    "ListSize",
+    "ListSizes",
     "OpenClaim",
     "Tally",
     "UnreadShard",
     "VerifyProgress",
     "VerifyReport",
     "delete_abandoned",
+    "largest_lists",
     "open_claims",
     "verify_lookups",
     "verify_relations",

@@ -27,6 +27,7 @@ from tests.benchmarks import scatter
 from tests.benchmarks import schema
 from tests.benchmarks import sessions
 from tests.benchmarks import shadow
+from tests.benchmarks import spread
 from tests.benchmarks import topology
 from tests.benchmarks import writing
 
@@ -38,6 +39,7 @@ PARTS = {
     "scale": scale.run,
     "scatter": scatter.run,
     "lists": lists.run,
+    "spread": spread.run,
     "load": load.run,
     "lookups": lookups.run,
     "cache": caching.run,

@@ -94,6 +94,11 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         NOT_READ,
         "server2",
     ),
+    "verify sizes": (
+        ("verify", "sizes", *MODELS, "--timeout", "5"),
+        NOT_READ,
+        "server2",
+    ),
     "verify claims": (("verify", "claims", *MODELS), NOT_READ, "server2"),
     "shell": (
         (

@@ -18,6 +18,7 @@ from sqla_shard.models.deletion import delete_object
 from sqla_shard.models.mapping_definition import definition_of
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.testing import StatementLog
+from sqla_shard.verify import largest_lists
 from sqla_shard.verify import verify_relations
 from tests.models.follow_models import Followers
 from tests.models.follow_models import FOLLOWS
@@ -30,7 +31,7 @@ from tests.models.follow_models import User
 from tests.models.follow_models import Watchers
 from tests.models.follow_models import Watches
 
-__all__ = ["Counting", "Histories"]
+__all__ = ["Counting", "Histories", "Sizes"]
 
 CLASSES = [Follows, Likes]
 
@@ -188,6 +189,34 @@ class Counting:
             with cluster.session() as session:
                 there = table.select().where(table.columns[0] == ada)
                 assert session.execute(there).all() == []
+
+
+class Sizes:
+    """The report of the largest lists."""
+
+    def test_the_largest_and_the_busiest(self, cluster):
+        ada, grace, *others = new_users(cluster, 30)
+        classes = [Likes, Stars, Follows]
+        for other in others:
+            cluster.run(Stars.append, ada, other)
+        cluster.run(Likes.append_many, grace, others[:9])
+        cluster.run(Likes.append_many, ada, others[:20])
+        report = largest_lists(cluster, classes, top=2)
+        assert report.unread == ()
+        found = {(one.mapping, one.source_id) for one in report.largest}
+        assert found == {("Stars", ada), ("Likes", ada)}
+        (likes,) = (one for one in report.largest if one.mapping == "Likes")
+        assert likes.rows == 20
+        assert f"large: Likes of {ada}: 20 rows" in str(report)
+        assert f"busy: Likes of {ada}: 20 rows appended" in str(report)
+        assert {one.source_id for one in report.busiest} == {ada}
+        old = largest_lists(cluster, classes, top=2, window=-3600)
+        assert old.busiest == ()
+        assert old.largest == report.largest
+
+    def test_refused(self, cluster):
+        with pytest.raises(ValueError, match="top=0"):
+            largest_lists(cluster, top=0)
 
 
 class Histories:

@@ -244,6 +244,7 @@ CASES: dict[str, list[Case]] = {
         Case(f"verify relations --grace 0 {' '.join(MODELS)}"),
         Case(f"verify relations --grace 0 --repair {' '.join(MODELS)}"),
     ],
+    "sqla-shard verify sizes": [Case(f"verify sizes {' '.join(MODELS)}")],
     "sqla-shard verify references": [
         Case(f"verify references {' '.join(MODELS)}"),
         Case(f"verify references --repair {' '.join(MODELS)}"),
