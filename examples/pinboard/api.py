@@ -10,6 +10,7 @@ and a user who is signed in by ``POST /session``, a form with ``email``.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint
@@ -109,6 +110,37 @@ def list_followed(user_id: int) -> ResponseReturnValue:
     return jsonify(boards=[owned_json(one) for one in found])
 
 
+@blueprint.put("/users/<object_id(3):user_id>/follow")
+def follow_user(user_id: int) -> ResponseReturnValue:
+    """Follow all boards of a user, now and later."""
+    _change(relations.follow_user, user_id)
+    return "", 204
+
+
+@blueprint.delete("/users/<object_id(3):user_id>/follow")
+def unfollow_user(user_id: int) -> ResponseReturnValue:
+    """Follow nothing of a user."""
+    _change(relations.unfollow_user, user_id)
+    return "", 204
+
+
+@blueprint.get("/home")
+def list_home() -> ResponseReturnValue:
+    """Return new pins of all that the user follows, a page at a time."""
+    found, following = relations.home_page(
+        db.session, require_user(), request.args.get("after")
+    )
+    pins = [
+        {
+            **pin_json(one.pin),
+            "board": one.board.title,
+            "user": user_json(one.owner),
+        }
+        for one in found
+    ]
+    return jsonify(pins=pins, next=following)
+
+
 # -- boards
 
 
@@ -151,7 +183,7 @@ def _board(board_id: int) -> Response:
     count, removed = boards.pin_counts(session, board_id)
     more = {
         "removed": removed,
-        "followers": relations.followers(session, board_id),
+        "followers": relations.followers(session, found),
     }
     return jsonify({**board_json(found, count), **more})
 
@@ -159,15 +191,20 @@ def _board(board_id: int) -> Response:
 @blueprint.put("/boards/<object_id(2):board_id>/follow")
 def follow(board_id: int) -> ResponseReturnValue:
     """Follow a board."""
-    db.run(relations.follow, require_user(), board_id)
+    _change(relations.follow, board_id)
     return "", 204
 
 
 @blueprint.delete("/boards/<object_id(2):board_id>/follow")
 def unfollow(board_id: int) -> ResponseReturnValue:
     """Follow a board no longer."""
-    db.run(relations.unfollow, require_user(), board_id)
+    _change(relations.unfollow, board_id)
     return "", 204
+
+
+def _change(change: Callable[..., None], target_id: int) -> None:
+    """Let the user follow or unfollow."""
+    db.run(change, require_user(), target_id, cross_shard="logged")
 
 
 @blueprint.get("/boards/<object_id(2):board_id>/saved")

@@ -31,6 +31,7 @@ from examples.pinboard.inputs import read_pin
 from examples.pinboard.models import Board
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.models import BoardHasRemovedPins
+from examples.pinboard.models import home
 from examples.pinboard.models import Import
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
@@ -296,7 +297,9 @@ def _add_pins(
     ]
     session.add_all(pins)
     session.flush()
-    BoardHasPins.append_many(session, board.id, [pin.id for pin in pins])
+    ids = [pin.id for pin in pins]
+    BoardHasPins.append_many(session, board.id, ids)
+    home.publish_many(session, user_id, board.id, ids)
     return pins
 
 

@@ -2,8 +2,8 @@
 
 Three object classes on one shard each, and the lists of a user; two more
 hold an uploaded file until a job has made boards and pins of it.
-Two lists lead to other shards: the boards that a user follows, and the pins
-of others that are saved on a board; each has an inverse.
+One list leads to other shards: the pins of others that are saved on a board;
+it has an inverse.  A follow graph and home feeds have tables of their own.
 Users do not sign in with ids, so two lookups lead from mail addresses and
 names to users.
 """
@@ -21,6 +21,8 @@ from sqla_shard import blob_field
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard.contrib import Feed
+from sqla_shard.contrib import Follows
 from sqla_shard.jobs import respace_by_job
 from sqla_shard.models import normalization
 
@@ -41,6 +43,8 @@ __all__ = [
     "UserFollowsBoards",
     "UserHasBoards",
     "UserName",
+    "graph",
+    "home",
 ]
 
 LISTS = "lists"
@@ -151,14 +155,17 @@ class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):
 class UserFollowsBoards(
     MappingMixin, Base, source=User, target=Board, inverse="BoardHasFollowers"
 ):
-    """The boards that a user follows."""
+    """Boards that a user followed before users could be followed.
+
+    ``tables.py`` moves its rows to the follow graph.
+    """
 
     if TYPE_CHECKING:
         board_id: Mapped[int]
 
 
 class BoardHasFollowers(MappingMixin, Base, source=Board, target=User):
-    """Who follows a board."""
+    """The inverse of ``UserFollowsBoards``."""
 
     if TYPE_CHECKING:
         user_id: Mapped[int]
@@ -203,3 +210,9 @@ class UserName(
     field="name",
 ):
     """Whose a name is: "Ada" and "ada" are one."""
+
+
+#: Who follows which users and boards.
+graph = Follows(Base, user=User, board=Board, owner="user_id")
+#: The pins of those.
+home = Feed(Base, follows=graph, post=Pin)

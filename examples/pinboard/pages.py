@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint
@@ -10,6 +11,7 @@ from flask import flash
 from flask import redirect
 from flask import render_template
 from flask import request
+from flask import session as cookie
 from flask import url_for
 from flask.typing import ResponseReturnValue
 
@@ -134,14 +136,20 @@ def _boards_page(
     session = db.session
     owner = boards.find(session, User, user_id)
     after = request.args.get("after")
+    reader = security.current_user()
     tiles, following = boards.board_tiles(session, user_id, after)
     page = render_template(
         "boards.html",
         owner=owner,
-        own=security.current_user() == user_id,
+        own=reader == user_id,
         tiles=tiles,
         next=following,
         followed=relations.followed_boards(session, user_id),
+        people=relations.followed_users(session, user_id),
+        counts=relations.counts(session, user_id),
+        follows=reader is not None
+        and reader != user_id
+        and relations.follows_user(session, reader, user_id),
         entered=request.form,
         **more,
     )
@@ -180,10 +188,10 @@ def _board_page(
         board=found,
         owner=boards.find(session, User, found.user_id),
         own=own,
-        followers=relations.followers(session, board_id),
+        followers=relations.followers(session, found),
         follows=user_id is not None
         and not own
-        and relations.follows(session, user_id, board_id),
+        and relations.follows(session, user_id, found),
         saved=relations.saved_pins(session, board_id),
         page=boards.pin_page(session, board_id, after),
         after=after,
@@ -209,15 +217,62 @@ def edit_board(board_id: int) -> ResponseReturnValue:
 @blueprint.post("/boards/<object_id(2):board_id>/follow")
 def follow(board_id: int) -> ResponseReturnValue:
     """Follow a board."""
-    db.run(relations.follow, require_user(), board_id)
+    _change(relations.follow, board_id)
     return _to("board", board_id=board_id)
 
 
 @blueprint.post("/boards/<object_id(2):board_id>/unfollow")
 def unfollow(board_id: int) -> ResponseReturnValue:
     """Follow a board no longer."""
-    db.run(relations.unfollow, require_user(), board_id)
+    _change(relations.unfollow, board_id)
     return _to("board", board_id=board_id)
+
+
+@blueprint.post("/users/<object_id(3):user_id>/follow")
+def follow_user(user_id: int) -> ResponseReturnValue:
+    """Follow all boards of a user."""
+    _change(relations.follow_user, user_id)
+    return _to("boards_of", user_id=user_id)
+
+
+@blueprint.post("/users/<object_id(3):user_id>/unfollow")
+def unfollow_user(user_id: int) -> ResponseReturnValue:
+    """Follow nothing of a user."""
+    _change(relations.unfollow_user, user_id)
+    return _to("boards_of", user_id=user_id)
+
+
+def _change(change: Callable[..., None], target_id: int) -> None:
+    """Let the user follow or unfollow."""
+    db.run(change, require_user(), target_id, cross_shard="logged")
+
+
+@blueprint.get("/home")
+def home() -> ResponseReturnValue:
+    """Show new pins of all that the user follows."""
+    user_id, after = require_user(), request.args.get("after")
+    pins, following = relations.home_page(db.session, user_id, after)
+    seen = float(cookie.get("seen", 0))
+    return render_template(
+        "home.html",
+        pins=pins,
+        next=following,
+        after=after,
+        fresh=sum(
+            one.at.timestamp() > seen
+            for one in relations.notices(db.session, user_id)
+        ),
+    )
+
+
+@blueprint.get("/notifications")
+def notifications() -> ResponseReturnValue:
+    """Show who has followed the user, new ones first."""
+    found = relations.notices(db.session, require_user())
+    seen = float(cookie.get("seen", 0))
+    if found:
+        cookie["seen"] = found[0].at.timestamp()
+    return render_template("notifications.html", notices=found, seen=seen)
 
 
 def _own(board_id: int, user_id: int) -> Board:

@@ -1,42 +1,56 @@
-"""Who follows a board, and which boards hold a pin: two shards each.
+"""Who follows whom, and which boards hold a pin: two shards each.
 
-What is written is on one of them: the list of the user who follows, and of
-the board that a pin is saved on.  The library writes the inverse on the other
-one (``inverse=`` in ``models.py``), so that both can be read in one place.
+What is written is on one of them: the row of the user who follows, and of
+the board that a pin is saved on.  The library writes the other one, so that
+both can be read in one place.
 
-Functions of a session, for reading and for :meth:`sqla_shard.Cluster.run`.
+Functions of a session, for reading and for :meth:`sqla_shard.Cluster.run`;
+those that follow need its ``cross_shard="logged"``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from datetime import timezone
 
 from examples.pinboard.boards import find
 from examples.pinboard.boards import own_board
+from examples.pinboard.boards import PAGE
 from examples.pinboard.errors import ConflictError
 from examples.pinboard.models import Board
-from examples.pinboard.models import BoardHasFollowers
 from examples.pinboard.models import BoardHasSavedPins
+from examples.pinboard.models import graph
+from examples.pinboard.models import home
 from examples.pinboard.models import Pin
 from examples.pinboard.models import PinInBoards
 from examples.pinboard.models import User
-from examples.pinboard.models import UserFollowsBoards
 from examples.pinboard.models import UserHasBoards
 from sqla_shard import ShardSession
+from sqla_shard.contrib import FollowKind
 
 __all__ = [
     "LISTED",
+    "HomePin",
+    "Notice",
     "OwnedBoard",
     "boards_that_hold",
     "boards_to_save_on",
+    "counts",
     "follow",
+    "follow_user",
     "followed_boards",
+    "followed_users",
     "followers",
     "follows",
+    "follows_user",
+    "home_page",
+    "notices",
     "save_pin",
     "saved_pins",
     "take_off",
     "unfollow",
+    "unfollow_user",
 ]
 
 LISTED = 100
@@ -49,6 +63,28 @@ class OwnedBoard:
 
     board: Board
     owner: User
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomePin:
+    """A pin on the home page, its board, and whose it is."""
+
+    pin: Pin
+    board: Board
+    owner: User
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """That a user has followed.
+
+    :ivar boards: how many single boards; 0 for all.
+    :ivar at: when it was, in UTC.
+    """
+
+    user: User
+    boards: int
+    at: datetime
 
 
 def _with_owners(
@@ -73,30 +109,104 @@ def follow(session: ShardSession, user_id: int, board_id: int) -> None:
     """
     if find(session, Board, board_id).user_id == user_id:
         raise ConflictError("This board is yours.")
-    UserFollowsBoards.append(session, user_id, board_id)
+    graph.follow_board(session, user_id, board_id)
 
 
 def unfollow(session: ShardSession, user_id: int, board_id: int) -> None:
     """Let a user follow a board no longer; again does no harm."""
-    find(session, Board, board_id)
-    UserFollowsBoards.remove(session, user_id, board_id)
+    if find(session, Board, board_id).user_id != user_id:
+        graph.unfollow_board(session, user_id, board_id)
 
 
-def follows(session: ShardSession, user_id: int, board_id: int) -> bool:
-    """Return whether a user follows a board."""
-    return bool(UserFollowsBoards.contains(session, user_id, [board_id]))
+def follow_user(session: ShardSession, user_id: int, other_id: int) -> None:
+    """Let a user follow all boards of another, now and later.
+
+    :raises ConflictError: when the two are the same.
+    """
+    find(session, User, other_id)
+    if user_id == other_id:
+        raise ConflictError("This is you.")
+    graph.follow_user(session, user_id, other_id)
 
 
-def followers(session: ShardSession, board_id: int) -> int:
-    """Return how many users follow a board; one shard is asked."""
-    return BoardHasFollowers.count(session, board_id)
+def unfollow_user(session: ShardSession, user_id: int, other_id: int) -> None:
+    """Let a user follow nothing of another; again does no harm."""
+    find(session, User, other_id)
+    if user_id != other_id:
+        graph.unfollow_user(session, user_id, other_id)
+
+
+def follows(session: ShardSession, user_id: int, board: Board) -> bool:
+    """Return whether a user follows a board, or its owner."""
+    wanted = [(board.id, board.user_id)]
+    return bool(graph.follows_boards(session, user_id, wanted))
+
+
+def follows_user(session: ShardSession, user_id: int, other_id: int) -> bool:
+    """Return whether a user follows all boards of another."""
+    kind = graph.following(session, user_id, [other_id]).get(other_id)
+    return kind is FollowKind.EXPLICIT
+
+
+def followers(session: ShardSession, board: Board) -> int:
+    """Return how many users follow a board; its shard is asked."""
+    return graph.count_audience(session, board.id, board.user_id)
+
+
+def counts(session: ShardSession, user_id: int) -> tuple[int, int]:
+    """Return how many follow a user, and how many the user follows."""
+    return (
+        sum(graph.count_followers(session, user_id).values()),
+        sum(graph.count_followees(session, user_id).values()),
+    )
 
 
 def followed_boards(session: ShardSession, user_id: int) -> list[OwnedBoard]:
-    """Return the boards that a user follows, the latest first."""
-    page = UserFollowsBoards.page(session, user_id, LISTED, targets=True)
-    found = [row.target for row in page if row.target is not None]
-    return _with_owners(session, found)
+    """Return the boards that a user follows by themselves, latest first."""
+    page = graph.followed_boards(session, user_id, LISTED)
+    found = session.get_many(Board, [one.id for one in page])
+    return _with_owners(session, [one for one in found if one is not None])
+
+
+def followed_users(session: ShardSession, user_id: int) -> list[User]:
+    """Return the users whose boards a user all follows, the latest first."""
+    kinds = [FollowKind.EXPLICIT]
+    page = graph.followees(session, user_id, LISTED, kinds=kinds)
+    found = session.get_many(User, [one.id for one in page])
+    return [one for one in found if one is not None]
+
+
+def home_page(
+    session: ShardSession, user_id: int, after: str | None = None
+) -> tuple[list[HomePin], str | None]:
+    """Return the newest pins of all that a user follows, and a bookmark.
+
+    :raises InvalidBookmarkError: when ``after`` belongs to another list.
+    """
+    page = home.page(session, user_id, PAGE, after)
+    found = session.get_many(Board, [item.board_id for item in page])
+    boards = {one.id: one for one in found if one is not None}
+    owners = session.get_many(User, [item.author_id for item in page])
+    return [
+        HomePin(pin=item.post, board=boards[item.board_id], owner=owner)
+        for item, owner in zip(page, owners, strict=True)
+        if owner is not None and item.board_id in boards
+    ], page.next
+
+
+def notices(session: ShardSession, user_id: int) -> list[Notice]:
+    """Return who has followed a user lately, the latest first."""
+    page = graph.followers(session, user_id, LISTED)
+    users = session.get_many(User, [one.id for one in page])
+    return [
+        Notice(
+            user=user,
+            boards=one.number,
+            at=datetime.fromtimestamp(one.sequence / 1_000_000, timezone.utc),
+        )
+        for one, user in zip(page, users, strict=True)
+        if user is not None
+    ]
 
 
 # -- saving

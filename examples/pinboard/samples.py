@@ -203,5 +203,5 @@ def _relate(cluster: Cluster) -> None:
                     first[user.id] = board.board_id, pin.pin_id
     for user_id, other in permutations(first, 2):
         board_id, pin_id = first[other]
-        cluster.run(follow, user_id, board_id)
+        cluster.run(follow, user_id, board_id, cross_shard="logged")
         cluster.run(save_pin, user_id, first[user_id][0], pin_id)

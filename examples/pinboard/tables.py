@@ -19,15 +19,18 @@ from sqlalchemy.exc import ProgrammingError
 from examples.pinboard.models import Board
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.models import BoardHasRemovedPins
+from examples.pinboard.models import graph
 from examples.pinboard.models import Pin
 from examples.pinboard.models import User
+from examples.pinboard.models import UserFollowsBoards
 from examples.pinboard.models import UserHasBoards
 from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import schema
+from sqla_shard import ShardSession
 from sqla_shard.exc import ProvisionError
 
-__all__ = ["bring_up_to_date", "configs"]
+__all__ = ["bring_up_to_date", "configs", "move_follows"]
 
 _INI = Path(__file__).with_name("alembic.ini")
 #: Sections of it, one for each keyspace.
@@ -82,6 +85,23 @@ def bring_up_to_date(cluster: Cluster) -> None:
                 else:
                     raise
         schema.upgrade(config, options=options)
+    move_follows(cluster)
+
+
+def move_follows(cluster: Cluster) -> None:
+    """Move the boards that users followed earlier to the follow graph."""
+    rows = select(UserFollowsBoards).options(scatter())
+    with cluster.session() as session:
+        pairs = [(row.user_id, row.board_id) for row in session.scalars(rows)]
+    for user_id, board_id in pairs:
+        cluster.run(_move_follow, user_id, board_id, cross_shard="logged")
+
+
+def _move_follow(session: ShardSession, user_id: int, board_id: int) -> None:
+    UserFollowsBoards.remove(session, user_id, board_id)
+    board = session.get(Board, board_id)
+    if board is not None and board.user_id != user_id:
+        graph.follow_board(session, user_id, board_id)
 
 
 def _are_old(cluster: Cluster) -> bool:

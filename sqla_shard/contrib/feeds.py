@@ -162,26 +162,35 @@ class Feed(FeedTables):
         :param session: its transaction writes the shard of the author.
         :raises CrossShardWriteError: if it writes another shard.
         """
-        sequence = now()
-        session.execute(
-            insert(self.posts),
+        self.publish_many(session, author_id, board_id, [post_id])
+
+    def publish_many(
+        self,
+        session: ShardSession,
+        author_id: int,
+        board_id: int,
+        post_ids: Iterable[int],
+    ) -> None:
+        """Show posts of one board, the last one first; see :meth:`publish`."""
+        first = now()
+        rows = [
             {
                 "author_id": author_id,
                 "post_id": post_id,
                 "board_id": board_id,
-                "sequence": sequence,
-            },
+                "sequence": first + index,
+            }
+            for index, post_id in enumerate(post_ids)
+        ]
+        if not rows:
+            return
+        session.execute(
+            insert(self.posts),
+            rows,
             bind_arguments={"place": self._place(session, author_id)},
         )
         if self.store is not None:
-            self.fan_out.enqueue(
-                session,
-                author_id,
-                board_id,
-                post_id,
-                sequence,
-                near=author_id,
-            )
+            self.fan_out.enqueue_many(session, rows, near=author_id)
 
     def _on_change(
         self, session: ShardSession, near: int, followers: Sequence[int]

@@ -14,6 +14,7 @@ import sqlalchemy
 from tests.benchmarks import cached
 from tests.benchmarks import caching
 from tests.benchmarks import fleet_compare
+from tests.benchmarks import follows
 from tests.benchmarks import ids
 from tests.benchmarks import job_queues
 from tests.benchmarks import jobs
@@ -42,6 +43,7 @@ PARTS = {
     "spread": spread.run,
     "load": load.run,
     "lookups": lookups.run,
+    "follows": follows.run,
     "cache": caching.run,
     "cached": cached.run,
     "writing": writing.run,

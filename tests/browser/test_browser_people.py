@@ -63,3 +63,37 @@ def test_sign_up_follow_and_save(
     row.wait_for(state="detached")
     assert unpack(int(pin)).shard_id == 0
     assert site.order(board_id)[0] == pin
+
+
+def test_home_has_new_pins_of_who_is_followed(
+    site: Site, visitor: Callable[..., Visitor]
+) -> None:
+    name, user_id = site.add_user(shard_id=0)
+    other_name, other_id = site.add_user(shard_id=1)
+    board_id = site.add_board(user_id, "Worth following", pins(3))
+    one = visitor(site, other_name)
+    page = one.page
+    page.goto("/home")
+    expect(one.at("home")).to_contain_text("Nothing here yet")
+    page.goto(f"/users/{user_id}")
+    one.at("boards")
+    one.fill("follow-user")
+    page.locator('[data-followers]:text-is("1")').wait_for()
+    page.get_by_role("link", name="Home").click()
+    one.at("home")
+    cards = page.locator(".card")
+    expect(cards).to_have_count(3)
+    expect(cards.first.locator(".byline")).to_contain_text(name)
+    assert [
+        card.get_attribute("data-pin-id") for card in cards.all()
+    ] == site.order(board_id)
+
+    two = visitor(site, name)
+    two.page.goto("/home")
+    expect(two.page.locator("[data-fresh]")).to_have_text("1")
+    two.page.locator("[data-notices]").click()
+    two.at("notifications")
+    notice = two.page.locator(f'[data-notice-of="{other_id}"]')
+    expect(notice).to_contain_text(other_name)
+    two.page.goto("/home")
+    expect(two.page.locator("[data-fresh]")).to_have_count(0)

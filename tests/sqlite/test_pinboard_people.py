@@ -184,6 +184,55 @@ def test_following_a_board(
     assert visitor.api("GET", path)["followers"] == 0
 
 
+def test_following_a_user_and_the_home_page(
+    app: Flask, cluster: Cluster, visitor: Visitor, nobody: Visitor
+) -> None:
+    board_id = visitor.add_board("Boats")
+    path = f"/users/{visitor.user_id}"
+    for reader in (visitor, nobody):
+        assert 'data-form="follow-user"' not in reader.get(path)
+    visitor.refused(409, f"{path}/follow")
+    visitor.api("PUT", f"{path}/follow", status=409)
+    assert "Nothing here yet" in visitor.get("/home")
+    assert "Nothing yet" in visitor.get("/notifications")
+
+    other = elsewhere(app, cluster, visitor)
+    assert ">Follow</button>" in other.get(path)
+    answer = other.post(f"{path}/follow")
+    assert (answer.status_code, answer.location) == (303, path)
+    page = other.get(path)
+    assert ">Unfollow</button>" in page
+    assert "<span data-followers>1</span>&nbsp;follower<" in page
+    assert "<span data-followees>1</span>" in other.get("/boards")
+    assert f'data-person-id="{visitor.user_id}"' in other.get("/boards")
+    assert ">Unfollow</button>" in other.get(f"/boards/{board_id}")
+
+    pins = [visitor.add_pin(board_id, name) for name in ("sloop", "ketch")]
+    page = other.get("/home")
+    found = re.findall(r'class="card .*? data-pin-id="(\d+)"', page)
+    assert found == [str(pin_id) for pin_id in pins[::-1]]
+    assert "Boats" in page
+    told = other.api("GET", "/home")
+    assert [one["id"] for one in told["pins"]] == found
+    assert told["pins"][0]["user"]["name"] == visitor.name
+    assert told["next"] is None
+
+    # New until it was read.
+    assert '<span class="badge" data-fresh>1</span>' in visitor.get("/home")
+    page = visitor.get("/notifications")
+    assert f'data-notice-of="{other.user_id}"' in page
+    assert "follows you, with all your boards" in page
+    assert ">new<" in page
+    assert ">new<" not in visitor.get("/notifications")
+    assert "data-fresh" not in visitor.get("/home")
+
+    other.post(f"{path}/unfollow")
+    assert "Nothing here yet" in other.get("/home")
+    other.api("PUT", f"{path}/follow", status=204)
+    other.api("DELETE", f"{path}/follow", status=204)
+    assert visitor.api("GET", "/home")["pins"] == []
+
+
 def test_boards_that_hold_a_pin(
     app: Flask, cluster: Cluster, visitor: Visitor, nobody: Visitor
 ) -> None:

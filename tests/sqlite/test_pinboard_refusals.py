@@ -40,6 +40,8 @@ WRITES = [
     ("POST", "/boards"),
     ("POST", f"/boards/{BOARD}"),
     ("POST", f"/boards/{BOARD}/pins"),
+    ("GET", "/home"),
+    ("GET", "/notifications"),
     ("POST", f"/boards/{BOARD}/follow"),
     ("POST", f"/boards/{BOARD}/unfollow"),
     ("POST", f"/boards/{BOARD}/saved/{PIN}/remove"),

@@ -21,11 +21,15 @@ from examples.pinboard.errors import ForbiddenError
 from examples.pinboard.errors import NotFoundError
 from examples.pinboard.inputs import read_board
 from examples.pinboard.inputs import read_pin
-from examples.pinboard.models import BoardHasFollowers
+from examples.pinboard.models import Board
+from examples.pinboard.models import graph
 from examples.pinboard.models import Pin
 from examples.pinboard.models import PinInBoards
+from examples.pinboard.models import UserFollowsBoards
 from examples.pinboard.samples import add_user
+from examples.pinboard.tables import move_follows
 from sqla_shard import Cluster
+from sqla_shard.contrib import BoardChoice
 
 __all__ = ["Relations"]
 
@@ -52,11 +56,23 @@ def read(cluster: Cluster, function: Any, *args: Any) -> Any:
         return function(session, *args)
 
 
+def change(cluster: Cluster, function: Any, *ids: int) -> None:
+    """Follow or unfollow."""
+    cluster.run(function, *ids, cross_shard="logged")
+
+
+def board_of(cluster: Cluster, board_id: int) -> Board:
+    with cluster.session() as session:
+        return session.get_one(Board, board_id)
+
+
 def followers_of(cluster: Cluster, board_id: int) -> list[int]:
     """Return who follows a board, as the shard of the board has it."""
     with cluster.session() as session:
-        rows = BoardHasFollowers.iterate(session, board_id)
-        return [row.user_id for row in rows]
+        rows = graph.boards_reversed.page(
+            session, board_id, [BoardChoice.FOLLOWED], 100, None
+        )
+        return [row.id for row in rows]
 
 
 def followed_by(cluster: Cluster, user_id: int) -> list[int]:
@@ -84,30 +100,81 @@ class Relations:
         # On the shard of the board, and on others.
         people = [new_user(cluster, shard_id) for shard_id in range(4)]
         for user_id in people:
-            cluster.run(relations.follow, user_id, first)
-            cluster.run(relations.follow, user_id, first)
-        cluster.run(relations.follow, people[3], second)
+            change(cluster, relations.follow, user_id, first)
+            change(cluster, relations.follow, user_id, first)
+        change(cluster, relations.follow, people[3], second)
         assert followers_of(cluster, first) == people[::-1]
-        assert read(cluster, relations.followers, first) == 4
+        board = board_of(cluster, first)
+        assert read(cluster, relations.followers, board) == 4
         assert followed_by(cluster, people[3]) == [second, first]
-        assert read(cluster, relations.follows, people[0], first)
-        assert not read(cluster, relations.follows, people[0], second)
+        assert read(cluster, relations.follows, people[0], board)
+        other = board_of(cluster, second)
+        assert not read(cluster, relations.follows, people[0], other)
 
         for user_id in people[1:3]:
-            cluster.run(relations.unfollow, user_id, first)
-            cluster.run(relations.unfollow, user_id, first)
+            change(cluster, relations.unfollow, user_id, first)
+            change(cluster, relations.unfollow, user_id, first)
         assert followers_of(cluster, first) == [people[3], people[0]]
         assert followed_by(cluster, people[1]) == []
         assert not cluster.pending()
+
+    def test_home_and_notices(self, cluster: Cluster) -> None:
+        owner, reader, friend = (new_user(cluster, n) for n in (0, 1, 2))
+        one, two = (new_board(cluster, owner) for _ in range(2))
+        theirs = new_board(cluster, friend)
+        old = new_pin(cluster, owner, one)
+        change(cluster, relations.follow_user, reader, owner)
+        change(cluster, relations.follow, reader, theirs)
+        new = [
+            new_pin(cluster, owner, two),
+            new_pin(cluster, friend, theirs),
+        ]
+        found, following = read(cluster, relations.home_page, reader)
+        assert [each.pin.id for each in found] == [*new[::-1], old]
+        assert [each.board.id for each in found] == [theirs, two, one]
+        assert [each.owner.id for each in found] == [friend, owner, owner]
+        assert following is None
+        # A removed pin is not shown until it is restored.
+        cluster.run(boards.remove_pin, owner, new[0])
+        found, _ = read(cluster, relations.home_page, reader)
+        assert [each.pin.id for each in found] == [new[1], old]
+        cluster.run(boards.restore_pin, owner, new[0])
+        change(cluster, relations.unfollow, reader, theirs)
+        found, _ = read(cluster, relations.home_page, reader)
+        assert [each.pin.id for each in found] == [new[0], old]
+        for user_id, number in ((owner, 0), (friend, None)):
+            notices = read(cluster, relations.notices, user_id)
+            told = [(each.user.id, each.boards) for each in notices]
+            assert told == ([] if number is None else [(reader, number)])
+        assert read(cluster, relations.counts, owner) == (1, 0)
+        assert read(cluster, relations.counts, reader) == (0, 1)
+        change(cluster, relations.unfollow_user, reader, owner)
+        assert read(cluster, relations.home_page, reader) == ([], None)
+
+    def test_boards_of_earlier_versions(self, cluster: Cluster) -> None:
+        owner, reader = (new_user(cluster, shard_id) for shard_id in (0, 1))
+        board_id = new_board(cluster, owner)
+        cluster.run(UserFollowsBoards.append, reader, board_id)
+        for _ in range(2):
+            move_follows(cluster)
+            assert followers_of(cluster, board_id) == [reader]
+            assert followed_by(cluster, reader) == [board_id]
+        with cluster.session() as session:
+            assert not UserFollowsBoards.count(session, reader)
 
     def test_nobody_follows_what_is_not_there(self, cluster: Cluster) -> None:
         user_id = new_user(cluster, 1)
         board_id = new_board(cluster, user_id)
         with pytest.raises(ConflictError):
-            cluster.run(relations.follow, user_id, board_id)
-        for change in (relations.follow, relations.unfollow):
+            change(cluster, relations.follow, user_id, board_id)
+        with pytest.raises(ConflictError):
+            change(cluster, relations.follow_user, user_id, user_id)
+        for function in (relations.follow, relations.unfollow):
             with pytest.raises(NotFoundError):
-                cluster.run(change, user_id, board_id + 1000)
+                change(cluster, function, user_id, board_id + 1000)
+        for function in (relations.follow_user, relations.unfollow_user):
+            with pytest.raises(NotFoundError):
+                change(cluster, function, user_id, user_id + 1000)
         assert followers_of(cluster, board_id) == []
 
     def test_boards_that_hold_a_pin(self, cluster: Cluster) -> None:

@@ -34,6 +34,9 @@ NEW = (
     *("user_follows_boards", "board_has_followers"),
     *("board_has_saved_pins", "pin_in_boards"),
     *("imports", "import_parts"),
+    *("user_follows_user", "user_followed_by_user"),
+    *("user_follows_board", "board_followed_by_user"),
+    *("user_has_posts", "user_has_pulled_posts"),
 )
 
 

@@ -1,0 +1,417 @@
+"""A follow graph with a million edges, and home feeds of it.
+
+The graph has 100,000 users, each of whom follows 11 others, chosen with a
+probability proportional to ``1 / rank``: a power law with the exponent 1 for
+the number of followers by rank, as social networks have it (M. Newman, "Power
+laws, Pareto distributions and Zipf's law", 2005).  One more user is followed
+by all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import pymysql
+import redis
+from sqlalchemy import insert
+
+from sqla_shard import Cluster
+from sqla_shard import pack
+from sqla_shard import unpack
+from sqla_shard.contrib import FeedStore
+from sqla_shard.contrib import FollowKind
+from sqla_shard.contrib.edges import Edge
+from sqla_shard.contrib.edges import EdgeTable
+from sqla_shard.contrib.feed_store import _MARK
+from sqla_shard.jobs import Worker
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import RedisServer
+from sqla_shard.testing import StatementLog
+from tests.benchmarks.timing import compare
+from tests.benchmarks.timing import show
+from tests.models.graph_models import Base
+from tests.models.graph_models import Board
+from tests.models.graph_models import feed
+from tests.models.graph_models import follows
+from tests.models.graph_models import Pin
+from tests.models.graph_models import User
+
+_USERS = 100_000
+_EACH = 11
+_SHARDS = 16
+_AUTHORS = 100
+_PINS = 20
+_ROWS = 5_000
+
+
+def run() -> None:
+    """Print the tables."""
+    with (
+        MariaDBFleet(servers=4, shards=_SHARDS, fast=True) as fleet,
+        Cluster.from_topology(
+            fleet.topology_mapping(), environ=fleet.environ
+        ) as cluster,
+        RedisServer(megabytes=1024) as server,
+    ):
+        cluster.create_all(Base.metadata)
+        users = _users()
+        star, reader = users[0], users[-1]
+        followed = _load_graph(cluster, users)
+        with _by_hand(cluster) as hands:
+            _questions(cluster, hands, users, reader)
+            _lists(cluster, users, followed)
+            authors = sorted(followed[reader])
+            _publish(cluster, users, authors)
+            _pages(cluster, hands, server, reader)
+        _fan_out(cluster, server, star)
+
+
+# -- the graph
+
+
+def _users() -> list[int]:
+    """Return ids on all shards, the first for the star.
+
+    Users without a row can be followed, and read.
+    """
+    ids = [
+        pack(number % _SHARDS, 3, number // _SHARDS + 1)
+        for number in range(_USERS + 1)
+    ]
+    random.Random(1).shuffle(ids)
+    return ids
+
+
+def _load_graph(cluster: Cluster, users: list[int]) -> dict[int, set[int]]:
+    """Write both rows of all edges; return whom each user follows."""
+    rng = random.Random(2)
+    star, *others = users
+    weights = list(
+        itertools.accumulate(1 / rank for rank in range(1, len(others) + 1))
+    )
+    edges: dict[int, set[int]] = {}
+    for user in others:
+        chosen = set(rng.choices(others, cum_weights=weights, k=_EACH))
+        edges[user] = {*chosen, star} - {user}
+    reader = users[-1]
+    edges[reader] = {*rng.sample(others[1000:5000], _AUTHORS), star}
+    pairs = [(user, one) for user, found in edges.items() for one in found]
+    moment = itertools.count(1_700_000_000_000_000)
+    rows = []
+    for pair in pairs:
+        at = next(moment)
+        rows.append((pair, Edge(FollowKind.EXPLICIT, 0, at, at)))
+    start = perf_counter()
+    _put(cluster, follows.users, rows)
+    _put(
+        cluster,
+        follows.users_reversed,
+        [((pair[1], pair[0]), edge) for pair, edge in rows],
+    )
+    seconds = perf_counter() - start
+    print(
+        f"\n{len(pairs):,} edges of {len(users):,} users, 2 rows each: "
+        f"{2 * len(pairs) / seconds:,.0f} rows a second"
+    )
+    return edges
+
+
+def _put(cluster: Cluster, table: EdgeTable, rows: list[Any]) -> None:
+    by_shard: dict[int, list[Any]] = {}
+    for row in rows:
+        by_shard.setdefault(unpack(row[0][0]).shard_id, []).append(row)
+
+    def put(found: list[Any]) -> None:
+        found.sort()
+        for begin in range(0, len(found), _ROWS):
+            cluster.run(table.put, found[begin : begin + _ROWS])
+
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(put, by_shard.values()))
+
+
+# -- reading
+
+
+Ask = Callable[[int, str, Any], Any]
+
+
+@contextmanager
+def _by_hand(cluster: Cluster) -> Iterator[Ask]:
+    """Yield a function that sends SQL to the server of a shard."""
+    keyspace = cluster.topology.keyspaces["objects"]
+    connections: dict[str, Any] = {}
+
+    def ask(shard: int, sql: str, parameters: Any) -> Any:
+        place = cluster.places.place(keyspace, shard)
+        found = connections.get(place.server)
+        if found is None:
+            url = place.engine.url
+            found = connections[place.server] = pymysql.connect(
+                host=url.host,
+                port=url.port,
+                user=url.username,
+                password=url.password or "",
+                autocommit=True,
+            )
+        with found.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchall()
+
+    yield ask
+    for one in connections.values():
+        one.close()
+
+
+def _database(cluster: Cluster, shard: int) -> str:
+    keyspace = cluster.topology.keyspaces["objects"]
+    return keyspace.database_for(shard)
+
+
+def _questions(
+    cluster: Cluster, ask: Ask, users: list[int], reader: int
+) -> None:
+    rng = random.Random(3)
+    shard = unpack(reader).shard_id
+    database = _database(cluster, shard)
+    batches = itertools.cycle(
+        [rng.sample(users[:5000], 25) for _ in range(50)]
+    )
+    places = ", ".join(["%s"] * 25)
+    sql = (
+        f"SELECT followee_id, kind FROM {database}.user_follows_user WHERE "
+        f"follower_id = %s AND followee_id IN ({places}) AND kind IN (1, 2)"
+    )
+
+    def by_hand() -> None:
+        dict(ask(shard, sql, [reader, *next(batches)]))
+
+    def ours() -> None:
+        follows.following(session, reader, next(batches))
+
+    with cluster.session() as session:
+        show(
+            "which of these 25 do I follow, session open, against PyMySQL",
+            compare({"by hand": by_hand, "following()": ours}, turns=1000),
+        )
+        with StatementLog() as log:
+            ours()
+        print(f"  statements: {log.count_by_server().total()}")
+
+
+def _lists(
+    cluster: Cluster, users: list[int], followed: dict[int, set[int]]
+) -> None:
+    numbers = Counter(one for found in followed.values() for one in found)
+    small = next(user for user in users if 900 < numbers[user] < 1100)
+    star = users[0]
+    names = [f"{numbers[one]:,} followers" for one in (small, star)]
+
+    def page(user: int) -> None:
+        assert len(follows.followers(session, user, 50)) == 50
+
+    with cluster.session() as session:
+        show(
+            "a page of 50 followers",
+            compare(
+                {
+                    names[0]: lambda: page(small),
+                    names[1]: lambda: page(star),
+                },
+                turns=300,
+            ),
+        )
+        show(
+            "the number of followers",
+            compare(
+                {
+                    names[0]: lambda: follows.count_followers(session, small),
+                    names[1]: lambda: follows.count_followers(session, star),
+                },
+                turns=20,
+                warm_up=3,
+            ),
+        )
+
+
+# -- feeds
+
+
+def _publish(cluster: Cluster, users: list[int], authors: list[int]) -> None:
+    for number, author in enumerate(authors):
+        with cluster.begin() as session:
+            board = Board(user_id=author)
+            session.add(board)
+            session.flush()
+            pins = [Pin(board_id=board.id) for _ in range(_PINS)]
+            session.add_all(pins)
+            session.flush()
+            session.execute(
+                insert(feed.posts),
+                [
+                    {
+                        "author_id": author,
+                        "post_id": pin.id,
+                        "board_id": board.id,
+                        "sequence": 1_700_000_000_000_000
+                        + index * 1_000_000
+                        + number,
+                    }
+                    for index, pin in enumerate(pins)
+                ],
+                bind_arguments={
+                    "mapper": User,
+                    "shard_id": unpack(author).shard_id,
+                },
+            )
+
+
+def _pages(
+    cluster: Cluster, ask: Ask, server: RedisServer, reader: int
+) -> None:
+    servers: dict[str, list[int]] = {}
+    keyspace = cluster.topology.keyspaces["objects"]
+    for place in cluster.places.all_places(keyspace):
+        servers.setdefault(place.server, []).append(place.shard_id)
+    executor = ThreadPoolExecutor(len(servers))
+
+    def posts(ids: list[int]) -> list[Any]:
+        """Load pins, one statement for each server, in threads."""
+        by_server: list[tuple[int, str, list[int]]] = []
+        for shards in servers.values():
+            parts, values = [], []
+            for shard in shards:
+                here = [one for one in ids if unpack(one).shard_id == shard]
+                if here:
+                    marks = ", ".join(["%s"] * len(here))
+                    parts.append(
+                        f"SELECT {shard}, local_id, data FROM "
+                        f"{_database(cluster, shard)}.pins "
+                        f"WHERE local_id IN ({marks})"
+                    )
+                    values += [unpack(one).local_id for one in here]
+            if parts:
+                by_server.append(
+                    (shards[0], " UNION ALL ".join(parts), values)
+                )
+        rows = executor.map(lambda one: ask(*one), by_server)
+        return [json.loads(row[2]) for found in rows for row in found]
+
+    def pulled() -> list[Any]:
+        shard = unpack(reader).shard_id
+        found = ask(
+            shard,
+            f"SELECT followee_id FROM {_database(cluster, shard)}"
+            ".user_follows_user WHERE follower_id = %s AND kind IN (1, 2)",
+            (reader,),
+        )
+        users = [row[0] for row in found]
+        statements = []
+        for shards in servers.values():
+            parts, values = [], []
+            for shard in shards:
+                here = [one for one in users if unpack(one).shard_id == shard]
+                if here:
+                    marks = ", ".join(["%s"] * len(here))
+                    parts.append(
+                        "(SELECT sequence, post_id FROM "
+                        f"{_database(cluster, shard)}.user_has_posts WHERE "
+                        f"author_id IN ({marks}) ORDER BY sequence DESC, "
+                        "post_id DESC LIMIT 26)"
+                    )
+                    values += here
+            statements.append((shards[0], " UNION ALL ".join(parts), values))
+        rows = executor.map(lambda one: ask(*one), statements)
+        newest = sorted((row for one in rows for row in one), reverse=True)
+        return posts([row[1] for row in newest[:25]])
+
+    client = redis.Redis.from_url(f"redis://{server.address}/0")
+
+    def from_redis() -> list[Any]:
+        members = client.zrevrange(f"feed:{reader}", 1, 26)
+        return posts([int(one.split(b":")[0]) for one in members[:25]])
+
+    def ours() -> None:
+        with cluster.session() as session:
+            assert len(feed.page(session, reader, 25)) == 25
+
+    assert len(pulled()) == 25
+    show(
+        f"a page of 25 posts of {_AUTHORS} authors, from the tables of 4 "
+        "servers, against PyMySQL in threads",
+        compare({"by hand": pulled, "Feed.page()": ours}, turns=100),
+    )
+    with StatementLog() as log:
+        ours()
+    print(f"  statements by server: {sorted(log.count_by_server().values())}")
+    feed.store = FeedStore([f"redis://{server.address}/0"])
+    ours()
+    assert len(from_redis()) == 25
+    show(
+        "the same from Redis, against redis-py and PyMySQL in threads",
+        compare({"by hand": from_redis, "Feed.page()": ours}, turns=100),
+    )
+    with StatementLog() as log:
+        ours()
+    print(f"  statements by server: {sorted(log.count_by_server().values())}")
+    feed.store = None
+    executor.shutdown()
+
+
+def _fan_out(cluster: Cluster, server: RedisServer, star: int) -> None:
+    urls = [f"redis://{server.address}/{number}" for number in (0, 1)]
+    feed.store = FeedStore(urls)
+    feed.pull_above = 10 * _USERS
+    feed._batch = 1000
+    with cluster.begin() as session:
+        board = Board(user_id=star)
+        session.add(board)
+        session.flush()
+        pin = Pin(board_id=board.id)
+        session.add(pin)
+        session.flush()
+        board_id, pin_id = board.id, pin.id
+        feed.publish(session, star, board_id, pin_id)
+    fans = [
+        user
+        for batch in _audience(cluster, board_id, star)
+        for user in batch.users
+    ]
+    for number, users in feed.store.databases.grouped(fans).items():
+        feed.store.databases.pipeline(
+            number,
+            [("ZADD", f"feed:{user}", _MARK, "!c") for user in users],
+        )
+    before = [one.info("commandstats") for one in feed.store.databases.clients]
+    with StatementLog() as log:
+        start = perf_counter()
+        Worker(cluster, ["feeds"], concurrency=1).run(until_empty=True)
+        seconds = perf_counter() - start
+    after = feed.store.databases.clients[0].info("commandstats")
+    scripts = sum(
+        after[name]["calls"] - before[0].get(name, {}).get("calls", 0)
+        for name in after
+        if name in ("cmdstat_evalsha", "cmdstat_eval")
+    )
+    entries = feed.store.read(fans[-1], (1 << 52, 0), 1).entries
+    assert [one.post_id for one in entries] == [pin_id]
+    print(
+        f"\none post to {len(fans):,} feeds in 2 Redis databases: "
+        f"{len(fans) / seconds:,.0f} feeds a second, {scripts} commands of "
+        f"Redis, {log.count_by_server().total()} statements of MariaDB"
+    )
+    feed.store = None
+
+
+def _audience(cluster: Cluster, board_id: int, star: int) -> list[Any]:
+    with cluster.session() as session:
+        return list(follows.audience(session, board_id, star, batch=5000))
