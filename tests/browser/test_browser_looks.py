@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from examples.pinboard.inputs import PinInput
+from examples.pinboard.relations import follow_user
 from examples.quickstart.bookmarks import read_folders
+from tests.browser.serving import pins
 from tests.browser.serving import Site
 from tests.browser.watching import DESKTOP
 from tests.browser.watching import PHONE
@@ -70,6 +72,10 @@ def sample(site: Site) -> Any:
     ]
     worst = site.add_board(user_id, LONG.title, [LONG] * 3)
     empty = site.add_board(user_id, "Nothing yet", [])
+    _, other = site.add_user("Grace")
+    site.add_board(other, "Harbours", [LONG, *pins(5)])
+    for one, followed in ((user_id, other), (other, user_id)):
+        site.cluster.run(follow_user, one, followed, cross_shard="logged")
     return name, max(ids, key=lambda one: len(site.order(one))), worst, empty
 
 
@@ -206,6 +212,12 @@ def test_every_page(
     page.goto(f"/boards/{empty}")
     one.at("board")
     look("board-empty")
+    page.goto("/home")
+    one.at("home")
+    look("home")
+    page.goto("/notifications")
+    one.at("notifications")
+    look("notifications")
     page.goto("/import")
     one.at("import")
     look("import")

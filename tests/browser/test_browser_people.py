@@ -71,8 +71,9 @@ def test_home_has_new_pins_of_who_is_followed(
     name, user_id = site.add_user(shard_id=0)
     other_name, other_id = site.add_user(shard_id=1)
     board_id = site.add_board(user_id, "Worth following", pins(3))
-    one = visitor(site, other_name)
+    one = visitor(site)
     page = one.page
+    one.enter_as(other_name)
     page.goto("/home")
     expect(one.at("home")).to_contain_text("Nothing here yet")
     page.goto(f"/users/{user_id}")
@@ -88,7 +89,8 @@ def test_home_has_new_pins_of_who_is_followed(
         card.get_attribute("data-pin-id") for card in cards.all()
     ] == site.order(board_id)
 
-    two = visitor(site, name)
+    two = visitor(site)
+    two.enter_as(name)
     two.page.goto("/home")
     expect(two.page.locator("[data-fresh]")).to_have_text("1")
     two.page.locator("[data-notices]").click()
