@@ -28,8 +28,10 @@ directory.
 
 A user, the user's boards, and their pins are on one shard, with three mapping
 tables: each change of a board is one transaction on one database.  Other
-shards are used for mail addresses and names of users, the boards that a user
-follows, and pins that were saved on another board.  Operations that a killed
+shards are used for mail addresses and names of users, the users and boards
+that a user follows, and pins that were saved on another board.  A home page
+is read from the tables; with Redis, ``home.store`` in ``models.py`` would be
+a :class:`~sqla_shard.contrib.FeedStore`.  Operations that a killed
 command has left are completed when it is started again.
 
 Jobs re-space lists, import bookmark files, and fetch the titles of pins that
@@ -46,7 +48,8 @@ server.
 In the order to read:
 
 ``models.py``
-    Five object classes, seven mapping classes, two lookups.
+    Five object classes, seven mapping classes, two lookups, a follow graph
+    and home feeds.
 ``migrations/``, ``alembic.ini``, ``topology.toml``, ``tables.py``
     The migrations of each keyspace, and the code that runs them.
 ``boards.py``
@@ -54,7 +57,8 @@ In the order to read:
 ``signing_up.py``, ``accounts.py``
     A unique address and name, and a user.
 ``relations.py``
-    Following boards and saving pins, on whatever shards they are.
+    Following users and boards, home pages, notifications, and saving pins,
+    on whatever shards they are.
 ``inputs.py``, ``errors.py``
     Validation of input, and errors.
 ``pages.py``, ``api.py``, ``answers.py``, ``showing.py``

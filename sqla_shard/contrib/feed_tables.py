@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
 from sqlalchemy import delete
 from sqlalchemy import Index
 from sqlalchemy import inspect
+from sqlalchemy import Integer
 from sqlalchemy import literal
 from sqlalchemy import or_
 from sqlalchemy import select
@@ -44,6 +46,7 @@ class FeedTables:
     ) -> None:
         self.follows = follows
         self.post = post
+        self._statements: dict[tuple[bool, bool], Any] = {}
         prefix = "" if name == "feeds" else f"{name}_"
         self.posts = self._table(
             base,
@@ -125,44 +128,71 @@ class FeedTables:
         users, boards = self._sources(session, user_id, authors)
         if not users:
             return []
-        table = self.posts.c
         explicit = [
             one for one, kind in users.items() if kind == FollowKind.EXPLICIT
         ]
         chosen: dict[int, list[int]] = {}
         for board_id, choice in boards.items():
             chosen.setdefault(choice, []).append(board_id)
-        sequence, post_id = before
+        unfollowed = chosen.get(BoardChoice.UNFOLLOWED, [])
+        has_single = len(explicit) < len(users)
+        values: dict[str, Any] = {
+            "authors": list(users),
+            "at": before[0],
+            "before": before[1],
+            "number": number,
+        }
+        if unfollowed:
+            values["unfollowed"] = unfollowed
+        if has_single:
+            values["explicit"] = explicit
+            values["followed"] = chosen.get(BoardChoice.FOLLOWED, [])
+        rows = session.execute(
+            self._newest(bool(unfollowed), has_single), values
+        )
+        return [Entry(*row) for row in rows]
+
+    def _newest(self, has_unfollowed: bool, has_single: bool) -> Any:
+        """Return the SELECT of the newest posts, built once.
+
+        :param has_unfollowed: whether some boards are left out.
+        :param has_single: whether single boards of some authors are read.
+        """
+        known = self._statements.get((has_unfollowed, has_single))
+        if known is not None:
+            return known
+        table = self.posts.c
+        at = bindparam("at", type_=BigInteger())
+        post = type_coerce(table.post_id, BigInteger())
+        before = bindparam("before", type_=BigInteger())
         conditions: list[Any] = [
-            table.author_id.in_(users),
-            table.sequence <= sequence,
-            or_(
-                table.sequence < sequence,
-                type_coerce(table.post_id, BigInteger()) < post_id,
-            ),
+            table.author_id.in_(bindparam("authors", expanding=True)),
+            table.sequence <= at,
+            or_(table.sequence < at, post < before),
         ]
-        if BoardChoice.UNFOLLOWED in chosen:
-            conditions.append(
-                table.board_id.not_in(chosen[BoardChoice.UNFOLLOWED])
-            )
-        if len(explicit) < len(users):
+        if has_unfollowed:
+            unfollowed: Any = bindparam("unfollowed", expanding=True)
+            conditions.append(table.board_id.not_in(unfollowed))
+        if has_single:
             # As a number: the router reads the first condition only.
             author = type_coerce(table.author_id, BigInteger())
+            followed: Any = bindparam("followed", expanding=True)
             conditions.append(
                 or_(
-                    author.in_(explicit),
-                    table.board_id.in_(chosen.get(BoardChoice.FOLLOWED, [])),
+                    author.in_(bindparam("explicit", expanding=True)),
+                    table.board_id.in_(followed),
                 )
             )
-        rows = session.execute(
+        statement = (
             select(
                 table.sequence, table.post_id, table.board_id, table.author_id
             )
             .where(*conditions)
             .order_by(table.sequence.desc(), table.post_id.desc())
-            .limit(number)
+            .limit(bindparam("number", type_=Integer()))
         )
-        return [Entry(*row) for row in rows]
+        self._statements[has_unfollowed, has_single] = statement
+        return statement
 
     def _sources(
         self,

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.sqla_shard_lint
 
 PIN = "68719476737"  # shard 0, type 1, local id 1
 BOARD = str(pack(0, 2, 1))
+USER = str(pack(0, 3, 1))
 IMPORT = str(pack(0, 4, 1))
 WRITES = [
     ("POST", "/session"),
@@ -40,10 +41,10 @@ WRITES = [
     ("POST", "/boards"),
     ("POST", f"/boards/{BOARD}"),
     ("POST", f"/boards/{BOARD}/pins"),
-    ("GET", "/home"),
-    ("GET", "/notifications"),
     ("POST", f"/boards/{BOARD}/follow"),
     ("POST", f"/boards/{BOARD}/unfollow"),
+    ("POST", f"/users/{USER}/follow"),
+    ("POST", f"/users/{USER}/unfollow"),
     ("POST", f"/boards/{BOARD}/saved/{PIN}/remove"),
     ("POST", f"/pins/{PIN}/save"),
     ("POST", f"/pins/{PIN}/edit"),
@@ -60,6 +61,8 @@ WRITES = [
     ("POST", f"/api/pins/{PIN}/restore"),
     ("PUT", f"/api/boards/{BOARD}/follow"),
     ("DELETE", f"/api/boards/{BOARD}/follow"),
+    ("PUT", f"/api/users/{USER}/follow"),
+    ("DELETE", f"/api/users/{USER}/follow"),
     ("PUT", f"/api/boards/{BOARD}/saved/{PIN}"),
     ("DELETE", f"/api/boards/{BOARD}/saved/{PIN}"),
     ("POST", "/api/imports"),

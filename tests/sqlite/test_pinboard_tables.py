@@ -91,7 +91,7 @@ def test_the_commands_see_the_data_of_the_demo(
     ini = str(PINBOARD / "alembic.ini")
     output = io.StringIO()
     command.current(Config(ini, stdout=output), check_heads=True)
-    assert output.getvalue() == "64 of objects: 0-63\n0003 (head)\n"
+    assert output.getvalue() == "64 of objects: 0-63\n0004 (head)\n"
     told = invoke("schema", "-c", ini, "-n", "lookup", "status", "--exit-code")
     assert "16 at 0001 (head)" in told.output
 
