@@ -106,7 +106,12 @@ def test_every_write_is_listed(app: Flask) -> None:
         for method in (rule.methods or set()) - {"GET", "HEAD", "OPTIONS"}
     }
     listed = {
-        (m, p.replace(BOARD, "<board_id>").replace(PIN, "<pin_id>"))
+        (
+            m,
+            p.replace(BOARD, "<board_id>")
+            .replace(PIN, "<pin_id>")
+            .replace(USER, "<user_id>"),
+        )
         for m, p in WRITES
     }
     assert found == listed
