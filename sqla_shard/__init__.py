@@ -28,6 +28,7 @@ is on the virtual shard of its 64-bit id.
 #   api          the names below, which are loaded on first use
 #   schema/      alembic over every virtual shard
 #   verify/      finds and repairs inconsistent rows
+#   blobs/       dictionaries of compressed blobs: training, roll-out
 #   jobs/        a durable queue on the shards, and its workers
 #   contrib/     a follow graph and home feeds, on top of the public names
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers

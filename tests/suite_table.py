@@ -177,6 +177,12 @@ SUITES: dict[str, tuple[On, ...]] = {
     "jobs_uses": BOTH,
     "jobs_delivering": BOTH,
     # Object classes.
+    "compressed_blobs": (
+        On("sqlite"),
+        On("mariadb", values={"Alike.examples": 10}),
+        On("sqlite-loop", only="Unreadable"),
+        On("mariadb-loop", only="Alike", values={"Alike.examples": 10}),
+    ),
     "objects_aliases": BOTH,
     "objects_attributes": BOTH,
     "objects_bulk": BOTH,

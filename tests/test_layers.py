@@ -26,7 +26,7 @@ LAYERS = {
     "util": "greenlet orjson sqlalchemy",
     "exc": "sqlalchemy",
     "ids": "",
-    "types": "sqlalchemy",
+    "types": "sqlalchemy zstandard",
     "topology": "kazoo tomli",
     "dialects": "greenlet sqlalchemy",
     "engine": "greenlet sqlalchemy",
@@ -40,6 +40,7 @@ LAYERS = {
     "lookup": "",
     "schema": "alembic rich sqlalchemy",
     "verify": "sqlalchemy",
+    "blobs": "sqlalchemy",
     "jobs": "sqlalchemy",
     "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo rich sqlalchemy",
@@ -68,7 +69,7 @@ APART = {
         *("dashboard", "ext"),
     },
     "api": {
-        *("cache", "schema", "verify", "jobs", "contrib", "fleet"),
+        *("cache", "schema", "verify", "blobs", "jobs", "contrib", "fleet"),
         *("metrics", "migrate", "dashboard", "ext", "testing"),
     },
     # It loads the names of the front door on first use.
@@ -82,6 +83,7 @@ PLACES = {
     "kazoo": "sqla_shard.topology.zookeeper.",
     "orjson": "sqla_shard.util.json_values",
     "prometheus_client": "sqla_shard.metrics.",
+    "zstandard": "sqla_shard.types.compression",
 }
 
 # Loaded by those who use them, never by `import sqla_shard`.
@@ -101,6 +103,7 @@ OPTIONAL = (
     "pytest",
     "redis",
     "rich",
+    "sqla_shard.blobs",
     "sqla_shard.cache",
     "sqla_shard.cli",
     "sqla_shard.dashboard",
@@ -113,6 +116,7 @@ OPTIONAL = (
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.verify",
+    "zstandard",
 )
 
 # What Python 3.10 does not have yet is imported by version.

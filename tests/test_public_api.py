@@ -194,6 +194,15 @@ SAMPLES = [
     exc.CrossShardWriteError(first=(1, "a"), second=(2, "b")),
     exc.BlobValueError("m", field="A.f", value=1),
     exc.BlobTooLargeError(size=9, limit=8),
+    exc.BlobCompressionError("m"),
+    exc.UnreadableBlobError(table="a"),
+    exc.DamagedBlobError(
+        table="a", object_id=7, dictionary_id=0x123, reason="it is short"
+    ),
+    exc.DictionaryNotFoundError(table="a", dictionary_id=1, unread=("s",)),
+    exc.DictionaryTrainingError("m", table="a"),
+    exc.DictionaryConflictError(name="a", version=1, shard_id=2),
+    exc.DictionaryRefusedError("m", name="a"),
     exc.StaleDataError(class_name="A", object_id=1, fields=["f"]),
     exc.CommitUnknownError(server="s", shards_unknown=[written(1, "s")]),
     exc.PartialCommitError(

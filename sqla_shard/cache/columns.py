@@ -53,6 +53,7 @@ from sqla_shard.routing import has_objects
 from sqla_shard.routing import routing_column
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
+from sqla_shard.types import JSONBlob
 from sqla_shard.types import Sequence38
 from sqla_shard.types import ShardedId
 from sqla_shard.types.columns import MAX_SEQUENCE
@@ -387,6 +388,9 @@ def _checks_of_type(kind: Any, dialect: Dialect) -> Checks:
         if as_text:
             return {str: _is_sequence_text}
         return {int: _is_sequence, Decimal: _is_whole}
+    if isinstance(kind, JSONBlob) and kind.compression is not None:
+        # SQLite returns the type of each value.
+        return {**_TEXT, **_BYTES}
     kind = kind.dialect_impl(dialect)
     while isinstance(kind, TypeDecorator):
         kind = kind.load_dialect_impl(dialect).dialect_impl(dialect)

@@ -23,6 +23,7 @@ servers.  ::
     sqla-shard key KEY                 check if a transaction has committed
     sqla-shard halves                  list partially committed transactions
     sqla-shard queue ...               show, retry and delete jobs
+    sqla-shard blobs ...               compress blobs with a dictionary
     sqla-shard cache repair            run pending cache invalidations
     sqla-shard cache stats             cache nodes and pending invalidations
     sqla-shard load                    hot shards, objects and lists
@@ -37,12 +38,12 @@ servers.  ::
     sqla-shard dev up                  local servers for development
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``cache``,
-``verify`` and ``shell`` connect to databases and need their passwords;
-``fleet`` has accounts of its own.  The topology is
-the file given with ``--topology``, or in the environment variable
-``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.  It
-can also be a URL, ``zookeeper://host:port/path``, with the credentials in
+Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``blobs``,
+``cache``, ``verify`` and ``shell`` connect to databases and need their
+passwords; ``fleet`` has accounts of its own.  The topology is the file given
+with ``--topology``, or in the environment variable ``SQLA_SHARD_TOPOLOGY``, or
+``topology.toml`` in the current directory.  It can also be a URL,
+``zookeeper://host:port/path``, with the credentials in
 ``SQLA_SHARD_ZOOKEEPER_AUTH``.
 
 ``repair``, ``verify`` and ``shell`` write rows of the application.  If the

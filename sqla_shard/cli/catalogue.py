@@ -16,6 +16,7 @@ from sqla_shard.cli.groups import Sections
 
 __all__ = [
     "PROGRAM",
+    "blobs_group",
     "cache_group",
     "dev_group",
     "fleet_group",
@@ -87,6 +88,10 @@ PROGRAM: Sections = {
             "repair_commands:halves_command",
             "List transactions that have committed on some of their servers "
             "only.",
+        ),
+        "blobs": Lazy(
+            "catalogue:blobs_group",
+            "Compress the blobs of a class: train, activate, rewrite.",
         ),
         "cache": Lazy(
             "catalogue:cache_group",
@@ -422,6 +427,45 @@ def verify_group() -> None:
 
     The application can run at the same time.  Nothing is written without
     --repair or --rekey.
+    """
+
+
+_BLOBS: Sections = {
+    "Commands": {
+        "train": Lazy(
+            "blobs_commands:train_command",
+            "Train a dictionary from random rows, and store it on all shards.",
+        ),
+        "activate": Lazy(
+            "blobs_commands:activate_command",
+            "Let processes write blobs with a dictionary.",
+        ),
+        "deactivate": Lazy(
+            "blobs_commands:deactivate_command",
+            "Let processes write blobs as JSON.",
+        ),
+        "rewrite": Lazy(
+            "blobs_commands:rewrite_command",
+            "Rewrite rows with the active dictionary, or as JSON without one.",
+        ),
+        "check": Lazy(
+            "blobs_commands:check_command",
+            "Read all rows, and list those whose blob cannot be read.",
+        ),
+        "status": Lazy(
+            "blobs_commands:status_command",
+            "Show the dictionaries of a class, and where they are active.",
+        ),
+    },
+}
+
+
+@click.group("blobs", cls=LazyGroup, sections=_BLOBS)
+def blobs_group() -> None:
+    """Compress the blobs of a class: train, activate, rewrite.
+
+    The application can run at the same time.  Each command can be repeated
+    after an interruption.
     """
 
 

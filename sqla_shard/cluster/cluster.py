@@ -26,6 +26,7 @@ from sqla_shard.cluster.async_session import AsyncSessionContext
 from sqla_shard.cluster.async_session import AsyncShardSession
 from sqla_shard.cluster.async_session import to_the_end
 from sqla_shard.cluster.creation import create_all
+from sqla_shard.cluster.dictionaries import load_dictionary
 from sqla_shard.cluster.event_loops import LoopEngines
 from sqla_shard.cluster.event_loops import Loops
 from sqla_shard.cluster.explain import explain
@@ -69,6 +70,7 @@ from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import Fixed
 from sqla_shard.topology.follow import Follower
 from sqla_shard.topology.follow import SourceReport
+from sqla_shard.types.compression import DICTIONARIES
 
 if TYPE_CHECKING:
     from sqla_shard.cache import Cache
@@ -200,6 +202,7 @@ class Cluster(FromSources, EventTarget):
             topology, self._engines, self._loops, self._call_listeners
         )
         self._session_options = dict(session_options or {})
+        DICTIONARIES.add_source(self)
 
     # -- Topology
 
@@ -459,6 +462,7 @@ class Cluster(FromSources, EventTarget):
         return await to_the_end(self._aclose(timeout))
 
     async def _aclose(self, timeout: float) -> bool:
+        DICTIONARIES.remove_source(self)
         self._follower.close_soon()
         ended = await self._loops.aclose(timeout)
         self._close_cache()
@@ -633,6 +637,20 @@ class Cluster(FromSources, EventTarget):
         )
         return count
 
+    # -- Compressed blobs
+
+    def load_dictionary(
+        self, dictionary_id: int
+    ) -> tuple[bytes | None, Sequence[str]]:
+        """Return the content of a dictionary of compressed blobs.
+
+        Reading a compressed blob calls it once for each dictionary.
+
+        :returns: the content, None if no virtual shard has it; and the
+            servers that could not be read.
+        """
+        return load_dictionary(self, dictionary_id)
+
     # -- Row cache
 
     #: The cache; None before :meth:`configure_cache`.
@@ -721,6 +739,7 @@ class Cluster(FromSources, EventTarget):
         :param timeout: seconds to wait for running transactions.
         :returns: whether all ended in time.
         """
+        DICTIONARIES.remove_source(self)
         self._follower.close_soon()
         self._loops.shut()
         drained = self._engines.close(timeout)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import DDL
 from sqlalchemy import event
+from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy.ext.compiler import compiles
@@ -23,6 +24,7 @@ from sqlalchemy.types import Boolean
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.types.columns import UTCTimestamp
+from sqla_shard.types.compression import MARKER
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "InsertAdding",
     "InsertCounting",
     "InsertMissing",
+    "IsBinary",
     "Moment",
     "SkipLocked",
     "UpdatedAt",
@@ -196,7 +199,11 @@ def _blob_value_mysql(element: BlobValue, compiler: Any, **kw: Any) -> str:
 
 
 class BlobActive(ColumnElement[bool]):
-    """True unless the ``active`` key of a JSON column is false."""
+    """True unless the ``active`` key of a JSON column is false.
+
+    In a compressed column it is true for compressed blobs: those of inactive
+    objects are not compressed.
+    """
 
     __visit_name__ = "sqla_shard_blob_active"
     inherit_cache = True
@@ -214,10 +221,16 @@ class BlobActive(ColumnElement[bool]):
         return private.from_objects(self.column)
 
 
+def _is_compressed(element: BlobActive) -> bool:
+    return getattr(element.column.type, "compression", None) is not None
+
+
 @compiles(BlobActive)
 def _blob_active(element: BlobActive, compiler: Any, **kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
+    if _is_compressed(element):
+        column = f"CASE typeof({column}) WHEN 'text' THEN {column} END"
     return f"(json_type({column}, '$.active') IS NOT 'false')"
 
 
@@ -225,7 +238,39 @@ def _blob_active(element: BlobActive, compiler: Any, **kw: Any) -> str:
 def _blob_active_mysql(element: BlobActive, compiler: Any, **kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
+    if _is_compressed(element):
+        marker = f"0x{MARKER.hex()}"
+        column = (
+            f"CASE WHEN LEFT({column}, 1) <> {marker} "
+            f"THEN CONVERT({column} USING utf8mb4) END"
+        )
     return f"(COALESCE(JSON_CONTAINS({column}, 'false', '$.active'), 0) = 0)"
+
+
+class IsBinary(ColumnElement[bool]):
+    """Whether a column of a table stores bytes that are not text."""
+
+    __visit_name__ = "sqla_shard_is_binary"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("column", InternalTraversal.dp_clauseelement),
+    ]
+
+    def __init__(self, column: Any) -> None:
+        self.column = select(column).limit(1).scalar_subquery()
+        self.type = Boolean()
+
+
+@compiles(IsBinary)
+def _is_binary(element: IsBinary, compiler: Any, **kw: Any) -> str:
+    return "1"
+
+
+@compiles(IsBinary, "mysql", "mariadb")
+def _is_binary_mysql(element: IsBinary, compiler: Any, **kw: Any) -> str:
+    kw.pop("within_columns_clause", None)
+    # The type of an empty table's column is known as well.
+    return f"(CHARSET({compiler.process(element.column, **kw)}) = 'binary')"
 
 
 class UpdatedAt(ColumnElement[Any]):

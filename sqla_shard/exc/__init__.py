@@ -40,7 +40,14 @@ statement raises it::
     ├── CrossShardWriteError              a second shard in a transaction
     ├── BlobError
     │   ├── BlobValueError (ValueError)   a value that a field cannot hold
-    │   └── BlobTooLargeError             more bytes than the column holds
+    │   ├── BlobTooLargeError             more bytes than the column holds
+    │   └── BlobCompressionError
+    │       ├── UnreadableBlobError
+    │       │   ├── DamagedBlobError      cannot be decompressed
+    │       │   └── DictionaryNotFoundError  no shard has its dictionary
+    │       ├── DictionaryTrainingError   rows that give no dictionary
+    │       ├── DictionaryConflictError   two of the same version
+    │       └── DictionaryRefusedError    not to be used for writing
     ├── MappingError
     │   ├── InvalidMoveError (ValueError) neighbours that are not valid
     │   ├── InvalidSequenceError (ValueError)  not a position in a list
@@ -140,6 +147,7 @@ and one warning::
 
 from __future__ import annotations
 
+from sqla_shard.exc import blobs
 from sqla_shard.exc import contrib
 from sqla_shard.exc import definitions
 from sqla_shard.exc import fleet
@@ -148,6 +156,7 @@ from sqla_shard.exc import migrate
 from sqla_shard.exc import operations
 from sqla_shard.exc import statements
 from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.blobs import *  # noqa: F403
 from sqla_shard.exc.contrib import *  # noqa: F403
 from sqla_shard.exc.definitions import *  # noqa: F403 - all are public
 from sqla_shard.exc.fleet import *  # noqa: F403
@@ -157,6 +166,7 @@ from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 
 __all__ = ["ShardError"]
+__all__ += blobs.__all__
 __all__ += contrib.__all__
 __all__ += definitions.__all__
 __all__ += fleet.__all__

@@ -427,8 +427,21 @@ class BlobField:
     # -- on the class
 
     def expression(self, cls: Any) -> Any:
-        """Return the SQL expression for the class or an alias of it."""
+        """Return the SQL expression for the class or an alias of it.
+
+        :raises UnsupportedStatementError: if blobs of the class are
+            compressed.
+        """
         column = cls.data.__clause_element__()
+        if column.type.compression is not None:
+            raise UnsupportedStatementError(
+                f"{self.label} is part of a compressed blob, which the "
+                f"server cannot read. Give {self.class_name} an ordinary "
+                f"column for it, {self.name}: Mapped[...] = "
+                "mapped_column(), with an index if it selects rows; or read "
+                "the objects and compare the field in Python",
+                construct=self.label,
+            )
         form, kind = self.sql_type()
         default = self._default
         return BlobValue(

@@ -37,10 +37,14 @@ from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import StaleDataError
+from sqla_shard.models.blob_dictionaries import choose_dictionary
 from sqla_shard.models.blob_fields import raiser
 from sqla_shard.types import Blob
+from sqla_shard.types import JSONBlob
 from sqla_shard.types.blob import decode_blob
+from sqla_shard.types.blob import decode_stored
 from sqla_shard.types.blob import encode_blob
+from sqla_shard.types.blob import pack_blob
 from sqla_shard.types.tracking import Node
 from sqla_shard.types.tracking import plain
 from sqla_shard.util import sqlalchemy_private as private
@@ -175,14 +179,17 @@ def write_blob(
     text = encode_blob(blob, statements.max_bytes)
     if text != blob.source:
         remember_written(state)
-        values = {"object_id": state.identity[0], "new_text": text}
+        choose_dictionary(mapper, connection, target)
+        values = {"object_id": state.identity[0]}
         if statements.version is not None:
             values.update(statements.version.values_of(target))
+        written = _Text(blob, text)
         if blob.source is None or not statements.replace(
-            connection, {**values, "old_text": blob.source}
+            connection,
+            {**values, "new_text": written.value, "old_text": _stored(blob)},
         ):
-            _merge(target, connection, statements, values)
-        blob.source = values["new_text"]
+            written = _merge(target, connection, statements, values)
+        blob.source, blob.stored = written.text, written.packed
         session = object_session(target)
         if session is not None:
             session.expire(target, ["ts"])
@@ -190,6 +197,24 @@ def write_blob(
             statements.version.apply(target, values)
     # SQLAlchemy must not write the blob again.
     set_committed_value(target, "data", blob)
+
+
+class _Text:
+    """The text of a blob, and what is written to the column."""
+
+    def __init__(self, blob: Blob, text: str) -> None:
+        self.text = text
+        self.packed = pack_blob(blob, text)
+
+    @property
+    def value(self) -> str | bytes:
+        """The value of the column."""
+        return self.text if self.packed is None else self.packed
+
+
+def _stored(blob: Blob) -> str | bytes | None:
+    """Return the value of the column when the blob was read or written."""
+    return blob.source if blob.stored is None else blob.stored
 
 
 def show_change(
@@ -240,7 +265,7 @@ def _merge(
     connection: Connection,
     statements: _Statements,
     values: dict[str, Any],
-) -> None:
+) -> _Text:
     """Lock the row, and merge the object's changes into it."""
     blob: Blob = target.data
     name = type(target).__name__
@@ -251,7 +276,7 @@ def _merge(
     version = statements.version
     if version is not None and stored.version != values["old_version"]:
         raise _stale_error(name, object_id, version.key)
-    current = decode_blob(stored.text)
+    current = decode_stored(stored.text, statements.type)
     base = decode_blob("{}" if blob.source is None else blob.source)
     mine = changes(base, blob)
     theirs = changes(base, current)
@@ -261,8 +286,9 @@ def _merge(
             class_name=name, object_id=object_id, fields=tuple(found)
         )
     _accept(target, blob, current, theirs)
-    values["new_text"] = encode_blob(blob, statements.max_bytes)
-    statements.overwrite(connection, values)
+    written = _Text(blob, encode_blob(blob, statements.max_bytes))
+    statements.overwrite(connection, {**values, "new_text": written.value})
+    return written
 
 
 def _accept(
@@ -336,7 +362,8 @@ class _Statements:
         table: Any = mapper.local_table
         (key,) = table.primary_key
         data = table.c.data
-        self.max_bytes: int = data.type.max_bytes
+        self.type: JSONBlob = data.type
+        self.max_bytes = self.type.max_bytes
         text = type_coerce(data, Text())
         here = key == bindparam("object_id", type_=key.type)
         new = bindparam("new_text", type_=Text())

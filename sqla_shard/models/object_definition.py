@@ -45,6 +45,7 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.dialects.sql import keep_updated
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.models.blob_dictionaries import choose_for_rows
 from sqla_shard.models.blob_fields import BlobField
 from sqla_shard.models.blob_fields import FieldSettings
 from sqla_shard.models.blob_fields import MISSING
@@ -259,6 +260,8 @@ class ObjectDefinition:
     colocate_with: str | None
     keyspace: str | None
     max_bytes: int
+    compression: str | None
+    dictionary: str | None
     fields: dict[str, BlobField] = field(default_factory=dict)
 
     def check(self, instance: Any) -> None:
@@ -303,6 +306,8 @@ def define(
     colocate_with: str | None,
     keyspace: str | None,
     max_bytes: int | None,
+    compression: str | None,
+    dictionary: str | None,
 ) -> None:
     """Check a class before it is mapped, and create its fields.
 
@@ -319,6 +324,8 @@ def define(
         "colocate_with": colocate_with,
         "keyspace": keyspace,
         "max_bytes": max_bytes,
+        "compression": compression,
+        "dictionary": dictionary,
     }
     if check_abstract(cls, **given):
         if not issubclass(cls, MappedAsDataclass):
@@ -343,7 +350,9 @@ def define(
             type_id=types_of(cls.metadata).check(type_id, name),
             colocate_with=colocate_with,
             keyspace=keyspace,
-            max_bytes=_checked_size(cls, max_bytes),
+            max_bytes=_checked_size(cls, max_bytes, compression, dictionary),
+            compression=compression,
+            dictionary=dictionary,
         )
     for key, settings in declared.items():
         definition.fields[key] = create_field(
@@ -424,6 +433,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
         _add_fields(mapper, definition.fields)
         return
     check_table(cls, table, ["local_id"])
+    _name_dictionary(table)
     colocation = _colocation_of(
         mapper, definition.colocate_with, definition.fields
     )
@@ -445,11 +455,19 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             type_id=definition.type_id,
             colocation=colocation,
             encode_row=_encoded_row,
+            before_rows=choose_for_rows,
             loaded_as=loaded_as,
             is_shown=_is_shown,
             check=definition.check,
         ),
     )
+
+
+def _name_dictionary(table: Any) -> None:
+    """Give the blobs of a table the name of their dictionary."""
+    kind: JSONBlob = table.c.data.type
+    if kind.compression is not None and kind.dictionary is None:
+        kind.dictionary = table.name
 
 
 def _is_shown(instance: Any) -> bool:
@@ -486,9 +504,15 @@ def _check_no_table(cls: type[Any], mixin: type[Any]) -> None:
         )
 
 
-def _checked_size(cls: type[Any], max_bytes: int | None) -> int:
+def _checked_size(
+    cls: type[Any],
+    max_bytes: int | None,
+    compression: str | None,
+    dictionary: str | None,
+) -> int:
+    size = {} if max_bytes is None else {"max_bytes": max_bytes}
     try:
-        kind = JSONBlob() if max_bytes is None else JSONBlob(max_bytes)
+        kind = JSONBlob(**size, compression=compression, dictionary=dictionary)
     except ValueError as error:
         raise ClassDefinitionError(
             str(error), class_name=cls.__name__

@@ -48,6 +48,7 @@ from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import PlacementError
 from sqla_shard.ids import unpack
+from sqla_shard.models.blob_dictionaries import choose_dictionary
 from sqla_shard.models.blob_fields import blob_of
 from sqla_shard.models.blob_fields import no_update
 from sqla_shard.models.blob_writes import forget_written
@@ -81,6 +82,10 @@ class ObjectMixin(Activity):
         of kind ``objects``.
     :param max_bytes: maximum size of the blob, see
         :class:`~sqla_shard.JSONBlob`.
+    :param compression: ``"zstd"`` to read and write compressed blobs
+        (:doc:`/howto/compress`).
+    :param dictionary: name of the dictionary; by default that of the table.
+        Tables with similar blobs can share one.
     :raises ClassDefinitionError: if the class is not valid.
     :raises DuplicateTypeError: if another class has the type id.
     """
@@ -107,8 +112,13 @@ class ObjectMixin(Activity):
         def data(cls):  # noqa: N805, D102  # declared above
             # active_history loads the old value before an assignment: the
             # flush compares with it.
+            definition = _definition(cls)
             return mapped_column(
-                JSONBlob(_definition(cls).max_bytes),
+                JSONBlob(
+                    definition.max_bytes,
+                    compression=definition.compression,
+                    dictionary=definition.dictionary,
+                ),
                 nullable=False,
                 active_history=True,
                 sort_order=-20,
@@ -131,6 +141,8 @@ class ObjectMixin(Activity):
         colocate_with: str | None = None,
         keyspace: str | None = None,
         max_bytes: int | None = None,
+        compression: str | None = None,
+        dictionary: str | None = None,
         **kwargs: Any,
     ) -> None:
         define(
@@ -140,6 +152,8 @@ class ObjectMixin(Activity):
             colocate_with=colocate_with,
             keyspace=keyspace,
             max_bytes=max_bytes,
+            compression=compression,
+            dictionary=dictionary,
         )
         super().__init_subclass__(**kwargs)
 
@@ -207,12 +221,13 @@ def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
     _fill(target)
     # make_transient() does not remove the time of the former row.
     target.__dict__.pop("ts", None)
+    choose_dictionary(mapper, connection, target)
 
 
 def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
     data = target.__dict__["data"]
     remember_written(inspect(target))
-    data.source = data.sent
+    data.source, data.stored = data.sent, data.sent_stored
     data.from_fields = False
 
 

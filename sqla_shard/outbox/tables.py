@@ -30,6 +30,7 @@ from sqla_shard.exc import CacheKeyError
 
 __all__ = [
     "APPLIED",
+    "DICTIONARIES",
     "INTENTS",
     "JOBS",
     "JOB_INDEX",
@@ -57,6 +58,7 @@ PREFIX = "sqla_shard_"
 METADATA = MetaData()
 
 _LONG = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+_BLOB = LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
 _MOMENT = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 
 
@@ -239,8 +241,33 @@ QUEUES = _table(
     Column("filled_at", _MOMENT, nullable=False),
 )
 
+#: One row for each dictionary of compressed blobs, on every shard: a database
+#: that is moved or restored has the dictionaries of its rows.  The rows are
+#: never deleted.
+DICTIONARIES = _table(
+    "sqla_shard_dictionary",
+    # The start of the SHA-256 of the content.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("content", _BLOB, nullable=False),
+    # Whether blobs of this shard are written with it.
+    Column("is_active", Boolean(create_constraint=False), nullable=False),
+    Column("created_at", _MOMENT, nullable=False),
+    UniqueConstraint("name", "version", name="sqla_shard_dictionary_version"),
+)
+
 #: The tables that transactions of an application write.
-OF_TRANSACTIONS = (TOKENS, INTENTS, APPLIED, OUTBOX, JOBS, JOB_KEYS, QUEUES)
+OF_TRANSACTIONS = (
+    TOKENS,
+    INTENTS,
+    APPLIED,
+    OUTBOX,
+    JOBS,
+    JOB_KEYS,
+    QUEUES,
+    DICTIONARIES,
+)
 
 _KEY = re.compile(rf"[!-~]{{1,{LONGEST_CACHE_KEY}}}")
 _KEYS = re.compile(rf"{_KEY.pattern}(?: {_KEY.pattern})*")

@@ -71,6 +71,8 @@ class TableSpec:
     :ivar colocation: the field that colocates; None for roots.
     :ivar encode_row: turns a dictionary of attributes of a mapper, given to
         a bulk INSERT, into one of mapped columns.
+    :ivar before_rows: called before the rows of a bulk INSERT are sent, with
+        the session, the table, the location and the rows; None for no call.
     :ivar loaded_as: returns the attributes to load for a list of attributes
         of an object; None if they are the same.
     :ivar is_shown: returns whether reads return an object that is not
@@ -93,6 +95,7 @@ class TableSpec:
     type_id: int | None = None
     colocation: Colocation | None = None
     encode_row: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
+    before_rows: Callable[[Any, Any, Any, Any], None] | None = None
     loaded_as: Callable[[Any, list[str]], list[str]] | None = None
     is_shown: Callable[[Any], bool] | None = None
     check: Callable[[Any], None] | None = None

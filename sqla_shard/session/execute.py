@@ -58,6 +58,7 @@ from sqla_shard.session.connections import connect
 from sqla_shard.session.insert import check_rows
 from sqla_shard.session.insert import encode_insert
 from sqla_shard.session.insert import group_rows
+from sqla_shard.session.insert import prepare_rows
 from sqla_shard.session.insert import rows_of
 from sqla_shard.session.insert import updated_rows
 from sqla_shard.session.invalidation import check_count
@@ -619,6 +620,8 @@ def _by_shard(
     for place, part in rows.items():
         if isinstance(part, list):
             context.parameters = part if isinstance(given, list) else part[0]
+        if context.is_insert:
+            prepare_rows(session, context.statement, place, part)
         with bulk_on(session, place):
             results.append(_invoke(context, session, place))
     return _merged(results)

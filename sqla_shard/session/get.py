@@ -25,6 +25,7 @@ from sqlalchemy.orm.attributes import instance_state
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConcurrentUseError
+from sqla_shard.exc import UnreadableBlobError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_type
 from sqla_shard.ids import SHARD_SHIFT
@@ -120,7 +121,10 @@ class Getter:
         place = self.place(session.places, (object_id,))
         found = session.identity_map.get((self._identity, (object_id,), None))
         if found is None or instance_state(found).expired:
-            found = self._read(session, object_id, place, found)
+            try:
+                found = self._read(session, object_id, place, found)
+            except UnreadableBlobError as error:
+                raise error.of(object_id) from error
             if found is not None:
                 self._check(session, found, (object_id,))
         return self._shown(found, hidden)

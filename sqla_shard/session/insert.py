@@ -39,6 +39,7 @@ __all__ = [
     "encode_insert",
     "group_rows",
     "ids_of",
+    "prepare_rows",
     "rows_of",
     "updated_rows",
 ]
@@ -172,6 +173,24 @@ def group_rows(
             construct="sort_by_parameter_order",
         )
     return grouped
+
+
+def prepare_rows(
+    session: ShardSession, statement: Any, place: Place, rows: Any
+) -> None:
+    """Prepare the rows of an INSERT for their shard.
+
+    :param rows: parameters; None if the rows are in the statement.
+    """
+    prepare = spec_of(statement.table).before_rows
+    if prepare is not None:
+        given = rows if isinstance(rows, list) else [rows or {}]
+        prepare(
+            session,
+            statement.table,
+            place,
+            [*_inline_values(statement), *given],
+        )
 
 
 def check_rows(

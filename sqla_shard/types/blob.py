@@ -19,6 +19,9 @@ a document when it is stored.
 
 Integers of any size and floats are stored exactly.  NaN and infinity, which
 JSON does not have, are rejected.
+
+With ``compression="zstd"`` the column is binary, and contains JSON or
+compressed JSON; see :mod:`sqla_shard.types.compression`.
 """
 
 from __future__ import annotations
@@ -40,13 +43,24 @@ from sqlalchemy.util import memoized_property
 from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.exc import BlobValueError
+from sqla_shard.types.compression import Dictionary
+from sqla_shard.types.compression import require_zstd
+from sqla_shard.types.compression import unpack
 from sqla_shard.types.tracking import plain
 from sqla_shard.types.tracking import TrackedDict
 from sqla_shard.types.value_checks import shown
 from sqla_shard.util import json_values
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Blob", "JSONBlob", "decode_blob", "decode_json", "encode_blob"]
+__all__ = [
+    "Blob",
+    "JSONBlob",
+    "decode_blob",
+    "decode_json",
+    "decode_stored",
+    "encode_blob",
+    "pack_blob",
+]
 
 _TEXT_BYTES = 65_535
 _MEDIUM_BYTES = 16_777_215
@@ -55,6 +69,7 @@ _LONG_BYTES = 4_294_967_295
 
 #: Nesting depth; MySQL's JSON functions do not read deeper documents.
 _MOST_LEVELS = 100
+_NAME = re.compile(r"[!-~]{1,64}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 _encode = json.JSONEncoder(
@@ -67,8 +82,12 @@ class Blob(TrackedDict, Mutable):
 
     :ivar source: the text that was last read or written; None for a blob
         that was never in the database.  A flush compares it with the row.
+    :ivar stored: the value of a binary column, which a flush compares with
+        the row instead of the text; None if it is the text.
     :ivar sent: the text that was last bound to a statement, which is not
         necessarily an INSERT and may have failed.
+    :ivar sent_stored: the value of a binary column that was bound then.
+    :ivar dictionary: the dictionary for the next write; None to write JSON.
     :ivar from_fields: whether the blob was created by setting fields of a new
         object, so that it is not a complete document.
     :ivar holder: the object, once one of its containers was returned.  The
@@ -77,7 +96,10 @@ class Blob(TrackedDict, Mutable):
     """
 
     source: str | None = None
+    stored: bytes | None = None
     sent: str | None = None
+    sent_stored: bytes | None = None
+    dictionary: Dictionary | None = None
     from_fields: bool = False
     holder: object = None
     released: bool = False
@@ -167,14 +189,23 @@ class Blob(TrackedDict, Mutable):
         private.track_mutable(cls, attribute, coerce=False)
 
     def __reduce__(self) -> Any:
-        return _restored, (plain(self), self.source, self.from_fields)
+        return _restored, (
+            plain(self),
+            self.source,
+            self.from_fields,
+            self.stored,
+        )
 
 
 def _restored(
-    values: dict[str, Any], source: str | None, from_fields: bool
+    values: dict[str, Any],
+    source: str | None,
+    from_fields: bool,
+    stored: bytes | None = None,
 ) -> Blob:
     blob = Blob._trusted(values)
     blob.source = source
+    blob.stored = stored
     blob.from_fields = from_fields
     return blob
 
@@ -192,6 +223,7 @@ def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
     if value is not None:
         # Compare with the replaced document, which the database still has.
         value.source = old.source if isinstance(old, Blob) else None
+        value.stored = old.stored if isinstance(old, Blob) else None
     return value
 
 
@@ -202,14 +234,42 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         is rejected before it is sent, because MySQL without strict mode would
         truncate it.  The size determines the type on MySQL: TEXT up to 65,535,
         MEDIUMTEXT up to 16,777,215 (the default), LONGTEXT above.
-    :raises ValueError: if the size is not an integer from 2 to 4,294,967,295.
+    :param compression: ``"zstd"`` to read and write compressed blobs, for the
+        class keyword of the same name (:doc:`/howto/compress`).  The type on
+        MySQL is then BLOB, MEDIUMBLOB or LONGBLOB; SQLite stores both in a
+        column of any type.
+    :param dictionary: name of the dictionary; by default that of the table.
+    :raises ValueError: if an argument is not valid.
+    :raises MissingExtraError: if the package zstandard is not installed.
     """
 
     impl = Text
     cache_ok = True
 
-    def __init__(self, max_bytes: int = _MEDIUM_BYTES) -> None:
+    def __init__(
+        self,
+        max_bytes: int = _MEDIUM_BYTES,
+        *,
+        compression: str | None = None,
+        dictionary: str | None = None,
+    ) -> None:
         super().__init__()
+        if compression not in (None, "zstd"):
+            raise ValueError(
+                f'compression must be "zstd" or None, not {compression!r}'
+            )
+        if dictionary is not None and (
+            compression is None or not _NAME.fullmatch(dictionary)
+        ):
+            raise ValueError(
+                "dictionary must be a name of 1 to 64 printable ASCII "
+                'characters without spaces, with compression="zstd", not '
+                f"{dictionary!r}"
+            )
+        if compression is not None:
+            require_zstd()
+        self.compression = compression
+        self.dictionary = dictionary
         if type(max_bytes) is not int or not 2 <= max_bytes <= _LONG_BYTES:
             raise ValueError(
                 f"max_bytes must be an integer from 2 to {_LONG_BYTES}, not "
@@ -221,6 +281,8 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         """Return the text type of the server."""
         if dialect.name not in ("mysql", "mariadb"):
             return dialect.type_descriptor(Text())
+        if self.compression is not None:
+            return dialect.type_descriptor(self._binary_type())
         kind: Any = mysql.LONGTEXT
         if self.max_bytes <= _TEXT_BYTES:
             kind = mysql.TEXT
@@ -235,6 +297,20 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
             kind(charset="utf8mb4", collation=collation)
         )
 
+    def _binary_type(self) -> TypeEngine[Any]:
+        if self.max_bytes <= _TEXT_BYTES:
+            return mysql.BLOB()
+        if self.max_bytes <= _MEDIUM_BYTES:
+            return mysql.MEDIUMBLOB()
+        return mysql.LONGBLOB()
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return the function that encodes a blob."""
+        if self.compression is None:
+            return super().bind_processor(dialect)
+        # That of a binary type accepts no str.
+        return lambda value: self.process_bind_param(value, dialect)
+
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Encode a blob.
 
@@ -245,13 +321,36 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
             return None
         blob = value if isinstance(value, dict) else Blob.coerce("", value)
         text = encode_blob(blob, self.max_bytes)
-        if isinstance(value, Blob):
-            value.sent = text
-        return text
+        if not isinstance(value, Blob):
+            return text
+        value.sent = text
+        if self.compression is None:
+            return text
+        value.sent_stored = pack_blob(value, text)
+        return text if value.sent_stored is None else value.sent_stored
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        """Return the function that decodes a blob; drivers return a str."""
-        return _decode_column
+        """Return the function that decodes a blob.
+
+        Drivers return a str, or bytes from a binary column, which a column
+        without compression is for a while when it is no longer compressed.
+        """
+        return self._decode
+
+    @property
+    def limit(self) -> int:
+        """Maximum size of a decompressed blob in bytes.
+
+        Rows that were written before ``max_bytes`` was lowered can be read.
+        """
+        return max(self.max_bytes, _MEDIUM_BYTES)
+
+    def _decode(self, value: str | bytes | None) -> Blob | None:
+        if value is None:
+            return None
+        if type(value) is str:
+            return decode_blob(value)
+        return decode_stored(value, self)
 
 
 def encode_blob(blob: dict[str, Any], max_bytes: int) -> str:
@@ -293,8 +392,29 @@ def decode_blob(text: str) -> Blob:
     return blob
 
 
-def _decode_column(text: str | None) -> Blob | None:
-    return None if text is None else decode_blob(text)
+def decode_stored(value: str | bytes, kind: JSONBlob) -> Blob:
+    """Decode the value of a column, text or binary.
+
+    :param kind: the type of the column.
+    :raises BlobValueError: if it is not a JSON object.
+    :raises BlobCompressionError: if it cannot be decompressed.
+    """
+    if isinstance(value, str):
+        return decode_blob(value)
+    stored = bytes(value)
+    blob = decode_blob(unpack(stored, kind.limit, kind.dictionary))
+    blob.stored = stored
+    return blob
+
+
+def pack_blob(blob: Blob, text: str) -> bytes | None:
+    """Return the compressed text of a blob; None to write the text.
+
+    Inactive objects are not compressed, so that the server can exclude them.
+    """
+    if blob.dictionary is None or blob.get("active") is False:
+        return None
+    return blob.dictionary.pack(text)
 
 
 def decode_json(text: str) -> Any:

@@ -11,6 +11,7 @@ import sys
 
 import sqlalchemy
 
+from tests.benchmarks import blobs
 from tests.benchmarks import cached
 from tests.benchmarks import caching
 from tests.benchmarks import fleet_compare
@@ -53,6 +54,7 @@ PARTS = {
     "schema": schema.run,
     "compare": fleet_compare.run,
     "shadow": shadow.run,
+    "blobs": blobs.run,
 }
 
 PROFILES = {

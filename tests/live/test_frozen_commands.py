@@ -15,12 +15,14 @@ pytest.importorskip("kazoo")
 
 from examples.pinboard.models import Base
 from sqla_shard import Cluster
+from sqla_shard.cli.output import FAILED
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
+from tests.models import compressed_models
 from tests.models import reference_models
 from tests.servers.command_line import fleet_commands
 from tests.servers.command_line import ROOT
@@ -35,6 +37,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 PATIENCE = 90.0
 LIMITS = "?connect_timeout=1&read_timeout=1"
 MODELS = ("--models", "examples.pinboard.models")
+PACKED = ("--models", compressed_models.MODELS, "--class", "Packed")
 SCHEMA = ("schema", "-c", str(ROOT / "examples/pinboard/alembic.ini"))
 #: A user of shard 5, which is on the server that hangs.
 USER = str(5 << 46 | 3 << 36 | 1)
@@ -100,6 +103,16 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         "server2",
     ),
     "verify claims": (("verify", "claims", *MODELS), NOT_READ, "server2"),
+    "blobs train": (("blobs", "train", *PACKED), FAILED, "server2"),
+    "blobs activate": (("blobs", "activate", *PACKED), FAILED, "server2"),
+    "blobs deactivate": (
+        ("blobs", "deactivate", *PACKED),
+        NOT_READ,
+        "server2",
+    ),
+    "blobs rewrite": (("blobs", "rewrite", *PACKED), NOT_READ, "server2"),
+    "blobs check": (("blobs", "check", *PACKED), NOT_READ, "server2"),
+    "blobs status": (("blobs", "status", *PACKED), NOT_READ, "server2"),
     "shell": (
         (
             "shell",
@@ -231,6 +244,7 @@ def outcomes(
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:
             cluster.create_all(Base.metadata)
             cluster.create_all(reference_models.Base.metadata)
+            cluster.create_all(compressed_models.Base.metadata)
         for keyspace in document["keyspaces"].values():
             for one in keyspace["servers"]:
                 one["primary"] += LIMITS

@@ -21,6 +21,7 @@ __all__ = [
     "SHARDS",
     "Base",
     "Country",
+    "Note",
     "User",
     "UserEmail",
     "UserLikesUser",
@@ -38,6 +39,11 @@ class Base(DeclarativeBase):
 class User(ObjectMixin, Base, type_id=1):
     __tablename__ = "users"
     email: Mapped[str] = blob_field()
+
+
+class Note(ObjectMixin, Base, type_id=2, compression="zstd"):
+    __tablename__ = "notes"
+    content: Mapped[str] = blob_field()
 
 
 class UserEmail(

@@ -306,6 +306,17 @@ SERVER_CHANGES: list[tuple[Any, Any, str]] = [
         column(JSONBlob(60_000)),
         "mysql.TEXT(charset=",
     ),
+    (column(JSONBlob), column(JSONBlob(compression="zstd")), "MEDIUMBLOB()"),
+    (
+        column(JSONBlob(compression="zstd")),
+        column(JSONBlob),
+        "mysql.MEDIUMTEXT(charset=",
+    ),
+    (
+        column(JSONBlob(compression="zstd")),
+        column(JSONBlob(60_000, compression="zstd")),
+        "type_=mysql.BLOB()",
+    ),
     (column(_colours("a", "b")), column(_colours("a", "c")), "Enum('a', 'c'"),
     (column(_colours("a", "b")), column(_colours("b", "a")), "Enum('b', 'a'"),
     (column(_colours("a")), column(_colours("a", "b")), "Enum('a', 'b'"),

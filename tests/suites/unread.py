@@ -22,6 +22,7 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard import schema
+from sqla_shard.blobs import rewriting
 from sqla_shard.cli.output import FAILED
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.cli.program import program
@@ -37,6 +38,7 @@ from tests.servers.command_line import invoke
 __all__ = ["CASES", "Case", "Scene", "Unread", "check", "prepared"]
 
 MODELS = ("--models", "tests.models.unread_models")
+NOTES = f"--class Note {' '.join(MODELS)}"
 DOWN = "server2"
 #: Of what was left on the server that answers, and on the other one.
 OBJECT, LOST = 0, 7
@@ -249,6 +251,17 @@ CASES: dict[str, list[Case]] = {
         Case(f"verify references {' '.join(MODELS)}"),
         Case(f"verify references --repair {' '.join(MODELS)}"),
     ],
+    "sqla-shard blobs train": [Case(f"blobs train {NOTES}", status=FAILED)],
+    "sqla-shard blobs activate": [
+        Case(f"blobs activate {NOTES}", status=FAILED)
+    ],
+    "sqla-shard blobs deactivate": [Case(f"blobs deactivate {NOTES}")],
+    "sqla-shard blobs rewrite": [Case(f"blobs rewrite {NOTES}")],
+    "sqla-shard blobs check": [Case(f"blobs check {NOTES}")],
+    "sqla-shard blobs status": [
+        Case(f"blobs status {NOTES}"),
+        Case(f"blobs status --rows {NOTES}"),
+    ],
     "sqla-shard shell": [
         Case(
             f"shell {{lost}} {' '.join(MODELS)} "
@@ -314,6 +327,7 @@ def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(scene.directory)
     # The half minute for which a failover is waited for.
     monkeypatch.setattr(run, "PATIENCE", 0.2)
+    monkeypatch.setattr(rewriting, "PATIENCE", 0.2)
     arguments = [
         part.format(
             scene.ids[OBJECT], lost=scene.ids[LOST], dir=scene.directory

@@ -113,6 +113,10 @@ def _type(
     elif isinstance(kind, JSONBlob):
         dialect: Any = context.dialect
         context.imports.add(_MYSQL)
+        if portable and kind.compression is not None:
+            # On SQLite a column of any type contains both.
+            binary = kind.load_dialect_impl(mysql.dialect())
+            return f"sa.Text().with_variant(mysql.{binary!r}, {_SERVERS})"
         if portable:
             return "sa.Text()" + _blob_variants(kind, context)
         return f"mysql.{kind.load_dialect_impl(dialect)!r}"

@@ -1,0 +1,56 @@
+"""Compressed blobs: training, roll-out, rewriting and counting.
+
+Blobs of a class with ``compression="zstd"`` are written as JSON until a
+dictionary is active, and read in any form at any time:
+
+1. :func:`train` creates a dictionary from rows of the table and stores it on
+   every virtual shard.  It can be read from then on.
+2. :func:`activate` lets processes write with it.
+3. :func:`rewrite` compresses the existing rows.
+
+:func:`deactivate` and :func:`rewrite` return to JSON.  Every step can be
+repeated after it was interrupted, while the application runs.
+
+The dictionaries of a table are in the database of each virtual shard, which
+is the unit that is moved, copied, backed up and restored: a row and its
+dictionary cannot be separated.
+
+===================  ======================================================
+``stored``           the dictionaries in the databases: find, activate
+``training``         samples of rows, and a dictionary from them
+``rewriting``        rewrites rows with the active dictionary; checks rows
+``counting``         numbers of rows and bytes, by dictionary
+===================  ======================================================
+"""
+
+from __future__ import annotations
+
+from sqla_shard.blobs.counting import BlobStatus
+from sqla_shard.blobs.counting import status
+from sqla_shard.blobs.counting import VersionCount
+from sqla_shard.blobs.rewriting import check
+from sqla_shard.blobs.rewriting import rewrite
+from sqla_shard.blobs.rewriting import RewriteProgress
+from sqla_shard.blobs.rewriting import RewriteReport
+from sqla_shard.blobs.rewriting import UnreadableRow
+from sqla_shard.blobs.stored import activate
+from sqla_shard.blobs.stored import ActivationReport
+from sqla_shard.blobs.stored import deactivate
+from sqla_shard.blobs.training import train
+from sqla_shard.blobs.training import TrainingReport
+
+__all__ = [
+    "ActivationReport",
+    "BlobStatus",
+    "RewriteProgress",
+    "RewriteReport",
+    "TrainingReport",
+    "UnreadableRow",
+    "VersionCount",
+    "activate",
+    "check",
+    "deactivate",
+    "rewrite",
+    "status",
+    "train",
+]

@@ -1,0 +1,305 @@
+"""``sqla-shard blobs``: dictionaries of compressed blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+
+from sqla_shard.blobs import activate
+from sqla_shard.blobs import check
+from sqla_shard.blobs import deactivate
+from sqla_shard.blobs import rewrite
+from sqla_shard.blobs import RewriteProgress
+from sqla_shard.blobs import status
+from sqla_shard.blobs import train
+from sqla_shard.cli.application_options import models_option
+from sqla_shard.cli.application_options import names
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import with_options
+from sqla_shard.exc import ClassDefinitionError
+
+__all__ = [
+    "activate_command",
+    "check_command",
+    "deactivate_command",
+    "rewrite_command",
+    "status_command",
+    "train_command",
+]
+
+#: Seconds between two lines of progress.
+_EVERY = 5.0
+
+
+_class_option = with_options(
+    models_option,
+    click.option(
+        "--class",
+        "name",
+        metavar="NAME",
+        required=True,
+        help='Class of these modules with compression="zstd".',
+    ),
+)
+_rate_option = with_options(
+    click.option(
+        "--rate",
+        metavar="N",
+        type=FiniteRange(least=0, is_open=True),
+        help="Read at most N rows per second.",
+    )
+)
+
+
+def _run(
+    settings: Settings,
+    models: tuple[str, ...],
+    name: str,
+    work: Callable[..., Any],
+    as_json: bool,
+    **options: Any,
+) -> Any:
+    """Call a function for a class, and print its report.
+
+    :returns: the report.
+    :raises click.BadParameter: for another class.
+    """
+    cls = names(models).get(name)
+    if cls is None:
+        raise click.BadParameter(
+            f"{name!r} is not defined; name its module with --models MODULE",
+            param_hint="--class",
+        )
+    with settings.cluster() as cluster:
+        try:
+            report = work(cluster, cls, **options)
+        except ClassDefinitionError as error:
+            raise click.BadParameter(
+                str(error), param_hint="--class"
+            ) from error
+    print_report(report, as_json)
+    return report
+
+
+@click.command(
+    "train",
+    epilog=examples(
+        "sqla-shard blobs train --models shop.models --class Pin --dry-run",
+        "sqla-shard blobs train --models shop.models --class Pin",
+    ),
+)
+@_class_option
+@click.option(
+    "--rows",
+    metavar="N",
+    type=click.IntRange(min=100),
+    default=20_000,
+    help="Maximum number of rows to read.",
+)
+@click.option(
+    "--seconds",
+    metavar="S",
+    type=FiniteRange(least=0, is_open=True),
+    default=60.0,
+    help="Time in which rows are read.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the expected ratio; do not store the dictionary.",
+)
+@json_option
+@pass_settings
+def train_command(
+    settings: Settings,
+    /,
+    models: tuple[str, ...],
+    name: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train a dictionary from random rows, and store it on all shards.
+
+    One fifth of the rows is not used for training, and gives the expected
+    ratio.  The dictionary is not used for writing before "activate".
+    """
+    report = _run(settings, models, name, train, as_json, **options)
+    end(is_good=True, is_read=report.ok)
+
+
+@click.command(
+    "activate",
+    epilog=examples(
+        "sqla-shard blobs activate --models shop.models --class Pin",
+        "sqla-shard blobs activate --models shop.models --class Pin \\",
+        "    --version 1",
+    ),
+)
+@_class_option
+@click.option(
+    "--version",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Version of the dictionary; the newest by default.",
+)
+@json_option
+@pass_settings
+def activate_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    name: str,
+    as_json: bool,
+    version: int | None,
+) -> None:
+    """Let processes write blobs with a dictionary.
+
+    All processes must run code that declares compression="zstd".  Repeat the
+    command after shards were opened, which do not have the dictionary.
+    """
+    report = _run(settings, models, name, activate, as_json, version=version)
+    end(is_good=True, is_read=report.ok)
+
+
+@click.command(
+    "deactivate",
+    epilog=examples(
+        "sqla-shard blobs deactivate --models shop.models --class Pin",
+    ),
+)
+@_class_option
+@json_option
+@pass_settings
+def deactivate_command(
+    settings: Settings, models: tuple[str, ...], name: str, as_json: bool
+) -> None:
+    """Let processes write blobs as JSON.
+
+    Compressed rows can still be read; "rewrite" makes them JSON.
+    """
+    report = _run(settings, models, name, deactivate, as_json)
+    end(is_good=True, is_read=report.ok)
+
+
+@click.command(
+    "rewrite",
+    epilog=examples(
+        "sqla-shard blobs rewrite --models shop.models --class Pin \\",
+        "    --rate 2000 --resume pins.json",
+    ),
+)
+@_class_option
+@_rate_option
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=200,
+    help="Maximum number of rows of a transaction.",
+)
+@click.option(
+    "--resume",
+    "position",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save the progress in FILE, and resume from there after an "
+    "interruption.",
+)
+@json_option
+@pass_settings
+def rewrite_command(
+    settings: Settings,
+    /,
+    models: tuple[str, ...],
+    name: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Rewrite rows with the active dictionary, or as JSON without one.
+
+    A row that the application changes meanwhile is not overwritten.  The
+    status is 1 if a row cannot be read.
+    """
+    options["on_progress"] = _ProgressLines()
+    report = _run(settings, models, name, rewrite, as_json, **options)
+    end(is_good=not report.unreadable, is_read=not report.unread)
+
+
+@click.command(
+    "check",
+    epilog=examples(
+        "sqla-shard blobs check --models shop.models --class Pin --rate 5000",
+    ),
+)
+@_class_option
+@_rate_option
+@json_option
+@pass_settings
+def check_command(
+    settings: Settings,
+    /,
+    models: tuple[str, ...],
+    name: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Read all rows, and list those whose blob cannot be read.
+
+    The status is 1 if there is such a row.
+    """
+    options["on_progress"] = _ProgressLines()
+    report = _run(settings, models, name, check, as_json, **options)
+    end(is_good=not report.unreadable, is_read=not report.unread)
+
+
+@click.command(
+    "status",
+    epilog=examples(
+        "sqla-shard blobs status --models shop.models --class Pin",
+        "sqla-shard blobs status --models shop.models --class Pin --rows",
+    ),
+)
+@_class_option
+@click.option(
+    "--rows", is_flag=True, help="Count rows and bytes; reads all rows."
+)
+@json_option
+@pass_settings
+def status_command(
+    settings: Settings,
+    models: tuple[str, ...],
+    name: str,
+    as_json: bool,
+    rows: bool,
+) -> None:
+    """Show the dictionaries of a class, and where they are active."""
+    report = _run(settings, models, name, status, as_json, rows=rows)
+    end(is_good=True, is_read=not report.unread)
+
+
+class _ProgressLines:
+    """Prints the progress to standard error every few seconds."""
+
+    def __init__(self) -> None:
+        self._shown = monotonic()
+
+    def __call__(self, progress: RewriteProgress) -> None:
+        now = monotonic()
+        if now - self._shown < _EVERY:
+            return
+        self._shown = now
+        echo(
+            f"shard {progress.shard_id} of {progress.shards}, "
+            f"{progress.rows:,} rows read, {progress.rewritten:,} rewritten",
+            err=True,
+        )
