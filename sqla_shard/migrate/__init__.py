@@ -8,7 +8,8 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``future``        the tables as the router will see them
 ``locations``     shards of rows that have no object id yet
 ``verdicts``      what would become of a statement
-``planner``       the verdict of a statement
+``forms``         forms of statements, read as if they were sharded
+``planner``       the verdict of an execution
 ``traffic``       statements reduced to what determines their shards
 ``report``        reports: files, merged from many processes
 ``recorder``      the counts of a process

@@ -6,18 +6,17 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
+from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.planner import Form
 from sqla_shard.migrate.report import Count
 from sqla_shard.migrate.report import Report
 from sqla_shard.migrate.report import Site
 from sqla_shard.migrate.report import Traffic
 from sqla_shard.migrate.verdicts import Verdict
 
-__all__ = ["Recorder", "line_of"]
+__all__ = ["Recorder"]
 
 #: Maximum number of forms of statements in a report, and of messages.
 _MOST_FORMS = 2000
@@ -173,15 +172,3 @@ def _site(
         remedy=verdict.remedy,
         count=count,
     )
-
-
-def line_of(frame: FrameType | None) -> _Line:
-    """Return the line of a frame; that of no file if there is none."""
-    if frame is None:
-        return "<unknown>", 0, ""
-    number = frame.f_lineno
-    template = frame.f_globals.get("__jinja_template__")
-    if template is not None:
-        # The frame has the line number of the Python code of the template.
-        number = template.get_corresponding_lineno(number)
-    return frame.f_code.co_filename, number, frame.f_code.co_name

@@ -1,7 +1,8 @@
 """Reports of shadow mode: one of a process, or merged from many.
 
-A report is a JSON document; it has the text of statements, and no value of
-one.
+A report is a JSON document.  It has the text of statements as they are sent,
+with placeholders: a value is in it only if the application writes values into
+the text itself.
 """
 
 from __future__ import annotations

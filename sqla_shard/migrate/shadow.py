@@ -38,7 +38,6 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import MetaData
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import object_mapper
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.ddl import ExecutableDDLElement
@@ -49,8 +48,8 @@ from sqlalchemy.sql.elements import SavepointClause
 from sqla_shard.exc import ShadowSetupError
 from sqla_shard.exc import ShardError
 from sqla_shard.migrate.declaration import Declaration
+from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.planner import Form
 from sqla_shard.migrate.planner import MOST_VALUES
 from sqla_shard.migrate.planner import Planner
 from sqla_shard.migrate.recorder import Recorder
@@ -138,6 +137,7 @@ class Shadow:
             plan=self._plan,
             end=self._end,
             calling_frame=self._calling_frame,
+            failed=self._failed,
         )
         self._reset()
         in_children(self)
@@ -231,8 +231,6 @@ class Shadow:
             _log.warning("shadow mode: not planned: %s", error, exc_info=error)
 
     # -- transactions
-    #
-    # None of these may raise: the application would fail.
 
     def _begin(self) -> Transaction | None:
         """Return a new transaction; None if it is not planned."""
@@ -261,9 +259,8 @@ class Shadow:
         started = perf_counter()
         try:
             self._see(transaction, transaction.pending)
-        except Exception as error:  # a bug must not become the application's
-            self._failed(error)
-        self._recorder.planning += perf_counter() - started
+        finally:
+            self._recorder.planning += perf_counter() - started
 
     def _end(self, transaction: Transaction, is_committed: bool) -> None:
         recorder, writes = self._recorder, transaction.writes
@@ -303,7 +300,7 @@ class Shadow:
                     for name, column in columns.items()
                 }
                 self._planner.learn(table, row)
-        except SQLAlchemyError as error:
+        except Exception as error:  # it must not become the application's
             self._failed(error)
         self._recorder.planning += perf_counter() - started
 

@@ -9,6 +9,7 @@ transaction gets listeners of its own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from types import FrameType
@@ -19,9 +20,12 @@ from sqlalchemy import Connection
 from sqlalchemy import event
 
 from sqla_shard.migrate.planner import Writes
-from sqla_shard.migrate.recorder import line_of
+from sqla_shard.util.calling_lines import position_of
 
 __all__ = ["Transaction", "Watch"]
+
+#: The line of a statement that no frame of Python has executed.
+_NOWHERE = ("<unknown>", 0, "")
 
 
 class Transaction:
@@ -49,7 +53,7 @@ class Transaction:
         self.writes = writes
         self.begun_at = perf_counter()
         self.pending: Any = None
-        self.line = line_of(None)
+        self.line = _NOWHERE
         self.started = 0.0
         self.seconds = 0.0
 
@@ -78,8 +82,8 @@ class Watch:
     :param end: called with a transaction that has ended, and whether it was
         committed.
     :param calling_frame: returns the innermost frame of the application.
-
-    None of them may raise: the application would fail.
+    :param failed: called with an error of one of these, which must not become
+        the application's.
     """
 
     def __init__(
@@ -89,11 +93,15 @@ class Watch:
         plan: Callable[[Transaction], None],
         end: Callable[[Transaction, bool], None],
         calling_frame: Callable[[], FrameType | None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._begin = begin
         self._plan = plan
         self._end = end
         self._calling_frame = calling_frame
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._open = 0
         self._known: WeakKeyDictionary[Connection, _Known] = (
             WeakKeyDictionary()
         )
@@ -101,7 +109,7 @@ class Watch:
             ("do_execute", self._sent),
             ("do_executemany", self._sent),
             ("do_execute_no_params", self._sent_without_parameters),
-            ("handle_error", self._failed),
+            ("handle_error", self._raised),
         )
 
     def listen(self, engine: Any) -> None:
@@ -115,17 +123,23 @@ class Watch:
             event.remove(engine, name, listener)
         # Its open connections have listeners that find nothing.
         self._known.clear()
+        self._count(-self._open)
 
     def forget(self) -> None:
         """Forget all transactions, in a child process."""
+        # A thread of the parent may have held the lock.
+        self._lock = threading.Lock()
         self._known.clear()
+        self._open = 0
 
     @property
     def is_planning(self) -> bool:
-        """Whether a transaction may be open that is planned."""
-        return any(
-            one.transaction is not None for one in list(self._known.values())
-        )
+        """Whether a transaction that is planned may be open."""
+        return self._open > 0
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._open += change
 
     def _sent(
         self, cursor: Any, statement: Any, parameters: Any, context: Any
@@ -144,9 +158,17 @@ class Watch:
         if transaction.pending is not context:
             self._plan_pending(transaction)
             transaction.pending = context
-            transaction.line = line_of(self._calling_frame())
+            transaction.line = self._line()
             transaction.seconds = 0.0
         transaction.started = perf_counter()
+
+    def _line(self) -> tuple[str, int, str]:
+        try:
+            frame = self._calling_frame()
+            return _NOWHERE if frame is None else position_of(frame)
+        except Exception as error:  # it must not become the application's
+            self._failed(error)
+            return _NOWHERE
 
     def _sent_without_parameters(
         self, cursor: Any, statement: Any, context: Any
@@ -157,6 +179,7 @@ class Watch:
         known = _Known(identity, self._begin())
         self._known[connection] = known
         if known.transaction is not None:
+            self._count(1)
             event.listen(connection, "after_cursor_execute", self._received)
             event.listen(connection, "commit", self._committed)
             event.listen(connection, "rollback", self._rolled_back)
@@ -168,7 +191,7 @@ class Watch:
             transaction = known.transaction
             transaction.seconds += perf_counter() - transaction.started
 
-    def _failed(self, context: Any) -> None:
+    def _raised(self, context: Any) -> None:
         """Drop the execution that has raised an error."""
         connection = context.connection
         # There is none if an engine cannot connect.
@@ -194,10 +217,18 @@ class Watch:
                 # A bulk INSERT that began before the connection had a
                 # listener.
                 transaction.seconds = perf_counter() - transaction.started
+            self._count(-1)
             self._plan_pending(transaction)
-            self._end(transaction, is_committed)
+            try:
+                self._end(transaction, is_committed)
+            except Exception as error:  # it must not become the application's
+                self._failed(error)
 
     def _plan_pending(self, transaction: Transaction) -> None:
-        if transaction.pending is not None:
+        if transaction.pending is None:
+            return
+        try:
             self._plan(transaction)
-            transaction.pending = None
+        except Exception as error:  # it must not become the application's
+            self._failed(error)
+        transaction.pending = None

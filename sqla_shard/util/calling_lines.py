@@ -13,7 +13,7 @@ from types import FrameType
 
 import greenlet
 
-__all__ = ["SourceLine", "calling_frame", "calling_line", "line_of"]
+__all__ = ["SourceLine", "calling_frame", "calling_line", "position_of"]
 
 
 # Packages that are not the code of an application.
@@ -80,7 +80,7 @@ def calling_line() -> SourceLine:
     """
     frame = calling_frame()
     if frame is not None:
-        return line_of(frame)
+        return _line_of(frame)
     return SourceLine(file="<unknown>", number=0, function="", text="")
 
 
@@ -100,23 +100,25 @@ def _frames() -> Iterator[FrameType]:
         frame = None if current is None else current.gr_frame
 
 
-def line_of(frame: FrameType) -> SourceLine:
-    """Return the line that a frame executes."""
+def position_of(frame: FrameType) -> tuple[str, int, str]:
+    """Return the file, the line and the function that a frame executes."""
     file, number = frame.f_code.co_filename, frame.f_lineno
     template = frame.f_globals.get("__jinja_template__")
     if template is not None:
         # The frame has the line number of the Python code of the template.
         number = template.get_corresponding_lineno(number)
+    return file, number, frame.f_code.co_name
+
+
+def _line_of(frame: FrameType) -> SourceLine:
+    file, number, function = position_of(frame)
     # All programs that are strings have this file name: since Python 3.13 the
     # lines would be those of the argument of `python -c`.
     text = ""
     if file != "<string>":
         text = linecache.getline(file, number, frame.f_globals)
     return SourceLine(
-        file=file,
-        number=number,
-        function=frame.f_code.co_name,
-        text=text.strip(),
+        file=file, number=number, function=function, text=text.strip()
     )
 
 

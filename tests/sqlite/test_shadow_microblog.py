@@ -81,6 +81,20 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
         .order_by(m.User.created_at)
         .limit(5)
     ),
+    "first page of two owners": lambda m, ids: (
+        select(m.Post)
+        .where(m.Post.user_id.in_([ids.ada, ids.bob]))
+        .order_by(m.Post.id)
+        .limit(5)
+        .offset(0)
+    ),
+    "second page of two owners": lambda m, ids: (
+        select(m.Post)
+        .where(m.Post.user_id.in_([ids.ada, ids.bob]))
+        .order_by(m.Post.id)
+        .limit(5)
+        .offset(5)
+    ),
     "by owner": lambda m, ids: (
         select(m.Post)
         .where(m.Post.user_id == ids.ada)
