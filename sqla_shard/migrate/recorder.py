@@ -63,7 +63,7 @@ class Recorder:
         self._failures: Counter[str] = Counter()
         self._omitted = 0
         #: Transactions that have begun, and those that were planned and have
-        #: ended; the seconds that these took, and planning them.
+        #: ended; the seconds of the processor that these took, and planning.
         self.seen = 0
         self.ended = 0
         self.busy = 0.0

@@ -128,7 +128,7 @@ class Report:
     :ivar omitted: statements whose line is not among the sites, since there
         were too many.
     :ivar failures: errors of shadow mode itself, by message.
-    :ivar planning: seconds that shadow mode took.
+    :ivar planning: seconds of the processor that shadow mode took.
     :ivar processes: number of processes.
     """
 

@@ -30,6 +30,8 @@ import sysconfig
 from collections.abc import Collection
 from pathlib import Path
 from time import perf_counter
+from time import process_time
+from time import thread_time
 from types import FrameType
 from types import TracebackType
 from typing import Any
@@ -92,8 +94,8 @@ class Shadow:
     :param declaration: what the tables will be.
     :param metadata: the tables of the application.
     :param sample: share of transactions that are planned, 0 to 1.
-    :param budget: maximum share that planning may take, of the time of all
-        transactions and of the time since the start; None for no limit.
+    :param budget: maximum share that planning may take of the processor time
+        of transactions, and of the process; None for no limit.
     :param directory: directory for reports, one file for each process; None
         to write none.
     :param every: seconds between two reports of a process.
@@ -151,7 +153,8 @@ class Shadow:
         self._forms: WeakKeyDictionary[Any, tuple[Form, Traffic | None]] = (
             WeakKeyDictionary()
         )
-        self._since = self._written = perf_counter()
+        self._since = process_time()
+        self._written = perf_counter()
 
     def after_fork(self) -> None:
         """Forget what the parent process has counted."""
@@ -251,21 +254,23 @@ class Shadow:
         recorder = self._recorder
         own = recorder.busy - recorder.planning
         busy = own * recorder.seen / recorder.ended if recorder.ended else 0
-        available = min(busy, perf_counter() - self._since)
+        available = min(busy, process_time() - self._since)
         return recorder.planning <= budget * available
 
     def _plan(self, transaction: Transaction) -> None:
         """Plan and count the pending execution of a transaction."""
-        started = perf_counter()
+        started = thread_time()
         try:
             self._see(transaction, transaction.pending)
         finally:
-            self._recorder.planning += perf_counter() - started
+            self._recorder.planning += thread_time() - started
 
     def _end(self, transaction: Transaction, is_committed: bool) -> None:
         recorder, writes = self._recorder, transaction.writes
-        recorder.busy += perf_counter() - transaction.begun_at
-        recorder.ended += 1
+        seconds = transaction.processor_time
+        if seconds is not None:
+            recorder.busy += seconds
+            recorder.ended += 1
         if writes.is_refused:
             what = "several_owners"
         elif writes.log.first is not None:
@@ -284,7 +289,7 @@ class Shadow:
         """Learn the owners of objects that a flush updates or deletes."""
         if not self._watch.is_planning:
             return
-        started = perf_counter()
+        started = thread_time()
         objects = [*session.deleted, *session.dirty][:_MOST_OBJECTS]
         try:
             for one in objects:
@@ -302,7 +307,7 @@ class Shadow:
                 self._planner.learn(table, row)
         except Exception as error:  # it must not become the application's
             self._failed(error)
-        self._recorder.planning += perf_counter() - started
+        self._recorder.planning += thread_time() - started
 
     # -- statements
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter
+from time import thread_time
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +33,9 @@ class Transaction:
     """A transaction that is planned.
 
     :ivar writes: what it has written.
-    :ivar begun_at: when its first statement was sent.
+    :ivar begun_at: the processor time of the thread that has sent its first
+        statement.
+    :ivar thread: that thread.
     :ivar pending: the execution that is planned next, after SQLAlchemy has
         read the primary keys that it has inserted; None if there is none.
     :ivar line: the line of the application that has executed it.
@@ -46,16 +49,25 @@ class Transaction:
         "pending",
         "seconds",
         "started",
+        "thread",
         "writes",
     )
 
     def __init__(self, writes: Writes) -> None:
         self.writes = writes
-        self.begun_at = perf_counter()
+        self.begun_at = thread_time()
+        self.thread = threading.get_ident()
         self.pending: Any = None
         self.line = _NOWHERE
         self.started = 0.0
         self.seconds = 0.0
+
+    @property
+    def processor_time(self) -> float | None:
+        """The seconds of its thread so far; None in another thread."""
+        if self.thread != threading.get_ident():
+            return None
+        return thread_time() - self.begun_at
 
 
 class _Known:

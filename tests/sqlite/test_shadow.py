@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sqlalchemy.orm import sessionmaker
 
 from sqla_shard.exc import ShadowReportError
 from sqla_shard.exc import ShadowSetupError
+from sqla_shard.migrate import Declaration
 from sqla_shard.migrate import load
 from sqla_shard.migrate import Lookup
 from sqla_shard.migrate import merge
@@ -196,6 +198,53 @@ def test_its_errors_are_counted_and_logged(
     (record,) = caplog.records
     assert record.name == "sqla_shard.migrate"
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("name", ["_is_library", "_write_in_time"])
+def test_no_error_of_it_reaches_the_application(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shadow = Shadow(BANK, bank, budget=None)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(shadow, name, fail)
+    with shadow:
+        shadow.watch(engine)
+        select_often(engine, 2)
+        report = shadow.report()
+    assert report.failures == {"ZeroDivisionError: a bug": 2}
+    # The statements are counted all the same.
+    assert report.total.statements == 2
+
+
+def test_owners_are_suggested_before_anything_is_declared(
+    engine: Engine,
+) -> None:
+    with Shadow(Declaration(), bank, budget=None) as shadow:
+        shadow.watch(engine)
+        with engine.begin() as connection:
+            close_month(connection, "2026-11")
+        report = shadow.report()
+    assert set(report.outcomes) == {"global", "textual"}
+    (best,) = suggest(bank, report.traffic)
+    assert best.is_recorded
+    assert best.declaration == BANK
+
+
+def test_threads_share_a_report(engine: Engine, tmp_path: Path) -> None:
+    file = create_engine(f"sqlite:///{tmp_path}/bank")
+    bank.create_all(file)
+    with Shadow(BANK, bank, budget=None) as shadow:
+        shadow.watch(file)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: select_often(file, 25), range(8)))
+        report = shadow.report()
+    file.dispose()
+    assert not report.failures
+    assert report.total.statements == 200
+    assert report.transactions == {"read": 200}
 
 
 def test_a_failed_statement_raises_the_same_error(engine: Engine) -> None:
