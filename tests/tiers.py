@@ -59,6 +59,7 @@ _PROCESSES = frozenset(
         "test_cli",
         "test_cli_cache",
         "test_cli_cache_option",
+        "test_cli_dashboard",
         "test_cli_fuzzed",
         "test_cli_ids",
         "test_cli_repair",
@@ -228,6 +229,7 @@ _AREAS = {
     "cli": ("command",),
     "contrib": ("follow", "feed", "feeds"),
     "cluster": ("health", "async", "loops", "overlapping", "usage"),
+    "dashboard": (),
     "engine": (
         "engines",
         "connections",

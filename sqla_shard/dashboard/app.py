@@ -36,9 +36,18 @@ _MOST_BYTES = 64 * 1024  # of a request
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
+class DashboardBlueprint(Blueprint):
+    """The pages, which an application mounts.
+
+    :ivar streams: the open streams of events.
+    """
+
+    streams: Streams
+
+
 def dashboard_blueprint(
     observer: Observer, *, allow_changes: bool = False
-) -> Blueprint:
+) -> DashboardBlueprint:
     """Return the pages, to be mounted by a Flask application.
 
     The pages have no login of their own; add one::
@@ -58,14 +67,15 @@ def dashboard_blueprint(
     :raises ExtensionSetupError: when it is registered without a secret key,
         although changes are allowed.
     """
-    streams = Streams(observer)
-    blueprint = Blueprint(
+    blueprint = DashboardBlueprint(
         FOLDER,
         __name__,
         static_folder="static",
         template_folder="templates",
     )
-    Pages(observer, streams, changes=allow_changes).add_to(blueprint)
+    blueprint.streams = Streams(observer)
+    pages = Pages(observer, blueprint.streams, changes=allow_changes)
+    pages.add_to(blueprint)
     blueprint.after_request(add_headers)
     blueprint.register_error_handler(HTTPException, _show_error)
     blueprint.add_app_template_filter(_when, "sqla_shard_when")
@@ -87,7 +97,6 @@ def dashboard_blueprint(
                 app=state.app.name,
             )
 
-    blueprint.sqla_shard_streams = streams  # type: ignore[attr-defined]  # for close()
     return blueprint
 
 
@@ -104,6 +113,12 @@ def create_app(
     :param hosts: names by which browsers may call it; others are refused,
         since a page elsewhere could have given itself this address.
     """
+    return _app_of(
+        dashboard_blueprint(observer, allow_changes=allow_changes), hosts
+    )
+
+
+def _app_of(blueprint: Blueprint, hosts: Sequence[str]) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config.update(
         SECRET_KEY=secrets.token_bytes(32),
@@ -113,9 +128,7 @@ def create_app(
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
     )
-    app.register_blueprint(
-        dashboard_blueprint(observer, allow_changes=allow_changes)
-    )
+    app.register_blueprint(blueprint)
     # Of addresses that no page has.
     app.register_error_handler(HTTPException, _show_error)
     app.after_request(add_headers)
@@ -154,9 +167,9 @@ class DashboardServer:
                 "dashboard_blueprint() in an application with a login",
                 app="sqla-shard dashboard",
             )
-        self.app = create_app(
-            observer, allow_changes=allow_changes, hosts=(*_NAMES, host)
-        )
+        blueprint = dashboard_blueprint(observer, allow_changes=allow_changes)
+        self._streams = blueprint.streams
+        self.app = _app_of(blueprint, (*_NAMES, host))
         self._server: BaseWSGIServer = make_server(
             host, port, self.app, threaded=True, request_handler=_Quiet
         )
@@ -171,8 +184,7 @@ class DashboardServer:
 
     def close(self) -> None:
         """End :meth:`serve`, and all streams."""
-        streams = self.app.blueprints[FOLDER].sqla_shard_streams  # type: ignore[attr-defined]  # set above
-        streams.close()
+        self._streams.close()
         self._server.shutdown()
         self._server.server_close()
 

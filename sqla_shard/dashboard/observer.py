@@ -184,6 +184,8 @@ class Observer:
             "servers",
             lambda: reader.states(cluster.topology, timeout=timeout),
             fresh=2.0,
+            # A server that hangs must not delay what others show.
+            share=1.0,
         )
         self._sizes = Cached(
             "sizes",
@@ -278,7 +280,8 @@ class Observer:
     def digest(self, topic: str) -> str:
         """Return a text that differs when a page should be drawn again.
 
-        :param topic: name of the page.
+        :param topic: name of the page; that of the fleet has what its shards
+            are coloured by.
         """
         read = _TOPICS.get(topic)
         epoch = self.cluster.topology.version
@@ -403,13 +406,31 @@ def _of_states(observer: Observer) -> tuple[Any, ...]:
     )
 
 
-def _of_map(observer: Observer) -> tuple[Any, ...]:
-    return (
-        *_of_states(observer),
-        observer.sizes(0.0).version,
-        observer.rollouts(0.0).version,
-        observer.load(0.0).version,
-    )
+def _of_sizes(observer: Observer) -> tuple[Any, ...]:
+    return (*_of_hot(observer), observer.sizes(0.0).version)
+
+
+def _of_revisions(observer: Observer) -> tuple[Any, ...]:
+    return (*_of_hot(observer), observer.rollouts(0.0).version)
+
+
+def _of_hot(observer: Observer) -> tuple[Any, ...]:
+    # Not the rates, with which a large map would be drawn every two seconds.
+    load = observer.load(0.0).value
+    hot = () if load is None else [(o.keyspace, o.shard_id) for o in load.hot]
+    return (*_of_states(observer), hot)
+
+
+def _of_load(observer: Observer) -> tuple[Any, ...]:
+    return (*_of_states(observer), observer.load(0.0).version)
+
+
+def _of_server(observer: Observer) -> tuple[Any, ...]:
+    return (*_of_sizes(observer), observer.rollouts(0.0).version)
+
+
+def _of_shard(observer: Observer) -> tuple[Any, ...]:
+    return (*_of_load(observer), observer.rollouts(0.0).version)
 
 
 def _of_queues(observer: Observer) -> tuple[Any, ...]:
@@ -447,11 +468,14 @@ def _of_rollouts(observer: Observer) -> tuple[Any, ...]:
     return found.error, found.version
 
 
-#: What the digest of a page is made of.
+#: What the digest of a page is made of: only what it shows is read.
 _TOPICS = {
-    "fleet": _of_map,
-    "server": _of_map,
-    "shard": _of_map,
+    "fleet-size": _of_sizes,
+    "fleet-rows": _of_sizes,
+    "fleet-load": _of_load,
+    "fleet-revision": _of_revisions,
+    "server": _of_server,
+    "shard": _of_shard,
     "history": _of_history,
     "schema": _of_rollouts,
     "jobs": _of_queues,

@@ -95,15 +95,21 @@ class Pages:
                     methods=["POST"],
                 )
 
-    def _page(self, page: str, **values: Any) -> str:
-        """Return a page."""
+    def _page(
+        self, page: str, *, topic: str | None = None, **values: Any
+    ) -> str:
+        """Return a page.
+
+        :param topic: topic of its events; by default its name.
+        """
         topology = self._observer.cluster.topology
         states = self._observer.states()
         return render_template(
             f"{FOLDER}/{page}.html",
             page=page,
-            # The name of the page is the topic of its events.
-            digest=self._observer.digest(page),
+            topic=topic or page,
+            # After the values were read, or it would be drawn twice.
+            digest=self._observer.digest(topic or page),
             topology=topology,
             source=self._observer.cluster.source_report(),
             states=states,
@@ -132,6 +138,7 @@ class Pages:
         sizes = self._observer.sizes().value
         return self._page(
             "fleet",
+            topic=f"fleet-{by}",
             drawing=self._maps.draw(by),
             by=by,
             colourings=choices,

@@ -54,14 +54,22 @@ class Cached(Generic[T]):
     :param name: name of the thread that reads it.
     :param read: returns the value; it has time limits of its own.
     :param fresh: seconds for which a value is not read again.
+    :param share: the share of the time in which it may be read: one that takes
+        long is read less often.
     """
 
     def __init__(
-        self, name: str, read: Callable[[], T], *, fresh: float
+        self,
+        name: str,
+        read: Callable[[], T],
+        *,
+        fresh: float,
+        share: float = 0.2,
     ) -> None:
         self._name = name
         self._read = read
         self._fresh = fresh
+        self._share = share
         self._value: T | None = None
         self._error: str | None = None
         self._version = 0
@@ -74,6 +82,7 @@ class Cached(Generic[T]):
         self._is_running = False
         self._taken: float | None = None
         self._tried: float | None = None
+        self._next = 0.0
 
     def get(self, wait: float) -> Reading[T]:
         """Return the value; start to read it again if it is old.
@@ -107,12 +116,12 @@ class Cached(Generic[T]):
             self._tried = None
 
     def _is_fresh(self) -> bool:
-        tried = self._tried
-        return tried is not None and monotonic() - tried < self._fresh
+        return self._tried is not None and monotonic() < self._next
 
     def _run(self) -> None:
         error: str | None = "the read failed; its traceback is in the log"
         value: T | None = None
+        began = monotonic()
         try:
             value = self._read()
             error = None
@@ -127,6 +136,8 @@ class Cached(Generic[T]):
                     self._version += value != self._value
                     self._value, self._taken = value, now
                 self._error, self._tried = error, now
+                took = now - began
+                self._next = began + max(self._fresh, took / self._share)
                 self._is_running = False
                 self._changed.notify_all()
 

@@ -292,6 +292,28 @@ def test_65536_shards_are_drawn_in_a_second(
     assert min(times) < 1000
 
 
+def test_a_server_that_hangs_delays_no_page(
+    scene: DashboardScene, enter: Callable[..., Visitor]
+) -> None:
+    one = enter()
+    one.page.goto("/")
+    fourth = one.page.locator('[data-server="server4"]')
+    expect(fourth).to_have_attribute("data-state", "good")
+    scene.servers[3].pause()
+    try:
+        expect(fourth).to_have_attribute("data-state", "bad", timeout=60_000)
+        for name, path in PAGES.items():
+            one.page.goto(path)
+            one.at(name.partition("-")[0])
+            expect(one.page.get_by_role("status")).to_contain_text("server4")
+        one.page.goto("/shards/objects/900")
+        expect(one.page.locator("main")).to_contain_text("could not be read")
+    finally:
+        scene.servers[3].resume()
+    one.page.goto("/")
+    expect(fourth).to_have_attribute("data-state", "good", timeout=60_000)
+
+
 def test_a_server_that_dies_is_shown(
     scene: DashboardScene, enter: Callable[..., Visitor]
 ) -> None:

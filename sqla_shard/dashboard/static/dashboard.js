@@ -73,7 +73,7 @@ const refresh = async () => {
 
 let stream = null;
 const listen = () => {
-  stream = new EventSource(`${main.dataset.events}?topic=${main.dataset.page}`);
+  stream = new EventSource(`${main.dataset.events}?topic=${main.dataset.topic}`);
   stream.addEventListener("open", () => show("live", "live"));
   stream.addEventListener("error", () => show("lost", "no connection"));
   stream.addEventListener("message", (event) => {

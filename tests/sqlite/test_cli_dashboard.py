@@ -1,0 +1,69 @@
+"""The program ``sqla-shard dashboard``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.client import HTTPConnection
+from http.client import HTTPResponse
+
+import pytest
+
+from sqla_shard import Cluster
+from sqla_shard.testing import sqlite_topology
+from tests.servers.command_line import ROOT
+from tests.servers.dashboard_scene import Base
+
+#: Seconds until it must have started, or ended.
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    document = sqlite_topology(tmp_path / "data", 2, 8)
+    (tmp_path / "topology.json").write_text(json.dumps(document))
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(Base.metadata)
+    return tmp_path
+
+
+def requested(address: str, path: str) -> HTTPResponse:
+    connection = HTTPConnection(address.removeprefix("http://"), timeout=60)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    return answer
+
+
+def test_it_serves_until_it_is_ended(folder):
+    arguments = "-t topology.json dashboard --port 0 --allow-changes"
+    program = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "sqla_shard.cli", *arguments.split()),
+            *("--models", "tests.servers.dashboard_scene"),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout is not None
+        address = program.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), program.communicate()
+        page = requested(address, "/explain").read().decode()
+        assert "over Board, Pin" in page
+        # A browser that listens does not keep it alive.
+        stream = requested(address, "/events?topic=jobs")
+        assert stream.readline() == b"retry: 2000\n"
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(PATIENCE) == 0
+        stream.close()
+    finally:
+        program.kill()
+        out, _ = program.communicate()
+    assert out == ""
