@@ -51,6 +51,7 @@ from sqla_shard.models.registration import retried_once
 from sqla_shard.models.registration import run
 from sqla_shard.models.registration import run_awaited
 from sqla_shard.models.registration import Saga
+from sqla_shard.models.spread_list import list_of
 from sqla_shard.routing import has_objects
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
@@ -177,10 +178,8 @@ class Finder:
         pairs = select(source, target)
         is_spread = definition.spread > 1
         if self._is_kind(definition.source.entity):
-            ours = pairs.where(source.in_(ids))
-            if is_spread:
-                ours = ours.options(everywhere())
-            found = self._pairs(ours)
+            places = self._pieces(cls, ids) if is_spread else None
+            found = self._pairs(pairs.where(source.in_(ids)), places)
             if is_spread:
                 # Rows of an inverse are deleted by changes of the mapping.
                 changed = definition.inverse_of
@@ -209,8 +208,25 @@ class Finder:
         """Return whether objects of a class are in the same table."""
         return issubclass(entity, self._kind.entity)
 
-    def _pairs(self, statement: Any) -> list[tuple[int, int]]:
-        return [(one, two) for one, two in self._session.execute(statement)]
+    def _pieces(self, cls: Any, ids: Sequence[int]) -> list[Place]:
+        """Return the shards with the pieces of spread lists."""
+        places = {
+            part.place.address: part.place
+            for source_id in ids
+            for part in list_of(cls, self._session, source_id).parts()
+        }
+        return list(places.values())
+
+    def _pairs(
+        self, statement: Any, places: list[Place] | None = None
+    ) -> list[tuple[int, int]]:
+        """Return sources and targets.
+
+        :param places: the shards of the rows; by default as routed.
+        """
+        at = None if places is None else {"places": places}
+        found = self._session.execute(statement, bind_arguments=at)
+        return [(one, two) for one, two in found]
 
     def _clear_lists(self, cls: Any, pairs: Pairs) -> DeletionStep:
         sources = _sources(pairs)

@@ -302,7 +302,8 @@ class MappingMixin:
     def recount(cls, session: ShardSession, source_id: int) -> int:
         """Count the rows of a list, and correct its stored number, if any.
 
-        ``verify relations --repair`` does this for all lists.
+        ``verify relations --repair`` does this for all lists.  The lengths of
+        a spread list are on several shards: use ``cross_shard="ordered"``.
 
         :returns: the number of rows.
         """

@@ -129,6 +129,7 @@ class Writing:
             assert Stars.append_many(session, ada, some) == some[9:]
         assert fans(cluster, ada) == some[::-1]
         with cluster.begin(**ACROSS) as session:
+            assert Stars.recount(session, ada) == 40
             assert Stars.clear(session, ada) == 40
         assert fans(cluster, ada) == []
         with cluster.session() as session:
@@ -311,7 +312,8 @@ class Together:
             )
             session.commit()
 
-    def test_a_deleted_object(self, cluster):
+    def test_a_deleted_object(self, cluster, monkeypatch):
+        monkeypatch.setattr(cluster, "scatters", False)
         ada, grace, *others = new_users(cluster, 9)
         for other in others:
             cluster.run(Watches.append, other, ada)
