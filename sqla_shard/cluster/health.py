@@ -33,7 +33,9 @@ class Health(SourceReport):
         confirmed the topology.
     :ivar from_snapshot: whether the topology was read from the snapshot,
         and the source has not confirmed it since the process began.
-    :ivar servers: by server name: None, or the error, such as
+    :ivar servers: by name of the server, which is its name in the first
+        keyspace, or ``keyspace/name`` if keyspaces have different servers of
+        that name: None, or the error, such as
         ``"TimeoutError: no response within 2 s"``.
     :ivar process_id: id of this process.
     """

@@ -19,6 +19,7 @@ from sqla_shard.exc import ClusterClosedError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
+from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
 
 __all__ = ["Places", "by_server"]
@@ -144,22 +145,23 @@ class Places:
         """Probe all servers at the same time.
 
         :param timeout: seconds.
-        :returns: by server name: None, or the error.
+        :returns: by name of the server, see :func:`.server_names`: None, or
+            the error.
         """
-        # A server of several keyspaces is probed only once; two keyspaces may
-        # have different servers with the same name.
-        names: dict[Engine, dict[str, None]] = {}
+        known = server_names(self.topology)
+        # A server of several keyspaces is probed only once.
+        names: dict[Engine, str] = {}
         try:
-            for name, place in self.servers():
-                names.setdefault(place.engine, {})[name] = None
+            for _, place in self.servers():
+                name = known[place.keyspace, place.server]
+                names.setdefault(place.engine, name)
         except ClusterClosedError as error:
-            spaces = self.topology.keyspaces.values()
-            return {s.name: error for space in spaces for s in space.servers}
+            return dict.fromkeys(known.values(), error)
         found: dict[str, Answer] = {}
         answers = self.engines.ask(list(names), timeout)
-        for engine, answer in zip(names, answers, strict=True):
-            for name in names[engine]:
-                found[name] = found.get(name) or answer
+        # The keyspaces of a server of SQLite have engines of their own.
+        for name, answer in zip(names.values(), answers, strict=True):
+            found[name] = found.get(name) or answer
         return found
 
     def warm(self, connections: int) -> None:

@@ -118,7 +118,8 @@ ENDED = "sqla_shard.ended"
 class EngineStats:
     """The pool of one server at one moment.
 
-    :ivar server: name of the server in the topology, or its names.
+    :ivar server: name of the server, as in :class:`.Health`; that of a
+        standby ends with ``" (standby)"``.
     :ivar address: host and port, or the file; never a password.
     :ivar idle: open connections waiting in the pool.
     :ivar busy: connections in use.

@@ -48,6 +48,7 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.topology import fill
 from sqla_shard.topology import Server
+from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
 from sqla_shard.util.forking import in_children
 
@@ -70,6 +71,19 @@ def urls_of(topology: Topology) -> set[str]:
         for text in (server.primary, server.standby)
         if text is not None
     }
+
+
+def _names_of(topology: Topology) -> dict[str, str]:
+    """Return the name of each server for reports, by its URL."""
+    names = server_names(topology)
+    found = {}
+    for keyspace in topology.keyspaces.values():
+        for server in keyspace.servers:
+            name = names[keyspace.name, server.name]
+            found[server.primary] = name
+            if server.standby is not None:
+                found.setdefault(server.standby, f"{name} (standby)")
+    return found
 
 
 def filled(text: str, environ: Mapping[str, str]) -> URL:
@@ -427,6 +441,7 @@ class Engines:
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
         busy = list(self._busy.values())
+        names = {} if self.topology is None else _names_of(self.topology)
         found = []
         retired = set(self.retired)
         for engine in [*list(self._engines.values()), *retired]:
@@ -435,7 +450,14 @@ class Engines:
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=self.name_of(engine),
+                    server=next(
+                        (
+                            names[text]
+                            for text in self._texts.get(engine.url, ())
+                            if text in names
+                        ),
+                        self.name_of(engine),
+                    ),
                     address=server_name(engine.url),
                     idle=idle,
                     busy=busy.count(engine),

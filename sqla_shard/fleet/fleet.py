@@ -205,21 +205,12 @@ def all_pairs(topology: Topology) -> list[Pair]:
     have different servers of that name.
     """
     entries = list(_entries(topology))
-    firsts: dict[str, tuple[Keyspace, Server]] = {}
+    names = server_names(topology)
+    found: dict[str, str] = {}
     for keyspace, server in entries:
-        firsts.setdefault(str(address_of(server.primary)), (keyspace, server))
-    places: dict[str, set[str]] = {}
-    for _, server in entries:
-        places.setdefault(server.name, set()).add(
-            str(address_of(server.primary))
-        )
-    names = {
-        key: f"{keyspace.name}/{server.name}"
-        if len(places[server.name]) > 1
-        else server.name
-        for key, (keyspace, server) in firsts.items()
-    }
-    return [Pair(name, _at(entries, key)) for key, name in names.items()]
+        key = str(address_of(server.primary))
+        found.setdefault(key, names[keyspace.name, server.name])
+    return [Pair(name, _at(entries, key)) for key, name in found.items()]
 
 
 def shard_of(topology: Topology, database: str) -> tuple[Keyspace, int] | None:

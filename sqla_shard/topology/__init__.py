@@ -40,6 +40,7 @@ from sqla_shard.topology.model import describe
 from sqla_shard.topology.model import find_object
 from sqla_shard.topology.model import find_shard
 from sqla_shard.topology.model import Location
+from sqla_shard.topology.model import server_names
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.shorthand import DEFAULT_URL
 from sqla_shard.topology.source import FileSource
@@ -79,5 +80,6 @@ __all__ = [
     "read_document",
     "redact",
     "refusals",
+    "server_names",
     "to_json",
 ]

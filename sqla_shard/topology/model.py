@@ -48,6 +48,7 @@ from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
 from sqla_shard.topology.keyspaces import ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
+from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.urls import Policy
 from sqla_shard.topology.validate import Checked
@@ -60,6 +61,7 @@ __all__ = [
     "describe",
     "find_object",
     "find_shard",
+    "server_names",
 ]
 
 
@@ -423,3 +425,29 @@ def _line(server: Server, keyspace: Keyspace) -> str:
     if server.generation is not None:
         parts.append(f"generation {server.generation}")
     return f"{server.name}: {', '.join(parts)}"
+
+
+def server_names(topology: Topology) -> dict[tuple[str, str], str]:
+    """Return one name for each server, for reports and metrics.
+
+    A server of several keyspaces has the name that it has in the first one.
+    If keyspaces have different servers of that name, it is ``keyspace/name``.
+
+    :returns: the names, by the name of a keyspace and that of the server in
+        the keyspace.
+    """
+    firsts: dict[str, tuple[str, str]] = {}
+    addresses: dict[tuple[str, str], str] = {}
+    of_name: dict[str, set[str]] = {}
+    for keyspace in topology.keyspaces.values():
+        for server in keyspace.servers:
+            address = str(address_of(server.primary))
+            addresses[keyspace.name, server.name] = address
+            firsts.setdefault(address, (keyspace.name, server.name))
+            of_name.setdefault(server.name, set()).add(address)
+    found = {}
+    for key, address in addresses.items():
+        space, name = firsts[address]
+        is_unique = len(of_name[name]) == 1
+        found[key] = name if is_unique else f"{space}/{name}"
+    return found

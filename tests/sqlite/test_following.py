@@ -1021,6 +1021,8 @@ def test_health_of_servers_of_one_name(places: Places) -> None:
     broken["servers"][0]["primary"] = f"sqlite:///{places.base / 'broken'}"
     with Cluster.from_topology(found) as cluster:
         health = cluster.health()
-    assert health.servers["server1"] is not None
+        assert {one.server for one in cluster.stats()} == set(health.servers)
+    assert health.servers["broken/server1"] is not None
+    assert health.servers["objects/server1"] is None
     assert health.servers["server2"] is None
     assert not health.is_good
