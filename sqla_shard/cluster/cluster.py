@@ -246,6 +246,15 @@ class Cluster(FromSources, EventTarget):
             listener(self, task, carrier)
         return carrier
 
+    def listens(self, name: str) -> bool:
+        """Return whether an event has listeners."""
+        return bool(getattr(self.dispatch, name))
+
+    def notify(self, name: str, *arguments: Any) -> None:
+        """Call the listeners of an event of a session."""
+        for listener in getattr(self.dispatch, name):
+            listener(self, *arguments)
+
     @property
     def places(self) -> Places:
         """The current shard locations."""
@@ -342,6 +351,7 @@ class Cluster(FromSources, EventTarget):
                 attempts=attempts,
                 timeout=timeout,
                 follower=self._follower,
+                repeats=partial(self.notify, "transaction_repeated"),
             ),
             key,
         )
@@ -409,6 +419,7 @@ class Cluster(FromSources, EventTarget):
                 attempts=attempts,
                 timeout=timeout,
                 follower=self._follower,
+                repeats=partial(self.notify, "transaction_repeated"),
             ),
             key,
         )

@@ -8,6 +8,8 @@ from sqlalchemy.event import Events
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import StatementReport
+from sqla_shard.exc import RoutingError
+from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
@@ -37,6 +39,39 @@ class ClusterEvents(Events[Cluster]):
 
         It is called in the thread of the session, before objects are loaded
         from the rows; exceptions of the listener are raised there.
+        """
+
+    def commit_ended(self, cluster: Cluster, report: CommitReport) -> None:
+        """Called after the COMMITs of a transaction, whatever the outcome.
+
+        It is called in the thread of the session; exceptions of the listener
+        are raised there, although the transaction may have been committed.
+        """
+
+    def transaction_repeated(
+        self, cluster: Cluster, error: Exception, attempt: int
+    ) -> None:
+        """Called before :meth:`Cluster.run` repeats a transaction.
+
+        :param error: the error of the last attempt.
+        :param attempt: its number, from 1.
+        """
+
+    def statement_refused(self, cluster: Cluster, error: RoutingError) -> None:
+        """Called after a statement was refused, which has sent nothing.
+
+        It is called in the thread of the session, below the line of the
+        application that has executed the statement.
+        """
+
+    def connection_obtained(
+        self, cluster: Cluster, server: str, seconds: float
+    ) -> None:
+        """Called after a transaction has got a connection to a server.
+
+        :param server: name of the server, as in :meth:`Cluster.stats`.
+        :param seconds: time for which the transaction has waited: for the
+            pool, and for a new connection.
         """
 
     def topology_changed(

@@ -210,6 +210,14 @@ class Loops:
         """Return what listeners store with a job."""
         return self._cluster.job_context(task)
 
+    def listens(self, name: str) -> bool:
+        """Return whether an event has listeners."""
+        return self._cluster.listens(name)
+
+    def notify(self, name: str, *arguments: Any) -> None:
+        """Call the listeners of an event of a session."""
+        self._cluster.notify(name, *arguments)
+
     @property
     def watch(self) -> Watch | None:
         """Listeners and comments for the statements of sessions."""

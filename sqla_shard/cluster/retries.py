@@ -88,6 +88,8 @@ class Retries:
     :param timeout: seconds after which no further attempt begins.
     :param follower: follower that finds newer topologies; None if there is
         none.
+    :param repeats: function that is called before each repetition, with the
+        error and the number of the attempt.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class Retries:
         attempts: int | None,
         timeout: float,
         follower: Fixed | Follower | None = None,
+        repeats: Callable[[Exception, int], None] | None = None,
     ) -> None:
+        self._repeats = repeats
         self._backends = backends
         self._attempts = attempts
         self._follower = follower
@@ -143,6 +147,8 @@ class Retries:
             self._failures[-1],
             extra={"action": "repeat", "attempt": self._count},
         )
+        if self._repeats is not None:
+            self._repeats(error, self._count)
         return self._next_pause(left)
 
     def pause_in_doubt(self, error: Exception) -> float | None:

@@ -155,6 +155,7 @@ class Engines:
         # classified later.
         self._kinds: dict[type[Backend], Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
+        self._report_names: tuple[Topology, dict[str, str]] | None = None
         self._busy: dict[int, Engine] = {}
         #: Connections of the driver, which a child process must close.
         self.open_connections = OpenConnections()
@@ -434,6 +435,24 @@ class Engines:
         names = self._names.get(engine.url) or self.retired.names_of(engine)
         return ", ".join(names) if names else server_name(engine.url)
 
+    def report_name(self, engine: Engine) -> str:
+        """Return the name of the server of an engine in reports.
+
+        See :func:`.server_names`.  A server that has left the topology has
+        the names that it had.
+        """
+        topology = self.topology
+        if topology is not None:
+            if self._report_names is None or (
+                self._report_names[0] is not topology
+            ):
+                self._report_names = topology, _names_of(topology)
+            names = self._report_names[1]
+            for text in self._texts.get(engine.url, ()):
+                if text in names:
+                    return names[text]
+        return self.name_of(engine)
+
     def backends(self) -> set[Backend]:
         """Return the backends of the servers that were used."""
         return set(self._kinds.values())
@@ -441,7 +460,6 @@ class Engines:
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
         busy = list(self._busy.values())
-        names = {} if self.topology is None else _names_of(self.topology)
         found = []
         retired = set(self.retired)
         for engine in [*list(self._engines.values()), *retired]:
@@ -450,14 +468,7 @@ class Engines:
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
             found.append(
                 EngineStats(
-                    server=next(
-                        (
-                            names[text]
-                            for text in self._texts.get(engine.url, ())
-                            if text in names
-                        ),
-                        self.name_of(engine),
-                    ),
+                    server=self.report_name(engine),
                     address=server_name(engine.url),
                     idle=idle,
                     busy=busy.count(engine),

@@ -35,6 +35,10 @@ at the same time.  It is 503 if the cluster is closed or no server responds.
 Monitoring should request ``/health/shards?all=1``, which is 503 as soon as one
 server is down.  The response contains names of servers and error messages, but
 no passwords; do not expose it to the public.
+
+``SQLA_SHARD_METRICS = "/metrics"`` adds a route for Prometheus, with the
+metrics of :mod:`sqla_shard.metrics.prometheus`; it needs the extra
+``prometheus``.
 """
 
 from __future__ import annotations
@@ -203,7 +207,8 @@ class FlaskCluster:
                 "application",
                 app=app.name,
             )
-        health = _health_path(app)
+        health = _route_path(app, "SQLA_SHARD_HEALTH", "/health/shards")
+        metrics = _route_path(app, "SQLA_SHARD_METRICS", "/metrics")
         given = cluster or self._cluster
         with ExitStack() as stack:
             cluster = given or stack.enter_context(_configured_cluster(app))
@@ -219,6 +224,8 @@ class FlaskCluster:
             app.add_url_rule(
                 health, "sqla_shard_health", partial(_health, cluster)
             )
+        if metrics is not None:
+            _add_metrics(app, metrics, cluster)
         app.extensions[EXTENSION] = self
         self._clusters[app] = cluster
 
@@ -502,15 +509,29 @@ def _read_cache_file(
     )
 
 
-def _health_path(app: Flask) -> str | None:
-    path: Any = app.config.get("SQLA_SHARD_HEALTH")
+def _route_path(app: Flask, name: str, example: str) -> str | None:
+    path: Any = app.config.get(name)
     if path is None or (isinstance(path, str) and path.startswith("/")):
         return path
     raise ExtensionSetupError(
-        "has an SQLA_SHARD_HEALTH that must be the path of a route, such as "
-        f"'/health/shards', not {path!r}",
+        f"has an {name} that must be the path of a route, such as "
+        f"{example!r}, not {path!r}",
         app=app.name,
     )
+
+
+def _add_metrics(app: Flask, path: str, cluster: Cluster) -> None:
+    """Add the route of ``SQLA_SHARD_METRICS``."""
+    # Import the package only if there is such a route.
+    from sqla_shard.metrics.prometheus import CONTENT_TYPE
+    from sqla_shard.metrics.prometheus import PrometheusMetrics
+
+    metrics = PrometheusMetrics(cluster)
+
+    def respond() -> Response:
+        return Response(metrics.render(), content_type=CONTENT_TYPE)
+
+    app.add_url_rule(path, "sqla_shard_metrics", respond)
 
 
 def _health(cluster: Cluster) -> Response:

@@ -29,6 +29,7 @@ from sqla_shard.fleet.journal import Journal
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
+from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
 from sqla_shard.topology.databases import Template
 from sqla_shard.topology.follow import is_zookeeper

@@ -14,6 +14,8 @@ which SQLAlchemy does not see, count as reads.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -33,9 +35,28 @@ from sqla_shard.util import sqlalchemy_private as private
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
 
-__all__ = ["Commits"]
+__all__ = ["CommitReport", "Commits"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitReport:
+    """The end of a transaction, for listeners of ``commit_ended``.
+
+    :ivar outcome: ``"committed"``; ``"read"``: committed, but nothing was
+        written; ``"failed"``: nothing was committed; ``"unknown"``: COMMIT
+        was sent, and its response lost; ``"partial"``: some servers have
+        committed, or may have.
+    :ivar servers: number of servers.
+    :ivar seconds: duration of all COMMITs.
+    :ivar error: the error, if any.
+    """
+
+    outcome: str
+    servers: int
+    seconds: float
+    error: BaseException | None = None
 
 
 class Commits:
@@ -81,9 +102,12 @@ class Commits:
             (p.connection for p in self._parts.values()), self._session
         )
         announced = announce(self._session)
+        writes = any(True for _ in self._session.log.in_order())
+        start = perf_counter()
         try:
             self._commit_or_report()
         except BaseException as error:
+            self._report(_outcome(error), start, error)
             if announced is not None and _is_undone(error):
                 announced.after_rollback()
             elif announced is not None:
@@ -92,6 +116,20 @@ class Commits:
         self._is_done = True
         if announced is not None:
             announced.after_commit()
+        self._report("committed" if writes else "read", start)
+
+    def _report(
+        self, outcome: str, start: float, error: BaseException | None = None
+    ) -> None:
+        cluster = self._session.cluster
+        if cluster.listens("commit_ended"):
+            report = CommitReport(
+                outcome=outcome,
+                servers=len(self._parts),
+                seconds=perf_counter() - start,
+                error=error,
+            )
+            cluster.notify("commit_ended", report)
 
     def _commit_or_report(self) -> None:
         try:
@@ -172,6 +210,13 @@ class _Part:
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _outcome(error: BaseException) -> str:
+    """Return the outcome of a transaction whose COMMIT has failed."""
+    if isinstance(error, PartialCommitError):
+        return "partial"
+    return "failed" if _is_undone(error) else "unknown"
 
 
 def _is_undone(error: BaseException) -> bool:

@@ -273,6 +273,11 @@ class Usage:
         elif self._users.get(_USER) is getcurrent():
             del self._users[_USER]
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether a use is inside of another one of the same user."""
+        return self._depth > 0
+
     def end(self) -> None:
         """Forget uses that an exception interrupted before they ended."""
         self._depth = 0

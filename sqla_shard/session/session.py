@@ -25,6 +25,7 @@ import os
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ from sqla_shard.engine.hooks import TRANSACTION_LOG
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ForkedSessionError
 from sqla_shard.exc import NoShardKeyError
+from sqla_shard.exc import RoutingError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.exc.base import summary
 from sqla_shard.routing import keyspace_of
@@ -443,9 +445,17 @@ class ShardSession(ShardedSession):
         self, engine: Any, execution_options: Any = None, **kw: Any
     ) -> Connection:
         if not getattr(engine, ANSWERS, False):
-            return super()._connection_for_bind(
-                engine, execution_options, **kw
-            )
+            connect = super()._connection_for_bind
+            if not self.cluster.listens("connection_obtained") or any(
+                one.engine is engine for one in self._connections
+            ):
+                return connect(engine, execution_options, **kw)
+            start = perf_counter()
+            connection = connect(engine, execution_options, **kw)
+            waited = perf_counter() - start
+            name = self.places.engines.report_name(engine)
+            self.cluster.notify("connection_obtained", name, waited)
+            return connection
         # SQLAlchemy does the same before it connects to a server.
         private.check_can_execute(self)
         found = self._cache_connection
@@ -462,7 +472,14 @@ class ShardSession(ShardedSession):
 
     def _execute_internal(self, *args: Any, **kwargs: Any) -> Any:
         with self.usage:
-            return super()._execute_internal(*args, **kwargs)
+            try:
+                return super()._execute_internal(*args, **kwargs)
+            except RoutingError as error:
+                # Once, although a statement on several shards is several
+                # executions.
+                if not self.usage.is_nested:
+                    self.cluster.notify("statement_refused", error)
+                raise
 
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
