@@ -27,6 +27,7 @@ servers.  ::
     sqla-shard cache repair            run pending cache invalidations
     sqla-shard cache stats             cache nodes and pending invalidations
     sqla-shard load                    hot shards, objects and lists
+    sqla-shard exporter                metrics of the servers, for Prometheus
     sqla-shard verify lookups          check lookup keys against objects
     sqla-shard verify claims           list open claims of lookup keys
     sqla-shard verify relations        check mapping rows against objects

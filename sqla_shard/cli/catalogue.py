@@ -70,6 +70,12 @@ PROGRAM: Sections = {
             "Serve pages that show the fleet, until Ctrl-C or SIGTERM.",
             extra="dashboard",
         ),
+        "exporter": Lazy(
+            "exporter_command:exporter_command",
+            "Serve the metrics of the servers at /metrics, until SIGTERM or "
+            "Ctrl-C.",
+            extra="prometheus",
+        ),
     },
     "Rows and transactions": {
         "verify": Lazy(

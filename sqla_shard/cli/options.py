@@ -188,13 +188,14 @@ class Settings:
             environ=None if connects else self.blank,
         )
 
-    def cluster(self) -> Cluster:
+    def cluster(self, **options: Any) -> Cluster:
         """Return a cluster that follows its topology.
 
         Repairs and long runs need it: with an outdated topology they would
         search for objects on a former primary, and delete rows that refer
         to these objects.
 
+        :param options: arguments of :class:`Cluster`.
         :raises TopologyError: see :meth:`topology`.
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """
@@ -205,6 +206,7 @@ class Settings:
             placeholders=self.placeholders,
             # A snapshot may be outdated.
             snapshot=False,
+            **options,
         )
 
     def silent_cluster(self) -> Cluster:

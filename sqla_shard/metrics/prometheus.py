@@ -164,7 +164,7 @@ class PrometheusMetrics:
         if self._shares:
             self.refresh()
             registry = CollectorRegistry()
-            multiprocess.MultiProcessCollector(registry)
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # has no annotations
         return prometheus_client.generate_latest(registry)
 
     async def asgi_app(

@@ -1,0 +1,384 @@
+"""What the servers of a fleet report, each part within a time limit.
+
+A part that has not ended in time is read further in its thread, and left out;
+the next reading does not start it a second time.  So a server that hangs costs
+one thread, and delays nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import partial
+from time import monotonic
+from time import perf_counter
+from typing import Any
+
+from sqlalchemy import make_url
+from sqlalchemy import text as sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine.registry import filled
+from sqla_shard.engine.registry import urls_of
+from sqla_shard.engine.unread import describe_unread
+from sqla_shard.exc.base import summary
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.jobs.queue_counts import queue_counts
+from sqla_shard.metrics.definitions import metric
+from sqla_shard.metrics.load import report_load
+from sqla_shard.metrics.load_stores import LoadStore
+from sqla_shard.metrics.recorder import Observation
+from sqla_shard.outbox.invalidations import by_region
+from sqla_shard.outbox.invalidations import outbox_size
+from sqla_shard.outbox.pending_operations import counts
+from sqla_shard.schema.selection import shards_of
+from sqla_shard.schema.versions import read_versions
+from sqla_shard.topology import server_names
+from sqla_shard.topology import Topology
+
+__all__ = ["FleetMetrics"]
+
+_log = logging.getLogger("sqla_shard.exporter")
+
+#: What a part returns: observations, and a line for each problem.
+_Read = Callable[[], tuple[list[Observation], list[str]]]
+
+_QUEUE_STATES = (
+    *("due", "scheduled", "running", "expired", "failed", "done"),
+)
+
+
+class FleetMetrics:
+    """The metrics of the servers of a cluster.
+
+    :param cluster: a cluster whose connections have time limits, see
+        :meth:`options`.
+    :param timeout: seconds after which what was not read is left out.
+    :param interval: seconds for which counts of rows are read once.
+    :param load: where the processes publish their load; None to leave it out.
+    :param environ: values of the placeholders in URLs.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        timeout: float = 3.0,
+        interval: float = 30.0,
+        load: LoadStore | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._timeout = timeout
+        self._environ = os.environ if environ is None else environ
+        self._load = load
+        self._lock = threading.Lock()
+        self._parts = {
+            name: _Part(name, read, interval)
+            for name, read in (
+                ("operations", self._operations),
+                ("outbox", self._outbox),
+                ("queues", self._queues),
+                ("schema", self._schema),
+            )
+        }
+        if load is not None:
+            self._parts["load"] = _Part("load", self._shares, 0.0)
+        self._servers: dict[tuple[str, str, str], _Part] = {}
+
+    @staticmethod
+    def options(topology: Topology, timeout: float) -> dict[str, Any]:
+        """Return the engine options of a cluster with time limits.
+
+        :param timeout: seconds of :class:`FleetMetrics`.
+        """
+        if not any(url.startswith("mysql") for url in urls_of(topology)):
+            # The driver of SQLite has other options, and waits for nothing.
+            return {}
+        # Less than the whole: what other servers return must come in time.
+        limit = max(1, int(timeout * 0.6))
+        return {
+            "connect_args": {
+                "connect_timeout": limit,
+                "read_timeout": limit,
+                "write_timeout": limit,
+            }
+        }
+
+    def collect(self) -> list[Observation]:
+        """Return the metrics, after ``timeout`` seconds at the latest."""
+        with self._lock:
+            end = monotonic() + self._timeout
+            servers = self._probes()
+            parts = {**self._parts}
+            for one in (*servers.values(), *parts.values()):
+                one.start()
+            found = [
+                Observation(metric("published.epoch"), self._epoch()),
+            ]
+            for (name, role, _), part in servers.items():
+                observed, is_up = part.result(end)
+                up = Observation(metric("server.up"), is_up, (name, role))
+                found += [up, *observed]
+            for name, part in parts.items():
+                observed, is_read = part.result(end)
+                found += observed
+                found.append(
+                    Observation(metric("exporter.read"), is_read, (name,))
+                )
+            return found
+
+    def _epoch(self) -> int:
+        return self._cluster.topology.epoch
+
+    # -- servers
+
+    def _probes(self) -> dict[tuple[str, str, str], _Part]:
+        """Return a part for each server of the topology."""
+        topology = self._cluster.topology
+        names = server_names(topology)
+        wanted: dict[tuple[str, str, str], _Part] = {}
+        for keyspace in topology.keyspaces.values():
+            for server in keyspace.servers:
+                name = names[keyspace.name, server.name]
+                for role, url in (
+                    ("primary", server.primary),
+                    ("standby", server.standby),
+                ):
+                    if url is None:
+                        continue
+                    key = name, role, url
+                    read = partial(self._server, name, role, url)
+                    wanted[key] = self._servers.get(key) or _Part(
+                        f"{name} {role}", read, 0.0
+                    )
+        self._servers = wanted
+        return wanted
+
+    def _server(
+        self, name: str, role: str, url: str
+    ) -> tuple[list[Observation], list[str]]:
+        """Read the state of a server.
+
+        :raises SQLAlchemyError: if it does not respond.
+        """
+        where = filled(url, self._environ)
+        if make_url(url).get_backend_name() != "mysql":
+            return [self._ping(name, role)], []
+        with Admin(where, name=name, timeout=self._timeout) as admin:
+            start = perf_counter()
+            admin.value("SELECT 1")
+            seconds = perf_counter() - start
+            replication = replication_of(admin)
+            ((_, connected),) = admin.rows(
+                "SHOW GLOBAL STATUS LIKE 'Threads_connected'"
+            )
+            values = {
+                "server.round_trip": seconds,
+                "server.read_only": replication.is_read_only(),
+                "server.connections": connected,
+                "server.connection_limit": admin.value(
+                    "SELECT @@GLOBAL.max_connections"
+                ),
+            }
+            found = [
+                Observation(metric(key), float(value), (name, role))
+                for key, value in values.items()
+            ]
+            if role == "standby":
+                found += _of_standby(name, replication)
+            return found, []
+
+    def _ping(self, name: str, role: str) -> Observation:
+        """Time a statement on a SQLite server: a directory of files.
+
+        :raises SQLAlchemyError: if there is no file.
+        """
+        places = self._cluster.places
+        names = server_names(places.topology)
+        place = next(
+            place
+            for _, place in places.servers()
+            if names[place.keyspace, place.server] == name
+        )
+        with place.engine.connect() as connection:
+            start = perf_counter()
+            connection.execute(sql("SELECT 1"))
+            seconds = perf_counter() - start
+        return Observation(metric("server.round_trip"), seconds, (name, role))
+
+    # -- counts of rows
+
+    def _operations(self) -> tuple[list[Observation], list[str]]:
+        found, unread = counts(self._cluster)
+        observed = []
+        for one in found:
+            labels = (one.operation,)
+            age = one.oldest.total_seconds()
+            observed += [
+                Observation(metric("operation.pending"), one.count, labels),
+                Observation(metric("operation.failed"), one.failed, labels),
+                Observation(metric("operation.oldest"), age, labels),
+            ]
+        return observed, describe_unread(unread)
+
+    def _outbox(self) -> tuple[list[Observation], list[str]]:
+        sizes, unread = outbox_size(self._cluster)
+        observed = []
+        for region, one in by_region(sizes).items():
+            age = one.oldest.total_seconds()
+            observed += [
+                Observation(metric("outbox.pending"), one.rows, (region,)),
+                Observation(metric("outbox.oldest"), age, (region,)),
+            ]
+        return observed, describe_unread(unread)
+
+    def _queues(self) -> tuple[list[Observation], list[str]]:
+        found, unread = queue_counts(self._cluster)
+        observed = [
+            Observation(metric("queue.unread_servers"), len(unread)),
+        ]
+        for one in found:
+            oldest = 0.0 if one.oldest is None else one.oldest.total_seconds()
+            observed.append(
+                Observation(metric("queue.oldest"), oldest, (one.queue,))
+            )
+            observed += [
+                Observation(
+                    metric("queue.jobs"),
+                    getattr(one, state),
+                    (one.queue, state),
+                )
+                for state in _QUEUE_STATES
+            ]
+        return observed, describe_unread(unread)
+
+    def _schema(self) -> tuple[list[Observation], list[str]]:
+        places = self._cluster.places
+        observed = []
+        problems: dict[str, None] = {}
+        for keyspace in places.topology.keyspaces.values():
+            versions = read_versions(
+                places, shards_of(places, keyspace), "alembic_version"
+            )
+            known = [one for one in versions if one.is_known]
+            for one in versions:
+                if not one.is_known:
+                    why = one.error or "a database is missing"
+                    problems[f"{one.shard.server}: {why}"] = None
+            shards = Counter(",".join(one.heads) for one in known)
+            observed += [
+                Observation(
+                    metric("schema.shards"), count, (keyspace.name, revision)
+                )
+                for revision, count in shards.items()
+            ]
+            unfinished = sum(one.open is not None for one in known)
+            observed.append(
+                Observation(
+                    metric("schema.unfinished"), unfinished, (keyspace.name,)
+                )
+            )
+        return observed, list(problems)
+
+    def _shares(self) -> tuple[list[Observation], list[str]]:
+        snapshots = () if self._load is None else self._load.snapshots()
+        report = report_load(snapshots, self._cluster.topology, top=20)
+        observed: list[Observation] = []
+        hot: Counter[tuple[str, str]] = Counter()
+        for one in report.shards:
+            for operation, share, is_hot in (
+                ("read", one.read_share, one.hot_reads),
+                ("write", one.write_share, one.hot_writes),
+            ):
+                labels = one.keyspace, str(one.shard_id), operation
+                observed.append(
+                    Observation(metric("load.share"), share, labels)
+                )
+                hot[one.keyspace, operation] += is_hot
+        observed += [
+            Observation(metric("load.hot"), count, labels)
+            for labels, count in hot.items()
+        ]
+        return observed, []
+
+
+def _of_standby(name: str, replication: Any) -> Iterator[Observation]:
+    """Yield the state of the replication of a standby."""
+    status = replication.status()
+    runs = status is not None and status.runs
+    yield Observation(metric("server.replication_runs"), runs, (name,))
+    if status is not None and status.lag is not None:
+        yield Observation(metric("server.lag"), status.lag, (name,))
+
+
+class _Part:
+    """A part of the metrics, which is read in a thread.
+
+    :param name: name of the part, for the log.
+    :param read: reads it.
+    :param interval: seconds for which it is read once.
+    """
+
+    def __init__(self, name: str, read: _Read, interval: float) -> None:
+        self._name = name
+        self._read = read
+        self._interval = interval
+        self._thread: threading.Thread | None = None
+        self._found: list[Observation] = []
+        self._is_read = False
+        self._at = -interval - 1.0
+        self._problems: list[str] = []
+
+    def start(self) -> None:
+        """Begin to read, unless the last reading is new, or has not ended."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if monotonic() - self._at <= self._interval:
+            return
+        # An unexpected error must not leave the values of the last reading.
+        self._found, self._is_read = [], False
+        self._thread = threading.Thread(
+            target=self._run,
+            name=f"sqla-shard-exporter {self._name}",
+            # A driver may wait longer than the exporter lives.
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        found: list[Observation] = []
+        try:
+            found, problems = self._read()
+        except (SQLAlchemyError, OSError) as error:
+            problems = [summary(error)]
+        for problem in problems:
+            # One that persists is logged once.
+            if problem not in self._problems:
+                _log.warning(
+                    "%s is not read: %s",
+                    self._name,
+                    problem,
+                    extra={"action": "export"},
+                )
+        self._problems = problems
+        self._found, self._is_read = found, not problems
+        self._at = monotonic()
+
+    def result(self, end: float) -> tuple[list[Observation], bool]:
+        """Return what was read, and whether it is complete.
+
+        :param end: when to stop waiting, by the monotonic clock.
+        """
+        if self._thread is not None:
+            self._thread.join(max(end - monotonic(), 0))
+            if self._thread.is_alive():
+                return [], False
+        return self._found, self._is_read
