@@ -26,7 +26,7 @@ ifndef TOGETHER
 endif
 .PHONY: help demo quickstart check test all pythons python3.13 python3.10 \
     lint type audit docs servers mariadb mariabackup zookeeper memcached \
-    redis chromium mysqlclient spider soak bench lock release clean
+    redis prometheus chromium mysqlclient spider soak bench lock release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -354,6 +354,23 @@ find_redis || complain "although apt-get installed it"
 endef
 export INSTALL_REDIS
 
+# No package has the program by itself: this one brings a service, which the
+# tests do not use.
+
+define INSTALL_PROMETHEUS
+what=PROMETHEUS
+advice="The tests of the alert rules are skipped; install Prometheus 2.42 or \
+later"
+find_prometheus() {
+    command -v prometheus && command -v promtool
+}
+if find_prometheus >/dev/null; then exit; fi
+prepare "Prometheus (with its service)"
+install prometheus
+find_prometheus || complain "although apt-get installed it"
+endef
+export INSTALL_PROMETHEUS
+
 # Ubuntu has it as a snap only, which a script cannot install quietly.
 
 define INSTALL_CHROMIUM
@@ -411,7 +428,7 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
 endef
 export FETCH_SPIDER
 
-servers: mariadb mariabackup zookeeper memcached redis chromium mysqlclient ## install what the tests need, where apt-get may
+servers: mariadb mariabackup zookeeper memcached redis prometheus chromium mysqlclient ## install what the tests need, where apt-get may
 
 mariadb:
 	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
@@ -427,6 +444,9 @@ memcached:
 
 redis:
 	@sh -c "$$APT_GET; $$INSTALL_REDIS"
+
+prometheus:
+	@sh -c "$$APT_GET; $$INSTALL_PROMETHEUS"
 
 chromium:
 	@sh -c "$$APT_GET; $$INSTALL_CHROMIUM"

@@ -28,7 +28,11 @@ attributes are:
     attribute that the ORM loaded lazily, such as ``Pin.comments``.
 
 The metrics are ``db.client.operation.duration`` (seconds),
-``db.client.response.returned_rows``, and ``sqla_shard.fan_out`` (servers).
+``db.client.response.returned_rows``, ``sqla_shard.fan_out`` (servers), and
+those of :doc:`/reference/metrics` with the same names, and ``sqla_shard.``
+before each label: ``sqla_shard.statement.duration`` has ``sqla_shard.server``.
+Pools and topology are reported only if one cluster is instrumented, not the
+class.
 
 Metrics of caches are the counts of :class:`~sqla_shard.cache.RegionStats`, by
 region (``sqla_shard.cache.region``): ``sqla_shard.cache.hits``, ``.misses``,
@@ -53,6 +57,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from functools import partial
 from time import time_ns
@@ -79,6 +84,11 @@ from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.exc.base import code_of
 from sqla_shard.ext.opentelemetry_jobs import instrument_queues
 from sqla_shard.ext.opentelemetry_jobs import JobInstrumentation
+from sqla_shard.metrics.definitions import APPLICATION
+from sqla_shard.metrics.definitions import Metric
+from sqla_shard.metrics.definitions import metric
+from sqla_shard.metrics.recorder import observations
+from sqla_shard.metrics.recorder import Recorder
 
 __all__ = ["Instrumentation", "instrument", "instrument_queues"]
 
@@ -86,25 +96,9 @@ _NAME = "sqla_shard"
 _MOST_SHARDS = 100
 _MOST_SUMMARY = 255
 _DURATIONS = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10]
-_SERVERS = [1, 2, 4, 8, 16, 32, 64, 128]
-#: Metrics of a cache: name, unit, description.
-_CACHE = (
-    ("hits", "{key}", "Keys found in the cache."),
-    ("misses", "{key}", "Keys read from the database."),
-    ("fills", "{value}", "Values written to the cache."),
-    ("lease_losses", "{value}", "Values not cached due to a write meanwhile."),
-    ("blocked", "{key}", "Misses due to a tombstone or a restarted node."),
-    ("unfillable", "{key}", "Misses of transactions that cannot fill."),
-    ("errors", "{key}", "Misses due to a node that did not respond."),
-    ("unreadable", "{value}", "Values of another version or server."),
-    ("waits", "{key}", "Misses that another client was about to fill."),
-    ("gave_up", "{key}", "Waits that timed out."),
-    ("invalidations", "{key}", "Tombstones written."),
-    ("outbox", "{key}", "Tombstones that could not be written."),
-    ("bytes_read", "By", "Bytes of values read."),
-    ("bytes_written", "By", "Bytes of values written."),
-    ("seconds", "s", "Time spent on the cache."),
-)
+#: The metrics that have attributes of their own; those of jobs are in
+#: opentelemetry_jobs.
+_OWN = ("sqla_shard.fan_out", "sqla_shard.cache.", "sqla_shard.job.")
 _ROWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 _OPERATION = re.compile(r"[\s(]*([A-Za-z]+)")
@@ -158,23 +152,34 @@ class Instrumentation:
             description="Rows returned by a statement.",
             explicit_bucket_boundaries_advisory=_ROWS,
         )
+        fan_out = metric("fan_out")
         self._fan_out = meter.create_histogram(
-            "sqla_shard.fan_out",
-            unit="{server}",
-            description="Servers that executed a statement.",
-            explicit_bucket_boundaries_advisory=_SERVERS,
+            fan_out.name,
+            unit=fan_out.unit,
+            description=fan_out.help,
+            explicit_bucket_boundaries_advisory=list(fan_out.buckets),
         )
         self._has_ended = False
         # Meters never release callbacks, which must not keep a cluster
         # alive.
         owner = weakref.ref(self)
-        for name, unit, description in _CACHE:
-            meter.create_observable_counter(
-                f"sqla_shard.cache.{name}",
-                [partial(_observe, owner, name)],
-                unit=unit,
-                description=description,
-            )
+        for one in APPLICATION:
+            if one.name.startswith("sqla_shard.cache."):
+                name = one.name.rpartition(".")[2]
+                meter.create_observable_counter(
+                    one.name,
+                    [partial(_observe, owner, name)],
+                    unit=one.unit,
+                    description=one.help,
+                )
+            elif one.kind == "gauge":
+                meter.create_observable_gauge(
+                    one.name,
+                    [partial(_observe_gauge, owner, one)],
+                    unit=one.unit,
+                    description=one.help,
+                )
+        self._recorder = Recorder(cluster, _Meter(meter))
         event.listen(cluster, "after_statement", self._report)
         self._jobs = JobInstrumentation(cluster, self._tracer, meter)
 
@@ -182,8 +187,20 @@ class Instrumentation:
         """Stop recording spans and metrics."""
         self._has_ended = True
         self._jobs.uninstrument()
+        self._recorder.stop()
         if event.contains(self._target, "after_statement", self._report):
             event.remove(self._target, "after_statement", self._report)
+
+    def _observe_gauge(self, one: Metric) -> Iterable[metrics.Observation]:
+        """Return the values of a gauge, of one cluster only."""
+        target = self._target
+        if self._has_ended or isinstance(target, type):
+            return []
+        return [
+            metrics.Observation(found.value, _attributes(one, found.labels))
+            for found in observations(target)
+            if found.metric is one
+        ]
 
     def _observe(self, name: str) -> Iterable[metrics.Observation]:
         """Return the counts of the caches, by region."""
@@ -261,6 +278,56 @@ def _observe(
 ) -> Iterable[metrics.Observation]:
     found = owner()
     return [] if found is None else found._observe(name)
+
+
+def _observe_gauge(
+    owner: weakref.ref[Instrumentation],
+    one: Metric,
+    options: metrics.CallbackOptions,
+) -> Iterable[metrics.Observation]:
+    found = owner()
+    return [] if found is None else found._observe_gauge(one)
+
+
+def _attributes(one: Metric, labels: Sequence[str]) -> dict[str, str]:
+    return {
+        f"sqla_shard.{name}": value
+        for name, value in zip(one.labels, labels, strict=True)
+    }
+
+
+class _Meter:
+    """The instruments of a meter; see :class:`.Sink`."""
+
+    def __init__(self, meter: metrics.Meter) -> None:
+        self._counters: dict[str, metrics.Counter] = {}
+        self._histograms: dict[str, metrics.Histogram] = {}
+        for one in APPLICATION:
+            if one.name.startswith(_OWN):
+                continue
+            if one.kind == "counter":
+                self._counters[one.name] = meter.create_counter(
+                    one.name, unit=one.unit, description=one.help
+                )
+            elif one.kind == "histogram":
+                self._histograms[one.name] = meter.create_histogram(
+                    one.name,
+                    unit=one.unit,
+                    description=one.help,
+                    explicit_bucket_boundaries_advisory=list(one.buckets),
+                )
+
+    def add(self, one: Metric, amount: float, *labels: str) -> None:
+        """Increase a counter."""
+        counter = self._counters.get(one.name)
+        if counter is not None:
+            counter.add(amount, _attributes(one, labels))
+
+    def record(self, one: Metric, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
+        histogram = self._histograms.get(one.name)
+        if histogram is not None:
+            histogram.record(value, _attributes(one, labels))
 
 
 def _end(span: trace.Span, error: BaseException | None, end: int) -> None:

@@ -47,10 +47,11 @@ from sqla_shard.jobs import ClaimedJob
 from sqla_shard.jobs import JobReport
 from sqla_shard.jobs.queue_counts import queue_counts
 from sqla_shard.jobs.queue_counts import QueueCount
+from sqla_shard.metrics.definitions import Metric
+from sqla_shard.metrics.definitions import metric
 
 __all__ = ["JobInstrumentation", "instrument_queues"]
 
-_DURATIONS = [0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600]
 _STATES = ("due", "scheduled", "running", "expired", "failed", "done")
 #: Seconds for which the metrics of one export share their reads.
 _FRESH = 2.0
@@ -72,22 +73,15 @@ class JobInstrumentation:
     ) -> None:
         self._tracer = tracer
         self._target = target
+        duration = metric("job.duration")
         self._duration = meter.create_histogram(
-            "sqla_shard.job.duration",
-            unit="s",
-            description="Duration of the runs of jobs.",
-            explicit_bucket_boundaries_advisory=_DURATIONS,
+            duration.name,
+            unit=duration.unit,
+            description=duration.help,
+            explicit_bucket_boundaries_advisory=list(duration.buckets),
         )
-        self._retries = meter.create_counter(
-            "sqla_shard.job.retries",
-            unit="{attempt}",
-            description="Attempts after the first.",
-        )
-        self._lost = meter.create_counter(
-            "sqla_shard.job.lost_claims",
-            unit="{job}",
-            description="Jobs whose claim was lost.",
-        )
+        self._retries = _counter(meter, metric("job.retries"))
+        self._lost = _counter(meter, metric("job.lost_claims"))
         self._spans: dict[int, tuple[trace.Span, Any]] = {}
         self._listeners: dict[str, Callable[..., None]] = {
             "before_enqueue": self._inject,
@@ -205,21 +199,16 @@ def instrument_queues(
     """
     meter = metrics.get_meter("sqla_shard", meter_provider=meter_provider)
     queues = _Queues(cluster)
-    meter.create_observable_gauge(
-        "sqla_shard.queue.jobs",
-        [queues.jobs],
-        unit="{job}",
-        description="Jobs of a queue, by state.",
-    )
-    meter.create_observable_gauge(
-        "sqla_shard.queue.oldest",
-        [queues.oldest],
-        unit="s",
-        description="Time for which the oldest due job has been due.",
-    )
-    meter.create_observable_gauge(
-        "sqla_shard.queue.unread_servers",
-        [queues.unread],
-        unit="{server}",
-        description="Servers whose jobs were not counted.",
-    )
+    for name, read in (
+        ("queue.jobs", queues.jobs),
+        ("queue.oldest", queues.oldest),
+        ("queue.unread_servers", queues.unread),
+    ):
+        one = metric(name)
+        meter.create_observable_gauge(
+            one.name, [read], unit=one.unit, description=one.help
+        )
+
+
+def _counter(meter: metrics.Meter, one: Metric) -> metrics.Counter:
+    return meter.create_counter(one.name, unit=one.unit, description=one.help)

@@ -171,6 +171,11 @@ APPLICATION = (
         "s",
         "Time since the source has confirmed the topology of the process.",
     ),
+    _gauge(
+        "topology.stale",
+        "1",
+        "1 if the source of the topology cannot be read, 0 if it can.",
+    ),
     _counter("cache.hits", "{key}", "Keys found in the cache.", "region"),
     _counter(
         "cache.misses", "{key}", "Keys read from the database.", "region"
@@ -345,11 +350,6 @@ FLEET = (
         "keyspace",
     ),
     _gauge("published.epoch", "{epoch}", "Epoch of the published topology."),
-    _gauge(
-        "clients.epoch",
-        "{epoch}",
-        "Lowest epoch that a registered process uses.",
-    ),
     _gauge(
         "load.share",
         "1",

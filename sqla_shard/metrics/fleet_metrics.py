@@ -27,6 +27,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.registry import filled
 from sqla_shard.engine.registry import urls_of
 from sqla_shard.engine.unread import describe_unread
+from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import summary
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
@@ -49,6 +50,9 @@ _log = logging.getLogger("sqla_shard.exporter")
 
 #: What a part returns: observations, and a line for each problem.
 _Read = Callable[[], tuple[list[Observation], list[str]]]
+
+#: The account may not see the state of replication.
+_DENIED = 1227
 
 _QUEUE_STATES = (
     *("due", "scheduled", "running", "expired", "failed", "done"),
@@ -124,8 +128,10 @@ class FleetMetrics:
                 Observation(metric("published.epoch"), self._epoch()),
             ]
             for (name, role, _), part in servers.items():
-                observed, is_up = part.result(end)
-                up = Observation(metric("server.up"), is_up, (name, role))
+                observed, _ = part.result(end)
+                up = Observation(
+                    metric("server.up"), bool(observed), (name, role)
+                )
                 found += [up, *observed]
             for name, part in parts.items():
                 observed, is_read = part.result(end)
@@ -192,9 +198,15 @@ class FleetMetrics:
                 Observation(metric(key), float(value), (name, role))
                 for key, value in values.items()
             ]
+            problems = []
             if role == "standby":
-                found += _of_standby(name, replication)
-            return found, []
+                try:
+                    found += _of_standby(name, replication)
+                except FleetServerError as error:
+                    if error.number != _DENIED:
+                        raise
+                    problems.append(f"replication of {name}: {error}")
+            return found, problems
 
     def _ping(self, name: str, role: str) -> Observation:
         """Time a statement on a SQLite server: a directory of files.

@@ -40,9 +40,11 @@ except ImportError as error:
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.metrics.definitions import APPLICATION
 from sqla_shard.metrics.definitions import Metric
+from sqla_shard.metrics.definitions import metric
 from sqla_shard.metrics.recorder import observations
 from sqla_shard.metrics.recorder import Recorder
 from sqla_shard.metrics.recorder import Totals
+from sqla_shard.session.commit import OUTCOMES
 from sqla_shard.util.forking import in_children
 
 __all__ = ["CONTENT_TYPE", "DIRECTORY", "PrometheusMetrics"]
@@ -95,6 +97,9 @@ class PrometheusMetrics:
                 option="registry",
                 value=registry,
             ) from error
+        for outcome in OUTCOMES:
+            # A counter that begins with 1 does not increase in Prometheus.
+            self.add(metric("transaction.commits"), 0, outcome)
         self._recorder = Recorder(cluster, self)
         self._ended = threading.Event()
         if self._shares:
@@ -129,17 +134,17 @@ class PrometheusMetrics:
         for one in (self._before, *self._instruments.values()):
             self._registry.unregister(one)
 
-    def add(self, metric: Metric, amount: float, *labels: str) -> None:
+    def add(self, one: Metric, amount: float, *labels: str) -> None:
         """Increase a counter; see :class:`.Sink`."""
-        self._of(metric, labels).inc(amount)
+        self._of(one, labels).inc(amount)
 
-    def record(self, metric: Metric, value: float, *labels: str) -> None:
+    def record(self, one: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram; see :class:`.Sink`."""
-        self._of(metric, labels).observe(value)
+        self._of(one, labels).observe(value)
 
-    def _of(self, metric: Metric, labels: tuple[str, ...]) -> Any:
-        instrument = self._instruments[metric.name]
-        return instrument.labels(*labels) if metric.labels else instrument
+    def _of(self, one: Metric, labels: tuple[str, ...]) -> Any:
+        instrument = self._instruments[one.name]
+        return instrument.labels(*labels) if one.labels else instrument
 
     def refresh(self) -> None:
         """Read the pools, the state of the topology and the cache."""

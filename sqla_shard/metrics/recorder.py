@@ -57,11 +57,11 @@ _CACHE = tuple(
 class Sink(Protocol):
     """A library of metrics."""
 
-    def add(self, metric: Metric, amount: float, *labels: str) -> None:
+    def add(self, one: Metric, amount: float, *labels: str) -> None:
         """Increase a counter."""
         ...
 
-    def record(self, metric: Metric, value: float, *labels: str) -> None:
+    def record(self, one: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram."""
         ...
 
@@ -173,6 +173,7 @@ def observations(cluster: Cluster) -> Iterator[Observation]:
     source = cluster.source_report()
     yield Observation(metric("topology.epoch"), source.epoch)
     yield Observation(metric("topology.age"), source.age)
+    yield Observation(metric("topology.stale"), source.state == "stale")
     if cluster.cache is not None:
         for region in cluster.cache.stats():
             for one in _CACHE:

@@ -35,9 +35,13 @@ from sqla_shard.util import sqlalchemy_private as private
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
 
-__all__ = ["CommitReport", "Commits"]
+__all__ = ["OUTCOMES", "CommitReport", "Commits"]
 
 _log = logging.getLogger(__name__)
+
+
+OUTCOMES = ("committed", "read", "failed", "unknown", "partial")
+"""The outcomes of a :class:`CommitReport`."""
 
 
 @dataclass(frozen=True, kw_only=True)
