@@ -124,12 +124,12 @@ class LoadSnapshot:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LoadSnapshot | None:
+    def from_dict(cls, values: Any) -> LoadSnapshot | None:
         """Return a snapshot from its JSON values.
 
-        :returns: None if another version of this package has written it.
+        :returns: None if they are not a snapshot of this version.
         """
-        if values["version"] != _VERSION:
+        if not isinstance(values, dict) or values.get("version") != _VERSION:
             return None
         return cls(
             process=values["process"],

@@ -28,6 +28,7 @@ from typing import Any
 from typing import Protocol
 from typing import TYPE_CHECKING
 
+from sqla_shard.cache.stores import State
 from sqla_shard.exc import MetricsOptionError
 from sqla_shard.metrics.load import LoadSnapshot
 from sqla_shard.metrics.load_meter import LoadMeter
@@ -54,6 +55,8 @@ _FRESH = 10.0
 #: Maximum number of processes in a cache.
 _SLOTS = 256
 _TOKEN_BYTES = 16
+#: End of the names of files in a directory.
+_SUFFIX = ".load"
 
 
 class LoadStore(Protocol):
@@ -81,8 +84,13 @@ def _packed(snapshot: LoadSnapshot) -> bytes:
 def _unpacked(values: Iterable[bytes]) -> list[LoadSnapshot]:
     """Return the fresh snapshots of this version."""
     oldest = time() - _FRESH
-    found = (LoadSnapshot.from_dict(json.loads(data)) for data in values)
-    return [one for one in found if one is not None and one.at >= oldest]
+    found = []
+    for data in values:
+        # A crash of the machine may leave an empty file.
+        one = LoadSnapshot.from_dict(json.loads(data)) if data else None
+        if one is not None and one.at >= oldest:
+            found.append(one)
+    return found
 
 
 class LoadDirectory:
@@ -102,7 +110,7 @@ class LoadDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", snapshot.process)
         replace_file(
-            self.path / f"{name}.json",
+            self.path / f"{name}{_SUFFIX}",
             _packed(snapshot),
             0o644,
             durable=False,
@@ -136,7 +144,7 @@ class LoadDirectory:
             return [
                 self.path / entry.name
                 for entry in entries
-                if entry.name.endswith(".json")
+                if entry.name.endswith(_SUFFIX)
             ]
 
 
@@ -188,9 +196,17 @@ class LoadCache:
         return key in self._store.fill({key: (lease, data)}, int(_FRESH))
 
     def snapshots(self) -> list[LoadSnapshot]:
-        """Return the fresh snapshots of all processes."""
+        """Return the fresh snapshots of all processes.
+
+        :raises OSError: if a server does not respond.
+        """
         found = self._store.fetch(self._keys, lease=0)
-        return _unpacked(one.value for one in found.values() if one.value)
+        if any(one.state is State.LOST for one in found.values()):
+            raise OSError(
+                "the load of some processes cannot be read: servers of the "
+                "cache do not respond"
+            )
+        return _unpacked(one.value for one in found.values())
 
 
 class LoadPublisher:

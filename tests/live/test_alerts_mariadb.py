@@ -70,18 +70,8 @@ class Scene:
         self.pair = enter(MariaDBPair("server2", fast=True))
         self.proxy = enter(Proxy(self.single.host, self.single.port))
         self.primary = self.pair.primary
-        grant = f"GRANT SLAVE MONITOR ON *.* TO '{self.primary.user}'@'%'"
         for server in (self.single, *self.pair.servers):
-            users = server.root_execute(
-                "SELECT user, host FROM mysql.user WHERE user = %s",
-                (server.user,),
-            )
-            for user, host in users:
-                server.root_execute(
-                    grant.replace("'%'", f"'{host}'").replace(
-                        self.primary.user, user
-                    )
-                )
+            _let_see_replication(server)
         self._create()
         self.load = folder / "load"
         self.publish(1)
@@ -200,6 +190,21 @@ class Scene:
         process.terminate()
         assert process.wait(60) == 0
         process.stdout.close()
+
+
+def _let_see_replication(server):
+    """Give the application the privilege for the state of a standby."""
+    with server.root_connect() as connection:
+        cursor = connection.cursor()
+        # Each server by itself: otherwise replication would stop.
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute(
+            "SELECT host FROM mysql.user WHERE user = %s", (server.user,)
+        )
+        for (host,) in cursor.fetchall():
+            cursor.execute(
+                "GRANT SLAVE MONITOR ON *.* TO %s@%s", (server.user, host)
+            )
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,8 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         NOT_READ,
         "server2",
     ),
+    "load": (("load", "--cache", "cache.toml"), 1, "do not respond"),
+    "exporter": (("exporter", "--port", "0"), 0, "serving http://"),
     # These connect to nothing.
     "id": (("id", USER), 0, ""),
     "where": (("where", USER), 0, "server2"),
@@ -204,12 +206,13 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "fleet resume": (("fleet", "resume"), 1, "SQLA_SHARD_OPERATOR"),
     "fleet undo": (("fleet", "undo"), 1, "SQLA_SHARD_OPERATOR"),
 }
-#: It waits until the ZooKeeper is there, or SIGTERM comes.
-UNTIL_ENDED = "topology agent"
+#: They wait until the ZooKeeper is there, or SIGTERM comes.
+AGENT = "topology agent"
+UNTIL_ENDED = (AGENT, "exporter")
 SILENT = "no server answered within 5 seconds"
 #: With a ZooKeeper that hangs.
 ZOOKEEPERS: dict[str, tuple[tuple[str, ...], int, str]] = {
-    name: (("topology", *arguments), 0 if name == UNTIL_ENDED else 1, SILENT)
+    name: (("topology", *arguments), 0 if name == AGENT else 1, SILENT)
     for name, arguments in {
         "topology push": ("push", "topology.json", "--yes"),
         "topology history": ("history",),
@@ -217,7 +220,7 @@ ZOOKEEPERS: dict[str, tuple[tuple[str, ...], int, str]] = {
         "topology reset": ("reset", "topology.json", "--yes"),
         "topology rollback": ("rollback", "--to", "1", "--yes"),
         "topology watch": ("watch",),
-        UNTIL_ENDED: ("agent", "--out", "agent.json"),
+        AGENT: ("agent", "--out", "agent.json"),
         "any other": ("show",),
     }.items()
 }
@@ -278,13 +281,14 @@ def outcomes(
                 directory=str(directory),
                 result=str(places[name]),
             )
-        ended = set(places) - {UNTIL_ENDED}
+        ended = set(places) - set(UNTIL_ENDED)
         wait_until(
             lambda: all(places[name].exists() for name in ended),
             seconds=PATIENCE,
         )
-        os.kill(numbers[UNTIL_ENDED], signal.SIGTERM)
-        wait_until(places[UNTIL_ENDED].exists, seconds=PATIENCE)
+        for name in UNTIL_ENDED:
+            os.kill(numbers[name], signal.SIGTERM)
+            wait_until(places[name].exists, seconds=PATIENCE)
         yield {
             name: {
                 **json.loads(place.read_text()),

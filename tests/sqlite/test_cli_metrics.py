@@ -1,0 +1,140 @@
+"""sqla-shard load and exporter, on SQLite."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from dataclasses import replace
+from time import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sqla_shard import pack
+from sqla_shard.metrics import LoadDirectory
+from sqla_shard.metrics import measure_load
+from sqla_shard.topology import to_json
+from tests.models.clusters import at
+from tests.models.clusters import on_sqlite
+from tests.models.models import PIN
+from tests.models.models import Pin
+from tests.servers.cache_files import write_regions
+from tests.servers.command_line import COMMAND
+from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
+from tests.servers.command_line import ROOT
+
+cluster = on_sqlite()
+
+
+@pytest.fixture
+def topology(cluster, tmp_path):
+    path = tmp_path / "topology.json"
+    path.write_bytes(to_json(cluster.topology))
+    return path
+
+
+@pytest.fixture
+def published(cluster, tmp_path):
+    """Publish reads of one shard, and one of another."""
+    meter = measure_load(cluster, rate=1)
+    with cluster.session() as session:
+        for shard in (3,) * 40 + (20,):
+            session.get(Pin, pack(shard, PIN, 1))
+    store = LoadDirectory(tmp_path / "load")
+    # Fresh for long: a busy machine needs seconds to start the program.
+    store.put(replace(meter.snapshot(), at=time() + 600))
+    meter.stop()
+    # Other files are not read.
+    (store.path / "readme.txt").write_text("not JSON")
+    (store.path / "empty.load").touch()
+    return store.path
+
+
+def test_load(topology, published):
+    found = invoke("-t", topology, "load", "--directory", published)
+    assert found.exit_code == 1
+    assert "HOT: shard 3 of objects on server1 takes 97.6 %" in found.stdout
+    found = invoke(
+        *("-t", topology, "load", "--directory", published),
+        *("--top", "1", "--json"),
+    )
+    (shard,) = json.loads(found.stdout)["shards"]
+    assert (shard["shard_id"], shard["is_hot"]) == (3, True)
+
+
+def test_load_without_a_place(topology):
+    found = invoke("-t", topology, "load")
+    assert found.exit_code == 2
+    assert "--directory PATH or --cache FILE" in found.stderr
+    for arguments in (
+        ("--directory", ".", "--cache", "c.toml"),
+        ("--region", "pins"),
+    ):
+        found = invoke("-t", topology, "load", *arguments)
+        assert found.exit_code == 2
+
+
+def test_load_of_no_process(topology, tmp_path):
+    found = invoke("-t", topology, "load", "--directory", tmp_path)
+    assert found.exit_code == 1
+    assert "no process has published" in found.stderr
+    missing = tmp_path / "missing"
+    found = invoke("-t", topology, "load", "--directory", missing)
+    assert found.exit_code == 1
+    assert "missing" in found.stderr
+
+
+def test_load_of_a_cache_without_a_prefix(topology, tmp_path):
+    file = write_regions(tmp_path / "cache.toml", {"pins": ["127.0.0.1:1"]})
+    found = invoke("-t", topology, "load", "--cache", file)
+    assert found.exit_code == 1
+    assert "prefix" in found.stderr
+
+
+@pytest.fixture
+def exporter(topology, published):
+    """Start the program; yield its URL."""
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            *("-t", topology, "exporter", "--port", "0", "--timeout", "60"),
+            *("--directory", published),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    line = process.stdout.readline()
+    yield line.removeprefix("serving ").strip()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    process.stdout.close()
+
+
+def test_the_exporter(cluster, exporter):
+    assert exporter.startswith("http://127.0.0.1:")
+    with cluster.begin() as session:
+        session.add(at(3, Pin(title="a")))
+    response = httpx.get(exporter, timeout=120)
+    assert response.headers["Cache-Control"] == "no-store"
+    exposition = response.text
+    found = {
+        (
+            sample.name,
+            *(value for _, value in sorted(sample.labels.items())),
+        ): sample.value
+        for family in text_string_to_metric_families(exposition)
+        for sample in family.samples
+    }
+    assert found["sqla_shard_server_up", "primary", "server1"] == 1
+    assert found["sqla_shard_server_up", "primary", "server2"] == 1
+    assert found["sqla_shard_published_epoch",] == 1
+    assert found["sqla_shard_exporter_read", "operations"] == 1
+    shares = "sqla_shard_load_share"
+    assert found[shares, "objects", "read", "3"] == pytest.approx(40 / 41)
+    assert found["sqla_shard_load_hot", "objects", "read"] == 1
+    assert httpx.get(exporter.replace("/metrics", "/")).status_code == 404
