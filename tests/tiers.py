@@ -62,6 +62,7 @@ _PROCESSES = frozenset(
         "test_cli_dashboard",
         "test_cli_fuzzed",
         "test_cli_ids",
+        "test_cli_metrics",
         "test_cli_repair",
         "test_cli_shell",
         "test_cli_topology",
@@ -77,6 +78,7 @@ _PROCESSES = frozenset(
         "test_pinboard_cache",
         "test_pinboard_joining",
         "test_pinboard_tables",
+        "test_prometheus",
         "test_provision",
         "test_release",
         "test_repairing",
@@ -101,6 +103,7 @@ _THOROUGH = frozenset(
     [
         "test_acls_chaos_zookeeper",
         "test_agent_zookeeper",
+        "test_alerts_mariadb",
         "test_async_faults_mariadb",
         "test_bookmarks_limits",
         "test_browser_cache",
@@ -243,7 +246,7 @@ _AREAS = {
     "jobs": (),
     "lookup": ("lookups", "sign"),
     "merging": ("merge", "merged", "scatter", "ordering"),
-    "metrics": ("load", "prometheus", "exporter"),
+    "metrics": ("load", "prometheus", "monitoring", "alerts"),
     "models": (
         "codecs",
         "definition",

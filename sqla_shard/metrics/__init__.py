@@ -1,8 +1,13 @@
 """Metrics of a cluster, and the load of its virtual shards.
 
-``load``         data of samples, and the report of hot shards
-``load_meter``   samples of the statements of this process
-``load_stores``  snapshots of several processes
+``definitions``    the table of metrics
+``recorder``       events and states of a cluster, for a library of metrics
+``prometheus``     ``/metrics`` of an application
+``fleet_metrics``  the state of the servers, within a time limit
+``exporter``       the HTTP server of ``sqla-shard exporter``
+``load``           data of samples, and the report of hot shards
+``load_meter``     samples of the statements of this process
+``load_stores``    snapshots of several processes
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from sqla_shard.metrics.definitions import METRICS
+from tests.servers.command_line import ROOT
 from tests.servers.prometheus import MONITORING
 
 _NAME = re.compile(r"\bsqla_shard_\w+")
@@ -67,3 +68,16 @@ def test_labels_of_expressions_exist():
 def test_each_rule_has_a_reason(rule):
     assert re.search(r'\n +reason: "[^"]{40,}"', rule), rule
     assert re.search(r"\n +severity: |severity: (page|warn)", rule), rule
+
+
+def test_the_reference_has_each_metric_with_its_meaning():
+    page = (ROOT / "docs" / "reference" / "metrics.rst").read_text("utf-8")
+    rows = re.findall(r"\* - ``(sqla_shard_\w+)``\n +- (.+)\n +- (.+)", page)
+    assert rows == [
+        (
+            one.prometheus_name,
+            ", ".join(f"``{label}``" for label in one.labels) or "-",
+            one.help,
+        )
+        for one in METRICS.values()
+    ]
