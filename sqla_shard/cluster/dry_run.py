@@ -151,6 +151,13 @@ class _DryCluster:
     caching: None = None
     seal: Seal = field(default_factory=Seal)
 
+    def listens(self, name: str) -> bool:
+        """Return False: what is not sent is not reported."""
+        return False
+
+    def notify(self, name: str, *arguments: Any) -> None:
+        """Report nothing."""
+
 
 class _DryPlaces(Places):
     """The locations of a topology, with connections that do nothing."""
