@@ -15,6 +15,7 @@ import subprocess
 import threading
 from time import monotonic
 
+import httpx
 import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry
@@ -47,6 +48,8 @@ from tests.servers.prometheus import require_prometheus
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 SHARDS = 4
+#: Seconds of the exporter.
+TIMEOUT = 4
 #: Seconds within which an alert is raised, or ends.
 DEADLINE = 200
 #: Seconds in which further alerts of a fault are raised: two scrapes.
@@ -77,7 +80,7 @@ class Scene:
         self.publish(1)
         self.application_file = folder / "application.json"
         self.topology(self.application_file, 1)
-        self.exporter, url = self._start_exporter()
+        self.exporter, self.url = self._start_exporter()
         self.cluster = enter(Cluster.from_file(self.application_file))
         registry = CollectorRegistry()
         metrics = PrometheusMetrics(self.cluster, registry)
@@ -91,7 +94,7 @@ class Scene:
         self.prometheus = enter(
             PrometheusServer(
                 {
-                    "127.0.0.1:9477": url.split("/")[2],
+                    "127.0.0.1:9477": self.url.split("/")[2],
                     "127.0.0.1:8000": f"127.0.0.1:{server.server_port}",
                 },
                 RULES,
@@ -170,7 +173,8 @@ class Scene:
             [
                 *COMMAND,
                 *("-t", self.folder / "topology.json", "exporter"),
-                *("--port", "0", "--timeout", "4", "--interval", "0"),
+                *("--port", "0", "--timeout", str(TIMEOUT)),
+                *("--interval", "0"),
                 *("--directory", self.load),
             ],
             cwd=ROOT,
@@ -489,6 +493,23 @@ def test_each_alert_is_raised_by_its_fault_and_by_no_other(scene, alert):
         # What else the fault raises, it raises by now.
         threading.Event().wait(SETTLED)
         wait_for(scene, {alert})
+    wait_for(scene, set())
+
+
+def test_a_server_that_hangs_delays_no_scrape(scene):
+    scene.proxy.hang()
+    try:
+        start = monotonic()
+        response = httpx.get(scene.url, timeout=DEADLINE)
+        seconds = monotonic() - start
+    finally:
+        scene.proxy.restore()
+    lines = response.text.splitlines()
+    up = 'sqla_shard_server_up{role="%s",server="%s"} %s'
+    assert up % ("primary", "server1", "0.0") in lines
+    assert up % ("primary", "server2", "1.0") in lines
+    # Without a limit it would be the 30 seconds of the driver.
+    assert seconds < 5 * TIMEOUT
     wait_for(scene, set())
 
 
