@@ -445,16 +445,15 @@ class ShardSession(ShardedSession):
         self, engine: Any, execution_options: Any = None, **kw: Any
     ) -> Connection:
         if not getattr(engine, ANSWERS, False):
-            connect = super()._connection_for_bind
-            if not self.cluster.listens("connection_obtained") or any(
-                one.engine is engine for one in self._connections
-            ):
-                return connect(engine, execution_options, **kw)
+            # Called for each statement: look for listeners only if the
+            # transaction has begun on another server.
+            known = len(self._connections)
             start = perf_counter()
-            connection = connect(engine, execution_options, **kw)
-            waited = perf_counter() - start
-            name = self.places.engines.report_name(engine)
-            self.cluster.notify("connection_obtained", name, waited)
+            connection = super()._connection_for_bind(
+                engine, execution_options, **kw
+            )
+            if len(self._connections) > known:
+                self._report_wait(engine, perf_counter() - start)
             return connection
         # SQLAlchemy does the same before it connects to a server.
         private.check_can_execute(self)
@@ -463,6 +462,11 @@ class ShardSession(ShardedSession):
             self.close_cache_connection()
             found = self._cache_connection = engine.connect()
         return found
+
+    def _report_wait(self, engine: Any, seconds: float) -> None:
+        if self.cluster.listens("connection_obtained"):
+            name = self.places.engines.report_name(engine)
+            self.cluster.notify("connection_obtained", name, seconds)
 
     def close_cache_connection(self) -> None:
         """Close the connection to the engine of cached rows."""
