@@ -31,8 +31,9 @@ tables: each change of a board is one transaction on one database.  Other
 shards are used for mail addresses and names of users, the users and boards
 that a user follows, and pins that were saved on another board.  A home page
 is read from the tables; with Redis, ``home.store`` in ``models.py`` would be
-a :class:`~sqla_shard.contrib.FeedStore`.  Operations that a killed
-command has left are completed when it is started again.
+a :class:`~sqla_shard.contrib.FeedStore`, with a worker for the queue
+``feeds``.  Operations that a killed command has left are completed when it is
+started again.
 
 Jobs re-space lists, import bookmark files, and fetch the titles of pins that
 were saved without one, from public servers only.  A thread of the command runs

@@ -204,8 +204,20 @@ class Feed(FeedTables):
             self.forget.enqueue(session, list(followers), near=near)
 
     def _forget(self, user_ids: list[int]) -> None:
-        if self.store is not None:
-            self.store.forget(user_ids)
+        self._required_store().forget(user_ids)
+
+    def _required_store(self) -> FeedStore:
+        """Return the store; refuse to run jobs without one.
+
+        The jobs of a process with a store would be lost.
+        """
+        if self.store is None:
+            raise FeedStoreError(
+                "this process runs jobs of feeds, and has no store; set "
+                "Feed.store in the program of the worker as well",
+                server="",
+            )
+        return self.store
 
     def _fan_out(
         self, author_id: int, board_id: int, post_id: int, sequence: int
@@ -215,8 +227,7 @@ class Feed(FeedTables):
         A job that was interrupted continues after its last batch; adding a
         post again changes nothing.
         """
-        if self.store is None:
-            return
+        store = self._required_store()
         job = current_job()
         if job.checkpoint is None:
             if self._is_pulled(job.cluster, author_id):
@@ -234,7 +245,7 @@ class Feed(FeedTables):
                 batch=self._batch,
                 position=position,
             ):
-                self.store.add(batch.users, entry)
+                store.add(batch.users, entry)
                 if batch.position is not None and batch.users:
                     session.rollback()
                     job.save([until, batch.position])

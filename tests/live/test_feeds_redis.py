@@ -113,6 +113,23 @@ def test_a_job_that_runs_again_changes_nothing(cluster, store, monkeypatch):
     assert sum(map(len, calls)) == len(fans) + len(calls[2])
 
 
+def test_a_worker_without_redis_does_not_lose_jobs(
+    cluster, store, monkeypatch
+):
+    ada, bob = users(cluster, 2)
+    (board,) = boards(cluster, bob, 1)
+    run(cluster, follows.follow_user, ada, bob)
+    run_jobs(cluster)
+    assert ids_of(cluster, ada) == []
+    one = pin(cluster, bob, board)
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, "store", None)
+        report = Worker(cluster, ["feeds"]).run(until_empty=True)
+    assert (report.succeeded, report.failed) == (0, 1)
+    _finish_jobs(cluster)
+    assert stored(store, ada) == [one]
+
+
 def test_unfollowed_and_deleted_posts_are_removed_when_read(cluster, store):
     ada, bob, eve = users(cluster, 3)
     one, two = boards(cluster, bob, 2)
