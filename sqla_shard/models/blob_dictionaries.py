@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import bindparam
 from sqlalchemy import Connection
+from sqlalchemy import event
 from sqlalchemy import select
 from sqlalchemy import true
 from sqlalchemy.orm import Mapper
@@ -25,6 +26,7 @@ from sqlalchemy.orm import object_session
 
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.outbox.tables import DICTIONARIES as TABLE
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
@@ -58,6 +60,30 @@ def name_of(table: Any) -> str | None:
     if kind.compression is None:
         return None
     return kind.dictionary
+
+
+def _refuse_columns(mapper: Mapper[Any], cls: type[Any]) -> None:
+    """Handle ``mapper_configured``: refuse compression of other columns.
+
+    They would be written as JSON for ever.
+
+    :raises ClassDefinitionError: for such a column.
+    """
+    for column in mapper.columns:
+        if (
+            isinstance(column.type, JSONBlob)
+            and column.type.compression is not None
+            and (column.name != "data" or not hasattr(cls, "__sqla_shard__"))
+        ):
+            raise ClassDefinitionError(
+                f"the column {column.name} cannot be compressed: only the "
+                "blob of an object class can, with the class keyword "
+                'compression="zstd"; leave it out',
+                class_name=cls.__name__,
+            )
+
+
+event.listen(Mapper, "mapper_configured", _refuse_columns)
 
 
 def choose_dictionary(

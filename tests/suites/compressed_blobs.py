@@ -18,9 +18,13 @@ from sqlalchemy import func
 from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy import text
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
 
 from sqla_shard import blobs
 from sqla_shard import Cluster
+from sqla_shard import JSONBlob
 from sqla_shard import scatter
 from sqla_shard.exc import BlobCompressionError
 from sqla_shard.exc import ClassDefinitionError
@@ -405,6 +409,18 @@ class Unreadable(Suite):
         packed = one.pack('{"a":"5 of many","b":2222}')
         with pytest.raises(ValueError, match="cannot be decompressed"):
             other.unpack(packed, 10_000)
+
+    def test_other_columns_are_refused(self):
+        class Other(DeclarativeBase):
+            pass
+
+        class Note(Other):
+            __tablename__ = "notes"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            body = mapped_column(JSONBlob(compression="zstd"))
+
+        with pytest.raises(ClassDefinitionError, match="column body cannot"):
+            Note()
 
     def test_expressions_are_refused(self, cluster):
         with pytest.raises(UnsupportedStatementError) as refused:
