@@ -85,7 +85,7 @@ class LoadMeter:
             )
         self.rate = rate
         self.window = window
-        self._places: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
+        self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
         self._slots: deque[_Slot] = deque()
         self.after_fork()
         with _lock:
@@ -184,11 +184,11 @@ class LoadMeter:
 
     def _reading(self, compiled: Any) -> _Reading:
         # SQLAlchemy's cache has one object for each kind of statement.
-        found = None if compiled is None else self._places.get(compiled)
+        found = None if compiled is None else self._readings.get(compiled)
         if found is None:
             found = _Reading(getattr(compiled, "statement", None))
             if compiled is not None:
-                self._places[compiled] = found
+                self._readings[compiled] = found
         return found
 
 
