@@ -57,6 +57,7 @@ __all__ = [
     "Cluster",
     "ClusterEvents",
     "FileSource",
+    "IdLayout",
     "JSONBlob",
     "KeyspaceMixin",
     "LookupMixin",

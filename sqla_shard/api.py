@@ -11,6 +11,7 @@ from sqla_shard.cluster.cluster_events import ClusterEvents
 from sqla_shard.engine import scatter
 from sqla_shard.engine import scatter_errors
 from sqla_shard.engine.rendering import SCHEMA
+from sqla_shard.ids import IdLayout
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
@@ -39,6 +40,7 @@ __all__ = [
     "Cluster",
     "ClusterEvents",
     "FileSource",
+    "IdLayout",
     "JSONBlob",
     "KeyspaceMixin",
     "LookupMixin",

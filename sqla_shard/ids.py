@@ -1,4 +1,4 @@
-"""Object ids: 64 bits that locate an object.
+"""Object ids: integers that locate an object.
 
 ======== ===== ================= =======================================
 part     bits  values            meaning
@@ -19,20 +19,26 @@ exceed ``2**53``: pass them to JavaScript as strings.
 ObjectId(shard_id=3429, type_id=1, local_id=7075733)
 
 The layout is Pinterest's ("Sharding Pinterest: How we scaled our MySQL
-fleet", 2015).
+fleet", 2015).  It is the default, :data:`DEFAULT_LAYOUT`; an
+:class:`IdLayout` has other widths.  An id does not contain its layout: the
+same number is another object in another layout.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 from typing import NamedTuple
 
 from sqla_shard.exc import DuplicateTypeError
+from sqla_shard.exc import IdLayoutError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import WrongTypeError
 from sqla_shard.exc.base import shown
 
 __all__ = [
+    "DEFAULT_LAYOUT",
     "LOCAL_BITS",
     "MAX_ID",
     "MAX_LOCAL_ID",
@@ -40,21 +46,18 @@ __all__ = [
     "MAX_TYPE_ID",
     "SHARD_SHIFT",
     "TYPE_SHIFT",
+    "IdLayout",
     "ObjectId",
     "TypeRegistry",
     "check_shard_id",
-    "check_type",
     "pack",
     "unpack",
 ]
 
-LOCAL_BITS = 36
-TYPE_SHIFT = LOCAL_BITS
-SHARD_SHIFT = TYPE_SHIFT + 10
-MAX_LOCAL_ID = (1 << LOCAL_BITS) - 1
-MAX_TYPE_ID = (1 << 10) - 1
-MAX_SHARD_ID = (1 << 16) - 1
-MAX_ID = (1 << 62) - 1
+#: Bits of a signed BIGINT that an id may use.
+_ID_BITS = 63
+#: Lowest and highest number of bits of each part.
+_WIDTHS = {"shard_bits": (1, 16), "type_bits": (1, 16), "local_bits": (32, 52)}
 
 
 class ObjectId(NamedTuple):
@@ -65,55 +68,273 @@ class ObjectId(NamedTuple):
     local_id: int
 
     def __int__(self) -> int:
-        return pack(*self)
+        return DEFAULT_LAYOUT.pack(*self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdLayout:
+    """The number of bits of each part of the ids of a keyspace.
+
+    From the highest bit: reserved bits, which are zero, then the shard, the
+    type and the local id.  Layouts are compared by their widths.
+
+    :param shard_bits: 1 to 16.
+    :param type_bits: 1 to 16.
+    :param local_bits: 32 to 52; a table has up to ``2**local_bits`` rows on
+        each shard.
+    :raises IdLayoutError: if a width is out of range, or the sum is more
+        than 63, the bits of a positive BIGINT.
+    :ivar type_shift: position of the type in an id.
+    :ivar shard_shift: position of the shard in an id.
+    :ivar max_shard_id: the highest shard.
+    :ivar max_type_id: the highest type id.
+    :ivar max_local_id: the highest local id.
+    :ivar max_id: the highest id.
+    """
+
+    shard_bits: int = 16
+    type_bits: int = 10
+    local_bits: int = 36
+    type_shift: int = field(init=False, repr=False, compare=False)
+    shard_shift: int = field(init=False, repr=False, compare=False)
+    max_shard_id: int = field(init=False, repr=False, compare=False)
+    max_type_id: int = field(init=False, repr=False, compare=False)
+    max_local_id: int = field(init=False, repr=False, compare=False)
+    max_id: int = field(init=False, repr=False, compare=False)
+    _parts: type[ObjectId] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, (lowest, highest) in _WIDTHS.items():
+            value = getattr(self, name)
+            if type(value) is not int or not lowest <= value <= highest:
+                raise IdLayoutError(
+                    f"{name}={shown(value)} must be an integer from {lowest} "
+                    f"to {highest}",
+                    value=value,
+                )
+        bits = self.shard_bits + self.type_bits + self.local_bits
+        if bits > _ID_BITS:
+            raise IdLayoutError(
+                f"{self} have {bits} bits, and a positive BIGINT has "
+                f"{_ID_BITS}; make a part narrower",
+                value=bits,
+            )
+        found = {
+            "type_shift": self.local_bits,
+            "shard_shift": self.local_bits + self.type_bits,
+            "max_shard_id": (1 << self.shard_bits) - 1,
+            "max_type_id": (1 << self.type_bits) - 1,
+            "max_local_id": (1 << self.local_bits) - 1,
+            "max_id": (1 << bits) - 1,
+            "_parts": _parts_of(self),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _layout, (self.shard_bits, self.type_bits, self.local_bits)
+
+    def __str__(self) -> str:
+        return (
+            f"ids of {self.shard_bits} shard, {self.type_bits} type and "
+            f"{self.local_bits} local bits"
+        )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the widths are those of :data:`DEFAULT_LAYOUT`."""
+        return self == DEFAULT_LAYOUT
+
+    def to_mapping(self) -> dict[str, int]:
+        """Return the widths, as a topology document has them."""
+        return {name: getattr(self, name) for name in _WIDTHS}
+
+    def pack(self, shard_id: int, type_id: int, local_id: int) -> int:
+        """Return the object id of a row; see :func:`pack`.
+
+        :raises InvalidIdError: if a part is not an int or out of range.
+        """
+        if (
+            type(shard_id) is int
+            and type(type_id) is int
+            and type(local_id) is int
+            and 0 <= shard_id <= self.max_shard_id
+            and 0 <= type_id <= self.max_type_id
+            and 0 <= local_id <= self.max_local_id
+        ):
+            return (
+                shard_id << self.shard_shift
+                | type_id << self.type_shift
+                | local_id
+            )
+        return (
+            _part("shard_id", shard_id, self.max_shard_id) << self.shard_shift
+            | _part("type_id", type_id, self.max_type_id) << self.type_shift
+            | _part("local_id", local_id, self.max_local_id)
+        )
+
+    def unpack(self, object_id: int) -> ObjectId:
+        """Return the parts of an object id; see :func:`unpack`.
+
+        :raises InvalidIdError: if it is not an id of the layout.
+        """
+        if type(object_id) is not int or not 0 <= object_id <= self.max_id:
+            object_id = self._converted(object_id)
+        return self._parts(
+            object_id >> self.shard_shift,
+            object_id >> self.type_shift & self.max_type_id,
+            object_id & self.max_local_id,
+        )
+
+    def check(self, object_id: Any) -> int:
+        """Return an object id as an int.
+
+        :raises InvalidIdError: if it is not an id of the layout.
+        """
+        if type(object_id) is int and 0 <= object_id <= self.max_id:
+            return object_id
+        return self._converted(object_id)
+
+    def shard_of(
+        self, object_id: Any, type_id: int | None = None, name: str = ""
+    ) -> int:
+        """Return the shard of an id; check that it belongs to a class.
+
+        :param type_id: type id of the class; None accepts any type.
+        :param name: the class, or the column that holds its ids, for the
+            message.
+        :raises InvalidIdError: if ``object_id`` is not an id of the layout.
+        :raises WrongTypeError: if ``object_id`` is an id of another class.
+        """
+        if type(object_id) is not int or not 0 <= object_id <= self.max_id:
+            object_id = self._converted(object_id)
+        if (
+            type_id is not None
+            and object_id >> self.type_shift & self.max_type_id != type_id
+        ):
+            raise self._wrong_type_error(object_id, type_id, name)
+        shard_id: int = object_id >> self.shard_shift
+        return shard_id
+
+    def check_type(
+        self, object_id: Any, type_id: int | None, name: str
+    ) -> ObjectId:
+        """Return the parts of an id; see :meth:`shard_of`."""
+        self.shard_of(object_id, type_id, name)
+        return self.unpack(object_id)
+
+    def _wrong_type_error(
+        self, object_id: int, type_id: int, name: str
+    ) -> WrongTypeError:
+        parts = self.unpack(object_id)
+        if parts.shard_id == parts.type_id == 0:
+            what = "a local id, not an object id"
+        else:
+            what = f"an id of type {parts.type_id}"
+        return WrongTypeError(
+            f"{object_id} is {what}; {name} holds ids of type {type_id}",
+            value=object_id,
+            expected=(type_id,),
+        )
+
+    def _converted(self, value: Any) -> int:
+        # Subclasses such as an IntEnum are accepted; bool is not.
+        if isinstance(value, int) and type(value) not in (bool, int):
+            return self.check(int(value))
+        raise self._refusal(value)
+
+    def _refusal(self, value: Any) -> InvalidIdError:
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            why = "it is a str; convert it with int()"
+        elif not isinstance(value, int) or isinstance(value, bool):
+            why = f"it is of type {type(value).__name__}; object ids are int"
+        elif value < 0:
+            why = "it is negative"
+        elif value >> 64:
+            why = f"it has {value.bit_length()} bits; object ids have 64"
+        elif self.is_default:
+            why = "its two highest bits are reserved and must be zero"
+        else:
+            why = (
+                f"{self} have {self.max_id.bit_length()} bits, and it has "
+                f"{value.bit_length()}"
+            )
+        return InvalidIdError(
+            f"{shown(value)} is not an object id: {why}", value=value
+        )
+
+
+def _layout(shard_bits: int, type_bits: int, local_bits: int) -> IdLayout:
+    """Return the layout that was pickled."""
+    return IdLayout(
+        shard_bits=shard_bits, type_bits=type_bits, local_bits=local_bits
+    )
+
+
+def _unpickled(layout: IdLayout, parts: tuple[int, int, int]) -> ObjectId:
+    return layout._parts(*parts)
+
+
+def _parts_of(layout: IdLayout) -> type[ObjectId]:
+    """Return the class of the parts of an id of a layout.
+
+    ``int()`` of the parts must use their layout.
+    """
+    if (layout.shard_bits, layout.type_bits, layout.local_bits) == (
+        16,
+        10,
+        36,
+    ):
+        return ObjectId
+
+    class LayoutObjectId(ObjectId):
+        __slots__ = ()
+
+        def __int__(self) -> int:
+            return layout.pack(*self)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _unpickled, (layout, tuple(self))
+
+    LayoutObjectId.__name__ = LayoutObjectId.__qualname__ = "ObjectId"
+    return LayoutObjectId
+
+
+DEFAULT_LAYOUT = IdLayout()
+"""2 reserved, 16 shard, 10 type and 36 local bits."""
+
+LOCAL_BITS = DEFAULT_LAYOUT.local_bits
+TYPE_SHIFT = DEFAULT_LAYOUT.type_shift
+SHARD_SHIFT = DEFAULT_LAYOUT.shard_shift
+MAX_LOCAL_ID = DEFAULT_LAYOUT.max_local_id
+MAX_TYPE_ID = DEFAULT_LAYOUT.max_type_id
+MAX_SHARD_ID = DEFAULT_LAYOUT.max_shard_id
+MAX_ID = DEFAULT_LAYOUT.max_id
 
 
 def pack(shard_id: int, type_id: int, local_id: int) -> int:
-    """Return the object id of a row.
+    """Return the object id of a row, in the default layout.
 
     :param shard_id: virtual shard, 0 to 65535.
     :param type_id: type of the object, 0 to 1023.
     :param local_id: row of the table, 0 to ``2**36 - 1``.
     :raises InvalidIdError: if a part is not an int or out of range.
     """
-    if (
-        type(shard_id) is int
-        and type(type_id) is int
-        and type(local_id) is int
-        and 0 <= shard_id <= MAX_SHARD_ID
-        and 0 <= type_id <= MAX_TYPE_ID
-        and 0 <= local_id <= MAX_LOCAL_ID
-    ):
-        return shard_id << SHARD_SHIFT | type_id << TYPE_SHIFT | local_id
-    return (
-        _part("shard_id", shard_id, MAX_SHARD_ID) << SHARD_SHIFT
-        | _part("type_id", type_id, MAX_TYPE_ID) << TYPE_SHIFT
-        | _part("local_id", local_id, MAX_LOCAL_ID)
-    )
+    return DEFAULT_LAYOUT.pack(shard_id, type_id, local_id)
 
 
 def unpack(object_id: int) -> ObjectId:
-    """Return the parts of an object id.
+    """Return the parts of an object id of the default layout.
 
     :param object_id: an object id, as returned by :func:`pack`.
     :raises InvalidIdError: if the id is not an int, is negative or longer than
         64 bits, or has one of the two reserved bits set.
     """
-    if type(object_id) is int and 0 <= object_id <= MAX_ID:
-        return ObjectId(
-            object_id >> SHARD_SHIFT,
-            object_id >> TYPE_SHIFT & MAX_TYPE_ID,
-            object_id & MAX_LOCAL_ID,
-        )
-    # Subclasses such as an IntEnum are accepted; bool is not.
-    given: Any = object_id
-    if isinstance(given, int) and type(given) not in (bool, int):
-        return unpack(int(given))
-    raise _refusal(given)
+    return DEFAULT_LAYOUT.unpack(object_id)
 
 
 def check_shard_id(shard_id: int) -> int:
-    """Return ``shard_id`` if an id can contain it.
+    """Return ``shard_id`` if it can be the number of a shard.
 
     :raises InvalidIdError: if ``shard_id`` is not an int from 0 to 65535.
     """
@@ -136,44 +357,6 @@ def _part(name: str, value: Any, highest: int) -> int:
     return int(value)
 
 
-def _refusal(value: Any) -> InvalidIdError:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        why = "it is a str; convert it with int()"
-    elif not isinstance(value, int) or isinstance(value, bool):
-        why = f"it is of type {type(value).__name__}; object ids are int"
-    elif value < 0:
-        why = "it is negative"
-    elif value >> 64:
-        why = f"it has {value.bit_length()} bits; object ids have 64"
-    else:
-        why = "its two highest bits are reserved and must be zero"
-    return InvalidIdError(
-        f"{shown(value)} is not an object id: {why}", value=value
-    )
-
-
-def check_type(object_id: Any, type_id: int | None, name: str) -> ObjectId:
-    """Return the parts of an id; check that it belongs to a class.
-
-    :param type_id: type id of the class; None accepts any type.
-    :param name: the class, or the column that holds its ids, for the message.
-    :raises InvalidIdError: if ``object_id`` is not an id.
-    :raises WrongTypeError: if ``object_id`` is an id of another class.
-    """
-    parts = unpack(object_id)
-    if type_id is not None and parts.type_id != type_id:
-        if parts.shard_id == parts.type_id == 0:
-            what = "a local id, not an object id"
-        else:
-            what = f"an id of type {parts.type_id}"
-        raise WrongTypeError(
-            f"{object_id} is {what}; {name} holds ids of type {type_id}",
-            value=object_id,
-            expected=(type_id,),
-        )
-    return parts
-
-
 class TypeRegistry:
     """The type ids of the classes of one declarative base.
 
@@ -185,18 +368,22 @@ class TypeRegistry:
     def __init__(self) -> None:
         self._classes: dict[int, type[Any]] = {}
 
-    def check(self, type_id: int, name: str) -> int:
+    def check(
+        self, type_id: int, name: str, layout: IdLayout = DEFAULT_LAYOUT
+    ) -> int:
         """Return ``type_id`` if it is valid and not taken.
 
         :param name: the class that requests it, for the message.
-        :raises InvalidIdError: if ``type_id`` is not an int from 1 to 1023.
+        :param layout: layout of the ids of the class.
+        :raises InvalidIdError: if ``type_id`` is not an int from 1 to the
+            highest type id of the layout.
         :raises DuplicateTypeError: if another class has the type id.
         """
-        value = _part("type_id", type_id, MAX_TYPE_ID)
+        value = _part("type_id", type_id, layout.max_type_id)
         if value == 0:
             raise InvalidIdError(
                 f"{name}: type_id 0 is reserved, because a local id alone "
-                f"would look like an object id; use 1 to {MAX_TYPE_ID}",
+                f"would look like an object id; use 1 to {layout.max_type_id}",
                 value=type_id,
             )
         holder = self._classes.get(value)
@@ -206,13 +393,18 @@ class TypeRegistry:
             )
         return value
 
-    def register(self, type_id: int, cls: type[Any]) -> None:
+    def register(
+        self,
+        type_id: int,
+        cls: type[Any],
+        layout: IdLayout = DEFAULT_LAYOUT,
+    ) -> None:
         """Record that ``cls`` has ``type_id``.
 
         :raises InvalidIdError: see :meth:`check`.
         :raises DuplicateTypeError: see :meth:`check`.
         """
-        self._classes[self.check(type_id, cls.__name__)] = cls
+        self._classes[self.check(type_id, cls.__name__, layout)] = cls
 
     def lookup(self, type_id: int) -> type[Any] | None:
         """Return the class of a type id, or None if it is not registered."""

@@ -45,10 +45,6 @@ from sqlalchemy.types import TypeEngine
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CacheClassError
 from sqla_shard.exc import CacheOptionError
-from sqla_shard.ids import check_type
-from sqla_shard.ids import MAX_ID
-from sqla_shard.ids import MAX_TYPE_ID
-from sqla_shard.ids import TYPE_SHIFT
 from sqla_shard.routing import has_objects
 from sqla_shard.routing import routing_column
 from sqla_shard.routing import spec_of
@@ -383,7 +379,7 @@ def _checks_of_type(kind: Any, dialect: Dialect) -> Checks:
     as_text = dialect.name == "sqlite"
     if isinstance(kind, IdType):
         # A reference accepts ids of any type, also when it is written.
-        return {int: _is_id if kind.whole else _id_check(kind.type_id)}
+        return {int: _id_check(kind)}
     if isinstance(kind, Sequence38):
         if as_text:
             return {str: _is_sequence_text}
@@ -400,15 +396,16 @@ def _checks_of_type(kind: Any, dialect: Dialect) -> Checks:
     return _ANY
 
 
-def _is_id(value: int) -> bool:
-    return 0 <= value <= MAX_ID
+def _id_check(kind: IdType) -> Callable[[int], bool]:
+    layout, type_id = kind.layout, kind.type_id
+    max_id, max_type = layout.max_id, layout.max_type_id
+    if kind.whole:
+        return lambda value: 0 <= value <= max_id
 
-
-def _id_check(type_id: int | None) -> Callable[[int], bool]:
     def check(value: int) -> bool:
         return (
-            0 <= value <= MAX_ID
-            and value >> TYPE_SHIFT & MAX_TYPE_ID == type_id
+            0 <= value <= max_id
+            and value >> layout.type_shift & max_type == type_id
         )
 
     return check
@@ -606,8 +603,8 @@ def check_id(table: Any, name: str, row_id: Any) -> int:
     :raises InvalidIdError: if it is not a valid id.
     :raises WrongTypeError: if it is the id of another class.
     """
-    kind = routing_column(table).type
-    return check_type(row_id, kind.type_id, name).shard_id
+    shard_id: int = routing_column(table).type.shard_of(row_id, name)
+    return shard_id
 
 
 def place_of(
@@ -619,7 +616,7 @@ def place_of(
     """
     shard_id = check_id(table, name, row_id)
     spec = spec_of(table)
-    keyspace = session.places.keyspace(spec.keyspace, spec.kind)
+    keyspace = session.places.keyspace(spec.keyspace, spec.kind, spec.layout)
     return session.places.place(keyspace, shard_id)
 
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import click
 
+from sqla_shard.cli.options import keyspace_option
 from sqla_shard.cli.options import number
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_json
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.ids import ObjectId
-from sqla_shard.ids import pack
-from sqla_shard.ids import unpack
 
 __all__ = ["id_command"]
 
@@ -24,6 +27,7 @@ __all__ = ["id_command"]
         "sqla-shard id 241294492511762325",
         "sqla-shard id 0x3594010006bf795",
         "sqla-shard id --shard 5 --type 1 --local 7",
+        "sqla-shard id -t topology.toml --keyspace photos 2374945115996161",
     ),
 )
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=number)
@@ -32,33 +36,48 @@ __all__ = ["id_command"]
 )
 @click.option("--type", "type_", metavar="N", type=number, help="Its type.")
 @click.option("--local", metavar="N", type=number, help="Its local id.")
+@keyspace_option
 @json_option
+@pass_settings
 def id_command(
+    settings: Settings,
     ids: tuple[int, ...],
     shard: int | None,
     type_: int | None,
     local: int | None,
+    keyspace: str | None,
     as_json: bool,
 ) -> None:
     """Decode object ids, or compose an id from its parts.
 
-    ID is decimal, or hexadecimal after 0x.  No topology is needed.
+    ID is decimal, or hexadecimal after 0x.  Without --topology, ids have the
+    default layout: 16 bits of the shard, 10 of the type, 36 of the local id.
+    With it, they have the layout of their keyspace.
     """
     parts = (shard, type_, local)
     if ids and parts == (None, None, None):
-        decoded = [unpack(one) for one in ids]
+        layout = _layout(settings, keyspace)
+        decoded = [layout.unpack(one) for one in ids]
     elif ids or shard is None or type_ is None or local is None:
         raise click.UsageError(
             "specify either ids to decode, or all of --shard, --type and "
             "--local to compose one"
         )
     else:
-        decoded = [unpack(pack(shard, type_, local))]
+        layout = _layout(settings, keyspace)
+        decoded = [layout.unpack(layout.pack(shard, type_, local))]
     if as_json:
         print_json([_document(one) for one in decoded])
         return
     for one in decoded:
         echo(_line(one) if ids else str(int(one)))
+
+
+def _layout(settings: Settings, keyspace: str | None) -> IdLayout:
+    """Return the layout of ids, by the topology if one is named."""
+    if settings.named is None and keyspace is None:
+        return DEFAULT_LAYOUT
+    return settings.topology().id_layout(keyspace)
 
 
 def _document(parts: ObjectId) -> dict[str, Any]:

@@ -37,6 +37,7 @@ __all__ = [
     "VARIABLE",
     "FiniteRange",
     "Settings",
+    "keyspace_option",
     "number",
     "pass_global_settings",
     "pass_settings",
@@ -250,6 +251,14 @@ def pass_settings(
         help="Topology; can also precede the command.",
     )
     return option(pass_global_settings(command))
+
+
+#: The option ``--keyspace`` of commands that get an id.
+keyspace_option = click.option(
+    "--keyspace",
+    metavar="NAME",
+    help="Keyspace of the ids, if several keyspaces contain objects.",
+)
 
 
 def number(text: str) -> int:

@@ -10,6 +10,7 @@ import click
 from sqla_shard.cli.application_options import evaluate
 from sqla_shard.cli.application_options import models_option
 from sqla_shard.cli.application_options import names
+from sqla_shard.cli.options import keyspace_option
 from sqla_shard.cli.options import number
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
@@ -34,11 +35,7 @@ __all__ = [
     ),
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=number)
-@click.option(
-    "--keyspace",
-    metavar="NAME",
-    help="Keyspace of the ids, if several keyspaces contain objects.",
-)
+@keyspace_option
 @json_option
 @pass_settings
 def where_command(
@@ -75,10 +72,15 @@ _NUMERIC = re.compile(r"[0-9]\w*")
 )
 @click.argument("what")
 @models_option
+@keyspace_option
 @json_option
 @pass_settings
 def explain_command(
-    settings: Settings, what: str, models: tuple[str, ...], as_json: bool
+    settings: Settings,
+    what: str,
+    models: tuple[str, ...],
+    keyspace: str | None,
+    as_json: bool,
 ) -> None:
     """Explain which shards an id or a statement is routed to, and why.
 
@@ -95,5 +97,5 @@ def explain_command(
     else:
         subject = evaluate(what.strip(), names(models))
     with settings.silent_cluster() as cluster:
-        found = cluster.explain(subject)
+        found = cluster.explain(subject, keyspace=keyspace)
     print_report(found, as_json)

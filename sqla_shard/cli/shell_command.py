@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -40,7 +41,6 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import find_object
 from sqla_shard.topology import find_shard
-from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Location
 from sqla_shard.topology import redact
 from sqla_shard.topology import Server
@@ -134,11 +134,8 @@ def standby_alone(location: Location) -> Topology:
     :param location: a shard whose server has a standby.
     """
     keyspace, server = location.keyspace, location.server
-    alone = Keyspace(
-        name=keyspace.name,
-        kind=keyspace.kind,
-        shards=keyspace.shards,
-        database=keyspace.database,
+    alone = replace(
+        keyspace,
         servers=(
             Server(
                 name=server.name,

@@ -484,11 +484,15 @@ class Cluster(FromSources, EventTarget):
 
     # -- Monitoring
 
-    def explain(self, what: Any, parameters: Any = None) -> Explanation:
+    def explain(
+        self, what: Any, parameters: Any = None, *, keyspace: str | None = None
+    ) -> Explanation:
         """Return the route of an id or a statement, without executing it.
 
         :param what: an object id, or a SELECT, UPDATE or DELETE.
         :param parameters: parameters of the statement, if it has any.
+        :param keyspace: name of the keyspace of an id, if several keyspaces
+            contain objects; a statement is in the keyspace of its classes.
         :returns: the explanation; ``str()`` of it is a readable report.
         :raises InvalidIdError: if ``what`` is neither.
         """
@@ -497,6 +501,7 @@ class Cluster(FromSources, EventTarget):
             parameters,
             self.places,
             self.placement,
+            keyspace=keyspace,
             scatters=self.scatters,
         )
 

@@ -49,7 +49,7 @@ def create_all(
         spec = spec_of(table)
         if keyspace and name_of(spec, places.topology) != keyspace:
             continue  # the keyspace of the table may be in another topology
-        found = places.keyspace(spec.keyspace, spec.kind)
+        found = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         tables.setdefault(found.name, (found, []))[1].append(table)
     work: dict[Engine, list[tuple[Place, Sequence[Table]]]] = {}
     for space, wanted in tables.values():

@@ -21,10 +21,10 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ShardError
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
-from sqla_shard.ids import unpack
 from sqla_shard.routing import Decision
 from sqla_shard.routing import locate
 from sqla_shard.session import PlacementPolicy
+from sqla_shard.topology import find_object
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["Explanation", "Target", "explain"]
@@ -221,10 +221,13 @@ def explain(
     places: Places,
     placement: PlacementPolicy,
     *,
+    keyspace: str | None = None,
     scatters: bool = True,
 ) -> Explanation:
     """Return the explanation of an id or a statement.
 
+    :param keyspace: name of the keyspace of an id; None for the only one of
+        kind ``"objects"``.
     :param scatters: whether the cluster allows ``scatter()``.
     """
     if isinstance(what, Query):
@@ -233,7 +236,7 @@ def explain(
         # The statement of a lambda_stmt() is a private attribute.
         what = private.resolved(what)
     if not hasattr(what, "get_children"):
-        return _explain_id(what, places)
+        return _explain_id(what, places, keyspace)
     scattered = limits_of(what) is not None
     try:
         if getattr(what, "is_insert", False):
@@ -312,10 +315,10 @@ def _explain(
     )
 
 
-def _explain_id(what: Any, places: Places) -> Explanation:
-    parts = unpack(what)
-    keyspace = places.keyspace(None, "objects")
-    place = places.place(keyspace, parts.shard_id)
+def _explain_id(what: Any, places: Places, name: str | None) -> Explanation:
+    found = find_object(places.topology, what, name)
+    parts, keyspace = found.object_id, found.keyspace
+    place = places.place(keyspace, found.shard_id)
     return Explanation(
         object_id=parts,
         keyspace=keyspace.name,

@@ -20,6 +20,7 @@ from sqla_shard.contrib.edges import EdgeTable
 from sqla_shard.contrib.edges import FollowKind
 from sqla_shard.contrib.edges import Related
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.models.layouts import require_default_layout
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import Page
@@ -79,6 +80,8 @@ class FollowLists:
         self.board = board
         self.owner = owner
         self.name = name
+        for cls in (user, board):
+            require_default_layout(cls)
         specs = [spec_of(inspect(cls).local_table) for cls in (user, board)]
         if specs[0].keyspace != specs[1].keyspace:
             raise ClassDefinitionError(

@@ -52,7 +52,7 @@ from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follow_lists import FollowLists
 from sqla_shard.exc import BlockedError
 from sqla_shard.exc import FollowRefusedError
-from sqla_shard.ids import check_type
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import unpack
 from sqla_shard.outbox import operation
 from sqla_shard.session import ShardSession
@@ -274,7 +274,9 @@ class Follows(FollowLists):
     ) -> Edge:
         """Lock the row of a follower; return the edge to another user."""
         for one in (follower_id, user_id):
-            check_type(one, self.user_type, self.user.__name__)
+            DEFAULT_LAYOUT.shard_of(
+                one, self.user_type, self.user.__name__
+            )
         if follower_id == user_id:
             raise FollowRefusedError(
                 f"{self.user.__name__} {follower_id} cannot follow or block "

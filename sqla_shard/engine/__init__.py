@@ -32,6 +32,7 @@ from sqla_shard.engine.execution import get_ready
 from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Lanes
 from sqla_shard.engine.locations import by_server
+from sqla_shard.engine.locations import check_layout
 from sqla_shard.engine.locations import Places
 from sqla_shard.engine.overlapping import overlap
 from sqla_shard.engine.overlapping import watch_calls
@@ -68,6 +69,7 @@ __all__ = [
     "StatementReport",
     "Watch",
     "by_server",
+    "check_layout",
     "execute_everywhere",
     "execute_many",
     "get_ready",

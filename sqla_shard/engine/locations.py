@@ -16,13 +16,15 @@ from sqla_shard.engine.pools import warm
 from sqla_shard.engine.registry import Engines
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import IdLayoutMismatchError
 from sqla_shard.ids import check_shard_id
+from sqla_shard.ids import IdLayout
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
 
-__all__ = ["Places", "by_server"]
+__all__ = ["Places", "by_server", "check_layout"]
 
 #: Maximum number of places in memory; each takes about 230 bytes.
 _MOST = 8192
@@ -48,10 +50,15 @@ class Places:
         self._shared: dict[tuple[str, str], tuple[Engine, Backend]] = {}
         self._keyspaces: dict[tuple[str | None, str], Keyspace] = {}
 
-    def keyspace(self, name: str | None, kind: str) -> Keyspace:
+    def keyspace(
+        self, name: str | None, kind: str, layout: IdLayout | None = None
+    ) -> Keyspace:
         """Return a keyspace by name, or the only one of its kind.
 
+        :param layout: layout of the ids that a class has; None to not compare
+            it with that of the keyspace.
         :raises UnknownKeyspaceError: if there is no such keyspace, or several.
+        :raises IdLayoutMismatchError: if the keyspace has another layout.
         """
         found = self._keyspaces.get((name, kind))
         if found is None:
@@ -60,6 +67,8 @@ class Places:
             else:
                 found = self.topology.keyspace(name)
             self._keyspaces[name, kind] = found
+        if layout is not found.id_layout and layout is not None:
+            check_layout(found, layout)
         return found
 
     def place(self, keyspace: Keyspace, shard_id: int) -> Place:
@@ -172,6 +181,19 @@ class Places:
         engines = {place.engine for _, place in self.servers()}
         self.engines.in_parallel(
             [partial(warm, engine, connections) for engine in engines], "warm"
+        )
+
+
+def check_layout(keyspace: Keyspace, layout: IdLayout) -> None:
+    """Check that a class has the id layout of its keyspace.
+
+    :raises IdLayoutMismatchError: if it has another layout.
+    """
+    if keyspace.kind == "objects" and layout != keyspace.id_layout:
+        raise IdLayoutMismatchError(
+            keyspace=keyspace.name,
+            keyspace_layout=str(keyspace.id_layout),
+            class_layout=str(layout),
         )
 
 

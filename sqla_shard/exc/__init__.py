@@ -9,6 +9,9 @@ statement raises it::
     ShardError
     ├── InvalidIdError (ValueError)       not an object id, or a part of one
     │   └── WrongTypeError                an id, but of another class
+    ├── IdLayoutError (ValueError)        widths that ids cannot have
+    ├── IdLayoutMismatchError             of a class and its keyspace
+    ├── LocalIdsExhaustedError            a row with too large a local id
     ├── DuplicateTypeError                two classes with one type id
     ├── ClassDefinitionError (TypeError)  a mapped class that cannot work
     │   └── ManyToManyError               link rows that have no one shard

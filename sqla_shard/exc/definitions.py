@@ -35,6 +35,8 @@ __all__ = [
     "ColocationError",
     "CrossShardWriteError",
     "DuplicateTypeError",
+    "IdLayoutError",
+    "IdLayoutMismatchError",
     "InvalidBookmarkError",
     "InvalidIdError",
     "InvalidKeyError",
@@ -45,6 +47,7 @@ __all__ = [
     "KeyPendingError",
     "KeyTakenError",
     "KeyspaceKindError",
+    "LocalIdsExhaustedError",
     "LookupPolicyError",
     "LookupTableError",
     "ManyToManyError",
@@ -88,6 +91,55 @@ class WrongTypeError(InvalidIdError):
     """
 
     expected: tuple[int, ...]
+
+
+class IdLayoutError(MessageError, ValueError):
+    """Raised for widths that ids cannot have.
+
+    :ivar value: the width, or their sum.
+    """
+
+    value: object
+
+
+class IdLayoutMismatchError(ShardError):
+    """Raised when a class and its keyspace have different id layouts.
+
+    Each id would be read as that of another object.
+
+    :ivar keyspace: the keyspace.
+    :ivar keyspace_layout: the layout in the topology.
+    :ivar class_layout: the layout of the class.
+    """
+
+    keyspace: str
+    keyspace_layout: str
+    class_layout: str
+    _text = (
+        "keyspace {keyspace!r} has {keyspace_layout} in the topology, and the "
+        "class has {class_layout}. Declare the layout that existing ids have "
+        "in both: id_layout of the declarative base, and id_layout of the "
+        "keyspace"
+    )
+
+
+class LocalIdsExhaustedError(ShardError):
+    """Raised when a new row has a local id with too many bits.
+
+    The row is rolled back with its transaction.
+
+    :ivar shard_id: the shard.
+    :ivar type_id: type of the objects.
+    :ivar bits: bits of a local id.
+    """
+
+    shard_id: int
+    type_id: int
+    bits: int
+    _text = (
+        "shard {shard_id} has no local id of {bits} bits left for objects of "
+        "type {type_id}; open more shards, and create new objects there"
+    )
 
 
 class DuplicateTypeError(ShardError):

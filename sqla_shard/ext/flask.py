@@ -69,7 +69,8 @@ from sqla_shard.exc import MissingExtraError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import UnknownShardError
 from sqla_shard.exc.base import summary
-from sqla_shard.ids import check_type
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.ids import TypeRegistry
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Topology
@@ -216,7 +217,7 @@ class FlaskCluster:
             stack.pop_all()
         app.teardown_appcontext(_close_session)
         # A converter of the application takes precedence.
-        app.url_map.converters.setdefault("object_id", ObjectIdConverter)
+        app.url_map.converters.setdefault("object_id", _converter_for(cluster))
         app.cli.add_command(shard_commands)
         if app.config.get("SQLA_SHARD_ERRORS"):
             register_errors(app)
@@ -571,9 +572,15 @@ class ObjectIdConverter(BaseConverter):
     that the object exists and its shard is open.
 
     :param type_id: type of the ids; None accepts any.
+    :param keyspace: keyspace of the ids, ``<object_id(2, "photos"):id>``;
+        required if the keyspaces of the topology have different id layouts.
     :raises InvalidIdError: if ``type_id`` is not a valid type; raised when
         the rule is added.
+    :raises UnknownKeyspaceError: if the keyspace does not exist or is missing.
     """
+
+    #: Returns the layout of a keyspace.
+    _layout_of: Callable[[str | None], IdLayout] | None = None
 
     # No leading zeros: otherwise an object would have several URLs.
     regex = "[1-9][0-9]{0,18}"
@@ -581,16 +588,28 @@ class ObjectIdConverter(BaseConverter):
     # strings.
     weight = 50
 
-    def __init__(self, url_map: Map, type_id: int | None = None) -> None:
+    def __init__(
+        self,
+        url_map: Map,
+        type_id: int | None = None,
+        keyspace: str | None = None,
+    ) -> None:
         super().__init__(url_map)
+        self._layout = DEFAULT_LAYOUT
+        if self._layout_of is not None:
+            self._layout = self._layout_of(keyspace)
         if type_id is not None:
-            TypeRegistry().check(type_id, "the converter 'object_id'")
+            TypeRegistry().check(
+                type_id, "the converter 'object_id'", self._layout
+            )
         self._type_id = type_id
 
     def to_python(self, value: str) -> int:
         """Return the id of a URL."""
         try:
-            parts = check_type(int(value), self._type_id, "the URL")
+            parts = self._layout.check_type(
+                int(value), self._type_id, "the URL"
+            )
         except InvalidIdError as error:
             raise ValidationError(str(error)) from error
         if parts.type_id == 0:
@@ -603,5 +622,16 @@ class ObjectIdConverter(BaseConverter):
         :raises InvalidIdError: if it is not an id.
         :raises WrongTypeError: if it is an id of another type.
         """
-        parts = check_type(value, self._type_id, "the URL")
+        parts = self._layout.check_type(value, self._type_id, "the URL")
         return str(int(parts))
+
+
+def _converter_for(cluster: Cluster) -> type[ObjectIdConverter]:
+    """Return the converter for ids with the layouts of a topology."""
+
+    class Converter(ObjectIdConverter):
+        _layout_of = staticmethod(
+            lambda name: cluster.topology.id_layout(name)
+        )
+
+    return Converter

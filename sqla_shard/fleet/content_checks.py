@@ -18,7 +18,6 @@ from sqla_shard.fleet.findings import server_check
 from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
 from sqla_shard.fleet.replication import TableSize
-from sqla_shard.ids import MAX_LOCAL_ID
 
 __all__ = ["CRITICAL_FILL", "WARNING_FILL", "fill_of"]
 
@@ -164,8 +163,8 @@ def fill_of(table: TableSize, fleet: FleetFacts) -> float:
     """Return the used part of the ids of a table, from 0 to 1.
 
     :param table: with a column of AUTO_INCREMENT.
-    :param fleet: its topology says whether the ids are local ids, which have
-        36 bits.
+    :param fleet: its topology says whether the ids are local ids, and how
+        many bits these have.
     """
     most = 2**64
     for name, bits in _BITS:
@@ -173,7 +172,7 @@ def fill_of(table: TableSize, fleet: FleetFacts) -> float:
             most = 2 ** (bits if "unsigned" in table.id_type else bits - 1)
     found = fleet.shard_of(table.database)
     if found is not None and found[0].kind == "objects":
-        most = min(most, MAX_LOCAL_ID + 1)
+        most = min(most, found[0].id_layout.max_local_id + 1)
     # The next id is not used yet.
     return ((table.next_id or 1) - 1) / (most - 1)
 
@@ -181,7 +180,7 @@ def fill_of(table: TableSize, fleet: FleetFacts) -> float:
 def _ids_remedy(table: TableSize) -> str:
     return (
         f"if {table.id_type} is the limit, widen the column with a revision; "
-        "if the 36 bits of an id are: open more shards, and create new "
+        "if the bits of a local id are: open more shards, and create new "
         "objects there"
     )
 

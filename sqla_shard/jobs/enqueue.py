@@ -29,7 +29,6 @@ from sqla_shard.dialects.sql import Moment
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobArgumentError
 from sqla_shard.exc import JobOptionError
-from sqla_shard.ids import unpack
 from sqla_shard.jobs.claims import PENDING
 from sqla_shard.outbox.apply import microseconds
 from sqla_shard.outbox.tables import JOB_KEYS
@@ -230,7 +229,7 @@ def place_near(
     space = places.keyspace(keyspace, "objects")
     if near is None:
         return places.place(space, root_shard(session, space, None))
-    return places.place(space, unpack(near).shard_id)
+    return places.place(space, space.id_layout.shard_of(near))
 
 
 _COLUMNS = (

@@ -29,7 +29,6 @@ from sqla_shard.dialects.sql import Moment
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import NoHealthyShardsError
-from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import PRIORITIES
 from sqla_shard.jobs.health import HealthWindows
@@ -38,7 +37,7 @@ from sqla_shard.outbox.scan import Read
 from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
-from sqla_shard.types.shard_bound import Prefix
+from sqla_shard.types.shard_bound import ShardNumber
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
@@ -159,8 +158,13 @@ def _which(states: int) -> Any:
         .label(f"there{number}")
         for number in range(states)
     ]
-    # The prefix of an id contains the number of the shard.
-    return select(literal(Prefix(0), BigInteger()).label("prefix"), *there)
+    return select(
+        literal(ShardNumber(), BigInteger()).label("shard_id"), *there
+    )
+
+
+def _shard_number() -> Any:
+    return literal(ShardNumber(), BigInteger()).label("shard_id")
 
 
 def _ago(name: str) -> Moment:
@@ -186,7 +190,7 @@ def _statement(count: int) -> Any:
         .label(f"due{number}")
         for number in range(count)
     ]
-    return select(literal(Prefix(0), BigInteger()).label("prefix"), *due)
+    return select(_shard_number(), *due)
 
 
 def _read(
@@ -199,7 +203,7 @@ def _read(
     found = session.execute(
         _which(states), parameters, bind_arguments={"places": places}
     )
-    numbers = {prefix >> SHARD_SHIFT for prefix, *there in found if any(there)}
+    numbers = {shard_id for shard_id, *there in found if any(there)}
     places = [place for place in places if place.shard_id in numbers]
     if not places:
         return []
@@ -209,12 +213,12 @@ def _read(
     return [
         DueGroup(
             keyspace=places[0].keyspace,
-            shard_id=prefix >> SHARD_SHIFT,
+            shard_id=shard_id,
             state=state,
             queue=name,
             priority=priority,
         )
-        for prefix, *due in rows
+        for shard_id, *due in rows
         for (state, name, priority), is_due in zip(groups, due, strict=True)
         if is_due
     ]

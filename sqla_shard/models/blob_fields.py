@@ -25,6 +25,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy.orm import Mapped
 from sqlalchemy.types import TypeEngine
@@ -34,7 +35,7 @@ from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import unpack
+from sqla_shard.ids import IdLayout
 from sqla_shard.models.codecs import Codec
 from sqla_shard.models.codecs import ValueKind
 from sqla_shard.models.field_types import sql_type_of
@@ -48,9 +49,21 @@ __all__ = [
     "MISSING",
     "BlobField",
     "FieldSettings",
+    "Referred",
     "blob_field",
     "settings_of",
 ]
+
+
+class Referred(NamedTuple):
+    """The ids that a field may contain.
+
+    :ivar type_ids: their types; empty if any type is allowed.
+    :ivar layout: their layout.
+    """
+
+    type_ids: tuple[int, ...]
+    layout: IdLayout
 
 
 class _Missing:
@@ -176,7 +189,7 @@ class BlobField:
     :param name: the attribute, and the key in the blob.
     :param codec: converts its values.
     :param settings: the arguments of ``blob_field()``.
-    :param refers: returns the type ids that are allowed in the field, empty
+    :param refers: returns the ids that are allowed in the field, empty
         for any registered type; None if the field does not contain an id.
     :param colocates: whether the object is on the shard of that id.
     """
@@ -188,7 +201,7 @@ class BlobField:
         codec: Codec,
         settings: FieldSettings,
         *,
-        refers: Callable[[], tuple[int, ...]] | None,
+        refers: Callable[[], Referred] | None,
         colocates: bool,
     ) -> None:
         self.class_name = class_name
@@ -247,9 +260,10 @@ class BlobField:
                 "session.add(parent); session.flush()"
             )
         else:
-            allowed = self.refers() if self.refers is not None else ()
+            assert self.refers is not None  # noqa: S101  # checked by encode()
+            allowed, layout = self.refers()
             try:
-                parts = unpack(value)
+                parts = layout.unpack(value)
             except InvalidIdError as error:
                 problem = str(error)
             else:
@@ -457,8 +471,10 @@ class BlobField:
         """Return the form of the field in SQL, and its SQL type."""
         if self.refers is None:
             return sql_type_of(self.codec)
-        type_id = self.refers()[0] if self._names_type else None
-        return "id", ObjectRef(type_id, colocated=self.colocates)
+        allowed, layout = self.refers()
+        type_id = allowed[0] if self._names_type else None
+        kind = ObjectRef(type_id, colocated=self.colocates, layout=layout)
+        return "id", kind
 
 
 def no_update(class_name: str, key: str) -> UnsupportedStatementError:

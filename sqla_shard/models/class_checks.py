@@ -36,6 +36,7 @@ from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import UniquePerShardWarning
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
+from sqla_shard.routing import TableSpec
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
@@ -57,7 +58,7 @@ __all__ = [
     "name_of_class",
     "own_definition",
     "snake",
-    "type_of_objects",
+    "spec_of_objects",
     "whole_or_not_at_all",
 ]
 
@@ -332,8 +333,12 @@ def class_named(cls: Any, name: str) -> Any:
     return found[0]
 
 
-def type_of_objects(cls: Any, column: str, entity: Any, kind: str) -> int:
-    """Return the type id of an object class, and set it for a column.
+def spec_of_objects(
+    cls: Any, column: str, entity: Any, kind: str
+) -> TableSpec:
+    """Return the routing metadata of an object class.
+
+    The type and the layout of its ids are set for a column.
 
     :param cls: the class that refers to the objects.
     :param column: the column with the ids of the objects.
@@ -354,8 +359,9 @@ def type_of_objects(cls: Any, column: str, entity: Any, kind: str) -> int:
             "ObjectMixin, Base, type_id=n)",
             class_name=cls.__name__,
         )
-    inspect(cls).local_table.c[column].type.type_id = spec.type_id
-    return spec.type_id
+    holder = inspect(cls).local_table.c[column].type
+    holder.type_id, holder.layout = spec.type_id, spec.layout
+    return spec
 
 
 def built_once(cls: Any, build: Callable[[Any], T]) -> T:

@@ -28,7 +28,6 @@ from sqla_shard.engine import scatter as everywhere
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import check_type
 from sqla_shard.models import LookupMixin
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.deletion_plan import Call
@@ -495,5 +494,6 @@ def _kind_and_place(
             f"an id may belong to another class; give {first} instead",
             construct="delete_object()",
         )
-    shard_id = check_type(object_id, spec.type_id, entity.__name__).shard_id
+    key = mapper.primary_key[0].type
+    shard_id = key.shard_of(object_id, entity.__name__)
     return kind_of(entity), session.place_for(mapper=entity, shard_id=shard_id)

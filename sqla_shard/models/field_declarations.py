@@ -26,9 +26,12 @@ from sqla_shard.ids import TypeRegistry
 from sqla_shard.models.blob_fields import BlobField
 from sqla_shard.models.blob_fields import FieldSettings
 from sqla_shard.models.blob_fields import MISSING
+from sqla_shard.models.blob_fields import Referred
 from sqla_shard.models.blob_fields import settings_of
 from sqla_shard.models.codecs import ValueKind
 from sqla_shard.models.field_types import codec_for
+from sqla_shard.models.layouts import check_parent_layout
+from sqla_shard.models.layouts import layout_of
 
 __all__ = [
     "check_keys",
@@ -93,14 +96,16 @@ def create_field(
     codec = codec_for(type_of(cls, key, settings), field=f"{name}.{key}")
     refers = None
     if settings.ref is not None:
-        refers = _referenced_types(cls, key, settings.ref)
+        refers = _referenced_ids(cls, key, settings.ref)
     elif colocates:
-        refers = _any_type(cls.metadata)
+        refers = _any_type(cls)
     if refers is not None and codec.kind is not ValueKind.INTEGER:
         raise ClassDefinitionError(
             f"{key} holds an id, which is an int: write {key}: Mapped[int]",
             class_name=name,
         )
+    if colocates and refers is not None:
+        refers = _on_same_shard(cls, key, refers)
     made = BlobField(
         name, key, codec, settings, refers=refers, colocates=colocates
     )
@@ -245,8 +250,8 @@ def hide(cls: type[Any]) -> None:
 
 _TYPES = "sqla_shard.types"
 
-#: Returns the type ids that an id may have; empty if any type is allowed.
-Types = Callable[[], tuple[int, ...]]
+#: Returns the ids that a field may contain.
+Refers = Callable[[], Referred]
 
 
 def types_of(metadata: Any) -> TypeRegistry:
@@ -255,16 +260,22 @@ def types_of(metadata: Any) -> TypeRegistry:
     return found
 
 
-def _any_type(metadata: Any) -> Types:
-    """Return a function that allows all types of a declarative base."""
+def _any_type(cls: type[Any]) -> Refers:
+    """Return a function that allows all types with the layout of a class."""
+    layout = layout_of(cls)
 
-    def types() -> tuple[int, ...]:
-        return tuple(type_id for type_id, _ in types_of(metadata))
+    def referred() -> Referred:
+        types = (
+            type_id
+            for type_id, found in types_of(cls.metadata)
+            if layout_of(found) == layout
+        )
+        return Referred(tuple(types), layout)
 
-    return types
+    return referred
 
 
-def _referenced_types(cls: type[Any], key: str, ref: Any) -> Types:
+def _referenced_ids(cls: type[Any], key: str, ref: Any) -> Refers:
     """Return a function that resolves ``blob_field(ref=...)``.
 
     :param ref: a class, its type id, or its name; a name is resolved when it
@@ -274,17 +285,12 @@ def _referenced_types(cls: type[Any], key: str, ref: Any) -> Types:
     if isinstance(ref, type):
         definition = ref.__dict__.get("__sqla_shard__")
         if definition is not None:
-            return _single_type(definition.type_id)
+            found = Referred((definition.type_id,), definition.layout)
+            return lambda: found
     elif isinstance(ref, str):
         return _named(cls, key, ref)
     elif type(ref) is int:
-        try:
-            return _single_type(TypeRegistry().check(ref, cls.__name__))
-        except InvalidIdError as error:
-            raise ClassDefinitionError(
-                f"{key} refers to type {ref}: {error}",
-                class_name=cls.__name__,
-            ) from error
+        return _of_type(cls, key, ref)
     raise ClassDefinitionError(
         f"{key} refers to {ref!r}; ref= must be an object class, its name, "
         "or its type id",
@@ -292,18 +298,38 @@ def _referenced_types(cls: type[Any], key: str, ref: Any) -> Types:
     )
 
 
-def _single_type(type_id: int) -> Types:
-    return lambda: (type_id,)
+def _of_type(cls: type[Any], key: str, type_id: int) -> Refers:
+    """Return a function that allows one type.
+
+    The ids have the layout of the class of the type.  The class may belong to
+    another declarative base; then they have the layout of ``cls``.
+    """
+    layout = layout_of(cls)
+    try:
+        TypeRegistry().check(type_id, cls.__name__, layout)
+    except InvalidIdError as error:
+        raise ClassDefinitionError(
+            f"{key} refers to type {type_id}: {error}",
+            class_name=cls.__name__,
+        ) from error
+
+    def referred() -> Referred:
+        found = types_of(cls.metadata).lookup(type_id)
+        return Referred(
+            (type_id,), layout if found is None else layout_of(found)
+        )
+
+    return referred
 
 
-def _named(cls: type[Any], key: str, name: str) -> Types:
-    def types() -> tuple[int, ...]:
+def _named(cls: type[Any], key: str, name: str) -> Refers:
+    def referred() -> Referred:
         known = []
         for type_id, found in types_of(cls.metadata):
             mapper: Mapper[Any] = inspect(found)
             names = [m.class_.__name__ for m in mapper.self_and_descendants]
             if name in names:
-                return (type_id,)
+                return Referred((type_id,), layout_of(found))
             known += names
         raise ClassDefinitionError(
             f"{key} refers to {name!r}, which is not an object class of the "
@@ -311,4 +337,19 @@ def _named(cls: type[Any], key: str, name: str) -> Types:
             class_name=cls.__name__,
         )
 
-    return types
+    return referred
+
+
+def _on_same_shard(cls: type[Any], key: str, refers: Refers) -> Refers:
+    """Return a function that refuses ids of another layout.
+
+    Objects with another layout are in another keyspace, and on none of the
+    shards of the class.
+    """
+
+    def referred() -> Referred:
+        found = refers()
+        check_parent_layout(cls, key, found.layout)
+        return found
+
+    return referred

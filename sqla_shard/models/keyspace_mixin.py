@@ -23,6 +23,7 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.class_checks import check_unique
 from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.models.layouts import adopt_layout
 from sqla_shard.routing import declare
 from sqla_shard.routing import TableSpec
 
@@ -96,6 +97,7 @@ def _assign(mapper: Mapper[Any], cls: type[Any]) -> None:
     if choice is not None:
         table: Any = mapper.local_table
         assign_keyspace(table, choice[0], kind=choice[1])
+        adopt_layout(cls, table)
         # A class without its own table was checked with its base.
         if choice[1] == "mod" and mapper.inherits is None:
             check_unique(table)

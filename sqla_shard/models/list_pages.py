@@ -37,7 +37,6 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import InvalidSequenceError
-from sqla_shard.ids import MAX_ID
 from sqla_shard.models.list_counts import stored_count
 from sqla_shard.models.list_counts import stored_sum
 from sqla_shard.models.list_positions import reach
@@ -148,11 +147,12 @@ class Bookmarks:
         return self.seal.seal(_EDGES[back], self.subject)
 
     def read_bookmark(
-        self, bookmark: str, checked: Callable[[int], int]
+        self, bookmark: str, checked: Callable[[int], int], max_id: int
     ) -> tuple[Mark | None, bool]:
         """Return the content of a bookmark, and whether it pages backwards.
 
         :param checked: raises if an id is not the id of a target.
+        :param max_id: the highest id of the layout of the targets.
         :returns: None as the content if the page begins at an end of the
             list.
         :raises InvalidBookmarkError: if it is not a bookmark of this list
@@ -173,7 +173,9 @@ class Bookmarks:
                 for high, low, target_id in _KEY.iter_unpack(payload)
             )
         # A forged bookmark with invalid keys must raise this error as well.
-        if not keys or not all(_is_valid_key(key, checked) for key in keys):
+        if not keys or not all(
+            _is_valid_key(key, checked, max_id) for key in keys
+        ):
             raise InvalidBookmarkError(
                 f"{bookmark_text(bookmark)} is not a bookmark of "
                 f"{self.subject.name}",
@@ -182,13 +184,15 @@ class Bookmarks:
         return Mark(keys[:-1], keys[-1]), back
 
 
-def _is_valid_key(key: Key, checked: Callable[[int], int]) -> bool:
+def _is_valid_key(
+    key: Key, checked: Callable[[int], int], max_id: int
+) -> bool:
     try:
         checked(key.target_id)
     except InvalidIdError:
         return False
-    # The ids before and after the id must have at most 62 bits as well.
-    return key.sequence <= MAX_SEQUENCE and 0 < key.target_id < MAX_ID
+    # The ids before and after the id must be ids of the layout as well.
+    return key.sequence <= MAX_SEQUENCE and 0 < key.target_id < max_id
 
 
 class _Start(NamedTuple):
@@ -321,7 +325,8 @@ def page(
     bookmarks = bookmarks_of(rows, newest_first)
     mark, back = None, False
     if after is not None:
-        mark, back = bookmarks.read_bookmark(after, rows.check_target)
+        max_id = rows.statements.definition.target.layout.max_id
+        mark, back = bookmarks.read_bookmark(after, rows.check_target, max_id)
     descending = newest_first is not back
     cached = None
     if until is None:

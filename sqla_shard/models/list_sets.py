@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from sqla_shard.engine import scatter as everywhere
-from sqla_shard.ids import MAX_ID
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_list import List
 from sqla_shard.models.mapping_list import statements_of
@@ -32,7 +31,7 @@ def intersect(
     :raises ValueError: if their targets are of different classes.
     """
     ours, theirs = (rows.statements.definition.target for rows in (one, other))
-    if ours.type_id != theirs.type_id:
+    if (ours.type_id, ours.layout) != (theirs.type_id, theirs.layout):
         raise ValueError(
             f"other={other.name} has targets of {theirs.entity_name}, and "
             f"{one.name} of {ours.entity_name}: they have no common ids"
@@ -44,7 +43,8 @@ def _common(
     one: List, other: List, descending: bool, batch: int
 ) -> Iterator[int]:
     nearest, step = (max, -1) if descending else (min, 1)
-    at: int | None = MAX_ID if descending else 0
+    highest = one.statements.definition.target.layout.max_id
+    at: int | None = highest if descending else 0
     while at is not None:
         ours = _ids(one, at, descending, batch)
         if not ours:

@@ -26,7 +26,6 @@ from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import KeyNotHeldError
 from sqla_shard.exc import KeyTakenError
-from sqla_shard.ids import unpack
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.models.lookup_definition import TOKEN_BYTES
 from sqla_shard.models.lookup_table import LookupAccess
@@ -514,8 +513,10 @@ def leave_calls(
 
 def place_of(session: ShardSession, lookup: Any, target_id: int) -> Place:
     """Return the shard of an object."""
+    definition = link(lookup)
     return session.place_for(
-        mapper=link(lookup).target, shard_id=unpack(target_id).shard_id
+        mapper=definition.target,
+        shard_id=definition.shard_of(lookup, target_id),
     )
 
 

@@ -18,6 +18,8 @@ from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.models.class_checks import check_abstract
 from sqla_shard.models.class_checks import check_bases
 from sqla_shard.models.class_checks import check_declarative
@@ -30,8 +32,9 @@ from sqla_shard.models.class_checks import default_tablename
 from sqla_shard.models.class_checks import first_of_dataclass
 from sqla_shard.models.class_checks import id_column_name
 from sqla_shard.models.class_checks import own_definition
-from sqla_shard.models.class_checks import type_of_objects
+from sqla_shard.models.class_checks import spec_of_objects
 from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.normalization import LONGEST_LABEL
 from sqla_shard.models.normalization import Normalization
 from sqla_shard.routing import declare
@@ -60,6 +63,7 @@ class LookupDefinition:
     :ivar keyspace: name of the keyspace; None for the only one of kind mod.
     :ivar field: attribute of the objects that contains their key, or None.
     :ivar type_id: type of the objects, once their class is resolved.
+    :ivar layout: layout of their ids, once their class is resolved.
     """
 
     target: Any
@@ -69,6 +73,17 @@ class LookupDefinition:
     keyspace: str | None
     field: str | None = None
     type_id: int | None = None
+    layout: IdLayout = DEFAULT_LAYOUT
+
+    def shard_of(self, cls: Any, object_id: Any) -> int:
+        """Return the shard of an object; check its id.
+
+        :param cls: the lookup class.
+        :raises InvalidIdError: if it is not an object id.
+        :raises WrongTypeError: if it is the id of another class.
+        """
+        name = f"{cls.__name__}.{self.column}"
+        return self.layout.shard_of(object_id, self.type_id, name)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -112,6 +127,7 @@ def define(
         unique=bool(unique),
         keyspace=keyspace,
         field=field,
+        layout=layout_of(cls),
     )
     check_members(cls, mixin, _OWN | {definition.column}, "lookup")
     default_tablename(cls)
@@ -156,7 +172,7 @@ def _make_columns(cls: Any, definition: LookupDefinition) -> None:
         cls,
         definition.column,
         mapped_column(
-            ObjectRef(),
+            ObjectRef(layout=definition.layout),
             primary_key=not unique,
             nullable=unique,
             autoincrement=False,
@@ -212,9 +228,9 @@ def _resolve_target(
     cls: Any, definition: LookupDefinition, entity: Any
 ) -> None:
     """Set the class of the objects, and the type of their ids."""
-    definition.type_id = type_of_objects(
-        cls, definition.column, entity, "lookup"
-    )
+    spec = spec_of_objects(cls, definition.column, entity, "lookup")
+    assert spec.layout is not None  # noqa: S101  # objects have ids
+    definition.type_id, definition.layout = spec.type_id, spec.layout
     _check_field(cls, definition.field, entity)
     definition.target = entity
 

@@ -34,7 +34,6 @@ from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import KeyspaceKindError
 from sqla_shard.exc import LookupPolicyError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import check_type
 from sqla_shard.models.class_checks import built_once
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.models.lookup_definition import LookupDefinition
@@ -147,8 +146,7 @@ class LookupAccess:
         :raises WrongTypeError: if it is the id of another class.
         :raises InvalidIdError: if it is not an object id.
         """
-        name = f"{self.name}.{self.definition.column}"
-        check_type(target_id, self.definition.type_id, name)
+        self.definition.shard_of(self.cls, target_id)
 
     def check_policy(self, row: Any) -> None:
         """Reject a row whose key may have another meaning.

@@ -20,7 +20,6 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import ManyToManyError
-from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.routing import has_objects
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
@@ -86,7 +85,9 @@ def _check_columns(relation: Any) -> None:
             continue
         kind = column.type
         if not (
-            isinstance(kind, ShardedId) and kind.type_id == there.type.type_id
+            isinstance(kind, ShardedId)
+            and kind.type_id == there.type.type_id
+            and kind.layout == there.type.layout
         ):
             raise _refusal(
                 relation,
@@ -223,8 +224,12 @@ def _place(
 
     :raises ColocationError: if the row has ids of two shards.
     """
-    ids = [row[column.key] for column in columns if column.key in row]
-    shards = {value >> SHARD_SHIFT for value in ids}
+    here = [column for column in columns if column.key in row]
+    ids = [row[column.key] for column in here]
+    shards = {
+        value >> column.type.layout.shard_shift
+        for value, column in zip(ids, here, strict=True)
+    }
     if len(shards) != 1:
         # Only a listener that links objects during the flush can cause this.
         raise ColocationError(
@@ -236,7 +241,7 @@ def _place(
             value=tuple(ids),
         )
     spec = spec_of(relation.secondary)
-    keyspace = session.places.keyspace(spec.keyspace, spec.kind)
+    keyspace = session.places.keyspace(spec.keyspace, spec.kind, spec.layout)
     return session.places.place(keyspace, shards.pop())
 
 

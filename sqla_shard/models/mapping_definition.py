@@ -28,7 +28,8 @@ from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import KeptMappingError
-from sqla_shard.ids import check_type
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.models.class_checks import check_abstract
 from sqla_shard.models.class_checks import check_bases
 from sqla_shard.models.class_checks import check_declarative
@@ -42,7 +43,8 @@ from sqla_shard.models.class_checks import first_of_dataclass
 from sqla_shard.models.class_checks import id_column_name
 from sqla_shard.models.class_checks import name_of_class
 from sqla_shard.models.class_checks import own_definition
-from sqla_shard.models.class_checks import type_of_objects
+from sqla_shard.models.class_checks import spec_of_objects
+from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.list_counts import declare_counts
 from sqla_shard.models.list_positions import MOST_MOVES
 from sqla_shard.models.list_positions import now
@@ -85,12 +87,24 @@ class End:
     :ivar column: name of the column with the ids of its objects.
     :ivar entity: the class, once it is resolved.
     :ivar type_id: type of its objects, once it is resolved.
+    :ivar layout: layout of their ids, once it is resolved.
     """
 
     given: Any
     column: str
     entity: Any = None
     type_id: int | None = None
+    layout: IdLayout = DEFAULT_LAYOUT
+
+    def shard_of(self, cls: Any, object_id: Any) -> int:
+        """Return the shard of an object; check its id.
+
+        :param cls: the mapping class.
+        :raises InvalidIdError: if it is not an object id.
+        :raises WrongTypeError: if it is the id of another class.
+        """
+        name = f"{cls.__name__}.{self.column}"
+        return self.layout.shard_of(object_id, self.type_id, name)
 
     @property
     def entity_name(self) -> str:
@@ -164,8 +178,16 @@ def define(
         narrow_below = min(_NARROW, respace_to)
     name_of = partial(id_column_name, cls, mixin, reserved=_RESERVED)
     definition = MappingDefinition(
-        source=End(source, name_of("source", source, source_column)),
-        target=End(target, name_of("target", target, target_column)),
+        source=End(
+            source,
+            name_of("source", source, source_column),
+            layout=layout_of(cls),
+        ),
+        target=End(
+            target,
+            name_of("target", target, target_column),
+            layout=layout_of(cls),
+        ),
         keyspace=keyspace,
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
         respace_to=respace_to,
@@ -224,7 +246,7 @@ def _make_columns(cls: Any, definition: MappingDefinition) -> None:
             cls,
             end.column,
             mapped_column(
-                ObjectRef(colocated=colocated),
+                ObjectRef(colocated=colocated, layout=end.layout),
                 primary_key=True,
                 autoincrement=False,
                 sort_order=order,
@@ -296,6 +318,7 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
             id_index=0 if definition.spread == 1 else None,
             locate=None if definition.spread == 1 else partial(_locate, cls),
             type_id=definition.source.type_id,
+            layout=definition.source.layout,
             commits_late=True,
             guard=partial(check_statement, cls),
         ),
@@ -322,9 +345,8 @@ def piece_place(cls: Any, places: Places, source_id: int, piece: int) -> Place:
     """
     definition = link(cls)
     source = definition.source
-    name = f"{cls.__name__}.{source.column}"
-    shard_id = check_type(source_id, source.type_id, name).shard_id
-    keyspace = places.keyspace(definition.keyspace, "objects")
+    shard_id = source.shard_of(cls, source_id)
+    keyspace = places.keyspace(definition.keyspace, "objects", source.layout)
     over = definition.spread_over
     return places.place(keyspace, shard_of(shard_id, piece, over))
 
@@ -389,8 +411,7 @@ def check_ids(mapper: Mapper[Any], connection: Any, row: Any) -> None:
     for end in (definition.source, definition.target):
         value = row.__dict__.get(end.column)
         if value is not None:
-            name = f"{mapper.class_.__name__}.{end.column}"
-            check_type(value, end.type_id, name)
+            end.shard_of(mapper.class_, value)
 
 
 def definition_of(cls: Any) -> MappingDefinition:
@@ -426,7 +447,9 @@ def link(cls: Any) -> MappingDefinition:
 
 def _resolve_end(cls: Any, end: End, entity: Any) -> None:
     """Set the class of an end, and the type of its ids."""
-    end.type_id = type_of_objects(cls, end.column, entity, "mapping")
+    spec = spec_of_objects(cls, end.column, entity, "mapping")
+    assert spec.layout is not None  # noqa: S101  # objects have ids
+    end.type_id, end.layout = spec.type_id, spec.layout
     end.entity = entity
 
 

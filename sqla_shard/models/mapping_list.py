@@ -31,7 +31,6 @@ from sqlalchemy import select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.ids import check_type
 from sqla_shard.models.class_checks import built_once
 from sqla_shard.models.list_counts import CountStatements
 from sqla_shard.models.list_positions import reach
@@ -382,8 +381,7 @@ class List:
         :raises WrongTypeError: if it is the id of another class.
         :raises InvalidIdError: if it is not an object id.
         """
-        target = self.statements.definition.target
-        check_type(target_id, target.type_id, f"{self.name}.{target.column}")
+        self.statements.definition.target.shard_of(self.cls, target_id)
         return target_id
 
     def readable(self, target_id: int) -> int:
@@ -476,11 +474,11 @@ def place_of(
 
     :raises WrongTypeError: if the id is of another class.
     """
-    parts = check_type(object_id, end.type_id, f"{cls.__name__}.{end.column}")
+    shard_id = end.shard_of(cls, object_id)
     places = session.places
     spec = spec_of(inspect(end.entity).local_table)
-    keyspace = places.keyspace(spec.keyspace, "objects")
-    return places.place(keyspace, parts.shard_id)
+    keyspace = places.keyspace(spec.keyspace, "objects", spec.layout)
+    return places.place(keyspace, shard_id)
 
 
 def chunked(ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -46,6 +46,8 @@ from sqla_shard.dialects.sql import keep_updated
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.models.blob_dictionaries import choose_for_rows
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.models.blob_fields import BlobField
 from sqla_shard.models.blob_fields import FieldSettings
 from sqla_shard.models.blob_fields import MISSING
@@ -65,6 +67,9 @@ from sqla_shard.models.field_declarations import declared_fields
 from sqla_shard.models.field_declarations import hide
 from sqla_shard.models.field_declarations import type_of
 from sqla_shard.models.field_declarations import types_of
+from sqla_shard.models.layouts import adopt_layout
+from sqla_shard.models.layouts import check_parent_layout
+from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.soft_delete import write_active
 from sqla_shard.routing import Colocation
 from sqla_shard.routing import declare
@@ -121,6 +126,7 @@ def _colocation_of(
         )
     if isinstance(kind, ObjectRef):
         kind.colocated = True
+    check_parent_layout(mapper.class_, name, kind.layout)
     allowed = () if kind.type_id is None else (kind.type_id,)
     return Colocation(
         field=name,
@@ -138,7 +144,10 @@ def _by_field(made: BlobField) -> Colocation:
         return None if stored is MISSING else stored
 
     assert made.refers is not None  # noqa: S101  # a field that colocates has it
-    return Colocation(field=made.name, read=read, type_ids=made.refers)
+    refers = made.refers
+    return Colocation(
+        field=made.name, read=read, type_ids=lambda: refers().type_ids
+    )
 
 
 # -- classes that share a table
@@ -262,6 +271,7 @@ class ObjectDefinition:
     max_bytes: int
     compression: str | None
     dictionary: str | None
+    layout: IdLayout = DEFAULT_LAYOUT
     fields: dict[str, BlobField] = field(default_factory=dict)
 
     def check(self, instance: Any) -> None:
@@ -346,8 +356,10 @@ def define(
         )
     else:
         _check_root(cls, declared)
+        layout = layout_of(cls)
         definition = ObjectDefinition(
-            type_id=types_of(cls.metadata).check(type_id, name),
+            type_id=types_of(cls.metadata).check(type_id, name, layout),
+            layout=layout,
             colocate_with=colocate_with,
             keyspace=keyspace,
             max_bytes=_checked_size(cls, max_bytes, compression, dictionary),
@@ -376,14 +388,14 @@ def define(
         delattr(cls, key)
 
 
-def id_column(type_id: int, **options: Any) -> Any:
+def id_column(definition: ObjectDefinition, **options: Any) -> Any:
     """Return the column with the ids of an object class.
 
     :param options: options of the dataclass field.
     """
     return mapped_column(
         "local_id",
-        ShardedId(type_id),
+        ShardedId(definition.type_id, definition.layout),
         primary_key=True,
         autoincrement=True,
         sort_order=-30,
@@ -414,7 +426,7 @@ def _make_dataclass(
         delattr(cls, key)
     if first is None:
         # SQLAlchemy uses the order of annotations and attributes.
-        cls.id = id_column(cls.__sqla_shard__.type_id, init=False)
+        cls.id = id_column(cls.__sqla_shard__, init=False)
     values.update({k: s.dataclass_field() for k, s in declared.items()})
     for key in cls.__annotations__:
         if key in values:
@@ -434,13 +446,14 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
         return
     check_table(cls, table, ["local_id"])
     _name_dictionary(table)
+    adopt_layout(cls, table)
     colocation = _colocation_of(
         mapper, definition.colocate_with, definition.fields
     )
     # Check the constraints after the column that colocates is marked as
     # routing.
     check_unique(table)
-    types_of(cls.metadata).register(definition.type_id, cls)
+    types_of(cls.metadata).register(definition.type_id, cls, definition.layout)
     _add_fields(mapper, definition.fields)
     keep_updated(table, "ts")
     # Otherwise SQLite gives the id of a deleted row to the next one, and an
@@ -453,6 +466,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             keyspace=definition.keyspace,
             id_index=0,
             type_id=definition.type_id,
+            layout=definition.layout,
             colocation=colocation,
             encode_row=_encoded_row,
             before_rows=choose_for_rows,

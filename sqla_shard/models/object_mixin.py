@@ -47,7 +47,6 @@ from sqlalchemy.orm import ORMExecuteState
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import PlacementError
-from sqla_shard.ids import unpack
 from sqla_shard.models.blob_dictionaries import choose_dictionary
 from sqla_shard.models.blob_fields import blob_of
 from sqla_shard.models.blob_fields import no_update
@@ -106,7 +105,7 @@ class ObjectMixin(Activity):
 
         @declared_attr
         def id(cls):  # noqa: N805, D102  # declared above
-            return id_column(_definition(cls).type_id)
+            return id_column(_definition(cls))
 
         @declared_attr
         def data(cls):  # noqa: N805, D102  # declared above
@@ -166,7 +165,7 @@ class ObjectMixin(Activity):
         """
         object_id: int | None = self.id
         if object_id is not None:
-            return unpack(object_id).shard_id
+            return self.__sqla_shard__.layout.shard_of(object_id)
         requested: int | None = self.__dict__.get(REQUESTED)
         return requested
 

@@ -52,7 +52,6 @@ from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.models.class_checks import check_abstract
 from sqla_shard.models.class_checks import check_declarative
 from sqla_shard.models.class_checks import check_first_mapped
@@ -61,11 +60,12 @@ from sqla_shard.models.class_checks import check_schema
 from sqla_shard.models.class_checks import default_tablename
 from sqla_shard.models.class_checks import own_definition
 from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.models.layouts import adopt_layout
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
 from sqla_shard.types import IdType
-from sqla_shard.types.shard_bound import Prefix
+from sqla_shard.types.shard_bound import ShardNumber
 
 __all__ = [
     "PARALLEL",
@@ -119,6 +119,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     check_schema(cls, table)
     for reason in _faults(table):
         raise ClassDefinitionError(reason, class_name=cls.__name__)
+    adopt_layout(cls, table)
     keyspace = cls.__sqla_shard_keyspace_name__
     declare(
         table,
@@ -415,8 +416,9 @@ class Copies:
         )
         self._read = select(*columns)
         self._read_lock = self._read.with_for_update()
-        # The prefix of an id contains the number of the shard.
-        self._read_many = select(literal(Prefix(0), BigInteger()), *columns)
+        self._read_many = select(
+            literal(ShardNumber(), BigInteger()), *columns
+        )
 
     def read(self, connection: Connection) -> Rows:
         """Return the rows of the source."""
@@ -441,8 +443,8 @@ class Copies:
         rows = connection.execute(
             self._read_many, execution_options=_options(plan)
         )
-        for where, *row in rows:
-            found[where >> SHARD_SHIFT].append(row)
+        for shard_id, *row in rows:
+            found[shard_id].append(row)
         return {shard: self._rows(rows) for shard, rows in found.items()}
 
     def change(

@@ -26,7 +26,6 @@ from sqla_shard.dialects.sql import Moment
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import OperationArgumentError
 from sqla_shard.exc import OperationDefinitionError
-from sqla_shard.ids import unpack
 from sqla_shard.outbox.apply import apply_after_commit
 from sqla_shard.outbox.apply import microseconds
 from sqla_shard.outbox.apply import PendingOperation
@@ -202,9 +201,9 @@ class Operation(Generic[P]):
                 operation=self.name,
                 parameter=self._on,
             )
-        shard_id = unpack(arguments[self._on]).shard_id
         places = session.places
         keyspace = places.keyspace(self._keyspace, "objects")
+        shard_id = keyspace.id_layout.shard_of(arguments[self._on])
         return places.place(keyspace, shard_id)
 
     def _bind(

@@ -21,7 +21,6 @@ from sqlalchemy.sql.elements import Tuple
 from sqlalchemy.sql.selectable import Exists
 
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.ids import check_type
 from sqla_shard.routing.clauses import inner
 from sqla_shard.routing.clauses import is_list
 from sqla_shard.routing.clauses import nested
@@ -72,10 +71,6 @@ class Condition:
         raise NotImplementedError
 
 
-def _shard(value: Any, kind: IdType, name: str) -> int:
-    return check_type(value, kind.type_id, name).shard_id
-
-
 @dataclass(frozen=True, slots=True)
 class Equals(Condition):
     """``column = value``; ``index`` is the index of the parameter."""
@@ -89,7 +84,7 @@ class Equals(Condition):
         value = values(self.index)
         if value is None:
             return _NOWHERE
-        return frozenset((_shard(value, self.kind, self.name),))
+        return frozenset((self.kind.shard_of(value, self.name),))
 
     def reason(self, values: Values, shard_id: int) -> str:
         """Return the comparison."""
@@ -114,16 +109,16 @@ class Within(Condition):
         kind, name = self.kind, self.name
         if type(found) is Slotted:
             slot = found.slot
-            if slot.type_id != kind.type_id:
+            if (slot.type_id, slot.layout) != (kind.type_id, kind.layout):
                 # The parameter is also that of a column with other ids.
                 slot = kind.slot(slot.ids)
             if slot.other_type_id is not None:
-                _shard(slot.other_type_id, kind, name)
+                kind.shard_of(slot.other_type_id, name)
             return slot.shards
         if self.item is not None:
             found = [value[self.item] for value in found]
         return frozenset(
-            _shard(value, kind, name) for value in found if value is not None
+            kind.shard_of(value, name) for value in found if value is not None
         )
 
     def reason(self, values: Values, shard_id: int) -> str:
@@ -135,7 +130,7 @@ class Within(Condition):
         here = [
             i
             for i in ids
-            if i is not None and _shard(i, self.kind, self.name) == shard_id
+            if i is not None and self.kind.shard_of(i, self.name) == shard_id
         ]
         return (
             f"{self.name} IN ({shortened_list(here, _SHOWN)})" if here else ""

@@ -34,7 +34,6 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import check_type
 from sqla_shard.routing.aggregates import constant
 from sqla_shard.routing.aggregates import counted_distinct
 from sqla_shard.routing.aggregates import exists_columns
@@ -554,7 +553,7 @@ def _check_assigned(
         _check_stays(str(assigned), assigned.shards(value), there)
     for key, kind in shape.settable:
         if given.get(key) is not None:
-            target = check_type(given[key], kind.type_id, key).shard_id
+            target = kind.shard_of(given[key], key)
             _check_stays(f"{key} = {given[key]}", {target}, there)
 
 
@@ -671,7 +670,7 @@ def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
     names: dict[str, list[str]] = {}
     for table in tables:
         spec = spec_of(table)
-        keyspace = places.keyspace(spec.keyspace, spec.kind)
+        keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         found[keyspace.name] = keyspace
         names.setdefault(keyspace.name, []).append(str(table.name))
     if len(found) > 1:

@@ -19,6 +19,7 @@ from typing import Protocol
 from sqlalchemy import Table
 from sqlalchemy.exc import NoReferenceError
 
+from sqla_shard.ids import IdLayout
 from sqla_shard.topology import Topology
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
@@ -68,6 +69,8 @@ class TableSpec:
     :ivar id_index: position of the id that routes in the primary key; None
         if it has none.
     :ivar type_id: type id of the objects; None if rows are not objects.
+    :ivar layout: layout of the ids that name the shards of rows; None if no
+        id does.
     :ivar colocation: the field that colocates; None for roots.
     :ivar encode_row: turns a dictionary of attributes of a mapper, given to
         a bulk INSERT, into one of mapped columns.
@@ -93,6 +96,7 @@ class TableSpec:
     keyspace: str | None = None
     id_index: int | None = None
     type_id: int | None = None
+    layout: IdLayout | None = None
     colocation: Colocation | None = None
     encode_row: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
     before_rows: Callable[[Any, Any, Any, Any], None] | None = None
@@ -106,6 +110,16 @@ class TableSpec:
         default=None, compare=False
     )
     reference: str | None = None
+
+    def shard_of(self, row_id: Any, name: str = "") -> int:
+        """Return the shard that the id of a row names.
+
+        :param name: name of the class, for the message.
+        :raises InvalidIdError: if it is not an id.
+        :raises WrongTypeError: if it is an id of another type.
+        """
+        assert self.layout is not None  # noqa: S101  # an id names the shard
+        return self.layout.shard_of(row_id, self.type_id, name)
 
 
 _NOTHING_KNOWN = TableSpec(kind="global")
@@ -199,10 +213,15 @@ def _inferred(table: Table) -> TableSpec:
                 keyspace=_keyspace_of(column),
                 id_index=index,
                 type_id=kind.type_id,
+                layout=kind.layout,
             )
     for column in table.columns:
         if column.foreign_keys and routes(column):
-            return TableSpec(kind="objects", keyspace=_keyspace_of(column))
+            return TableSpec(
+                kind="objects",
+                keyspace=_keyspace_of(column),
+                layout=column.type.layout,  # type: ignore[attr-defined]  # an IdType
+            )
     return _NOTHING_KNOWN
 
 

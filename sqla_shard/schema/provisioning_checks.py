@@ -93,6 +93,12 @@ def unsupported_changes(current: Topology, new: Topology) -> Iterator[Problem]:
             f"{kind.old!r} -> {kind.new!r} would route every row to another "
             "shard; use another keyspace for another kind",
         )
+    for layout in changes.layouts:
+        yield Problem(
+            f"keyspaces.{layout.keyspace}.id_layout",
+            f"{layout.old} -> {layout.new} would read each existing id as "
+            "that of another object; use another keyspace",
+        )
     for names in changes.databases:
         yield Problem(
             f"keyspaces.{names.keyspace}.database",

@@ -27,6 +27,7 @@ from sqlalchemy.sql.dml import Update
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
 
+from sqla_shard.engine import check_layout
 from sqla_shard.engine import limits_of
 from sqla_shard.engine import OPTION
 from sqla_shard.engine import overlap
@@ -134,6 +135,7 @@ def check_keyspace(
     Tables without a known keyspace are accepted.
 
     :raises KeyspaceMismatchError: if a table is in another keyspace.
+    :raises IdLayoutMismatchError: if the ids of a table have another layout.
     """
     elsewhere: dict[str, list[str]] = {}
     for table in filter(is_placed, tables):
@@ -143,6 +145,8 @@ def check_keyspace(
             theirs = spec.kind
         if theirs not in (None, keyspace.name):
             elsewhere.setdefault(theirs, []).append(table.name)
+        elif spec.layout is not None:
+            check_layout(keyspace, spec.layout)
     if elsewhere:
         raise KeyspaceMismatchError(
             {name: tuple(found) for name, found in elsewhere.items()},

@@ -23,15 +23,13 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import PlacementError
 from sqla_shard.exc import ReferenceWriteError
-from sqla_shard.ids import check_type
-from sqla_shard.ids import SHARD_SHIFT
-from sqla_shard.ids import unpack
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
 from sqla_shard.session.placement import parent_shard
 from sqla_shard.session.placement import root_shard
 from sqla_shard.session.row_cache import refuse_cached_autocommit
+from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
@@ -109,7 +107,7 @@ class Links:
         of its source.
     """
 
-    references: tuple[tuple[str, int | None], ...]
+    references: tuple[tuple[str, IdType], ...]
     up: tuple[tuple[str, str], ...]
     down: tuple[tuple[str, str], ...]
     linked: tuple[str, ...]
@@ -176,11 +174,11 @@ def mapping_class(relation: Any) -> str:
     )
 
 
-def _references(mapper: Mapper[Any]) -> Iterator[tuple[str, int | None]]:
+def _references(mapper: Mapper[Any]) -> Iterator[tuple[str, IdType]]:
     for prop in mapper.column_attrs:
         column: Any = prop.columns[0]
         if routes(column) and not column.primary_key:
-            yield prop.key, column.type.type_id
+            yield prop.key, column.type
 
 
 def _filled(
@@ -217,7 +215,7 @@ def place_of(
         return place
     spec = spec_of(state.mapper.local_table)
     places = session.places
-    keyspace = places.keyspace(spec.keyspace, spec.kind)
+    keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
     if spec.kind == "global":
         return places.place(keyspace, 0)
     if spec.reference is not None:
@@ -232,8 +230,8 @@ def place_of(
             "claim(), add(), release() and rename()"
         )
     if state.key is not None:
-        shard_id = state.key[1][spec.id_index] >> SHARD_SHIFT
-        return places.place(keyspace, shard_id)
+        here = spec.shard_of(state.key[1][spec.id_index], _name(state))
+        return places.place(keyspace, here)
     collections = collections or Collections(session)
     shard_id = _own_shard(session, state, spec, collections)
     if shard_id is None:
@@ -306,7 +304,7 @@ def _has_own_shard(
         return False
     if state.key is None and spec.kind != "global" and not spec.reference:
         places = session.places
-        keyspace = places.keyspace(spec.keyspace, spec.kind)
+        keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         session.placed[state] = places.place(keyspace, shard_id)
     return True
 
@@ -373,7 +371,7 @@ def _own_shard(
     requested: int | None = state.dict.get(REQUESTED)
     parent = _parent_shard(session, state, spec, collections)
     if given is not None:
-        shard_id = check_type(given, spec.type_id, _name(state)).shard_id
+        shard_id = spec.shard_of(given, _name(state))
         if parent is not None and parent != shard_id:
             raise _parent_elsewhere_error(state, spec, shard_id, parent)
         return shard_id
@@ -462,15 +460,15 @@ def _check_references(
 ) -> None:
     """Refuse references in columns that must refer to the own shard."""
     links = links_of(state.mapper)
-    for key, type_id in links.references:
+    for key, kind in links.references:
         value = state.dict.get(key)
         if value is None:
             continue
-        parts = unpack(value)
-        if type_id not in (None, parts.type_id):
+        parts = kind.layout.unpack(value)
+        if kind.type_id not in (None, parts.type_id):
             raise ColocationError(
                 f"{value} is an id of type {parts.type_id}; this column "
-                f"refers to objects of type {type_id}",
+                f"refers to objects of type {kind.type_id}",
                 class_name=_name(state),
                 field=key,
                 value=value,

@@ -27,8 +27,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConcurrentUseError
 from sqla_shard.exc import UnreadableBlobError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import check_type
-from sqla_shard.ids import SHARD_SHIFT
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.routing import spec_of
 from sqla_shard.session.row_cache import cache_in_transaction
 from sqla_shard.session.row_cache import CacheMismatch
@@ -62,6 +61,7 @@ class Getter:
         self.by_id = (
             spec.kind == "objects" and spec.id_index == 0 and len(key) == 1
         )
+        self._layout = spec.layout or DEFAULT_LAYOUT
         if not self.by_id:
             return
         self._identity = mapper.identity_key_from_primary_key((0,))[0]
@@ -78,14 +78,14 @@ class Getter:
         :raises UnknownShardError: if the shard is not open.
         """
         spec = self._spec
-        keyspace = places.keyspace(spec.keyspace, spec.kind)
+        keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         if spec.locate is not None:
             found: Place = spec.locate(places, primary_key)
             return found
         if spec.id_index is None:
             return places.place(keyspace, 0)
         object_id = primary_key[spec.id_index]
-        shard_id = check_type(object_id, spec.type_id, self._name).shard_id
+        shard_id = self._layout.shard_of(object_id, spec.type_id, self._name)
         return places.place(keyspace, shard_id)
 
     def located(
@@ -249,9 +249,9 @@ class Getter:
         """Return the objects by id, in order, with None for missing ones."""
         type_id = self._spec.type_id
         # Checks and groups the ids; routing and rendering use the groups.
-        slot = IdSlot(ids, type_id, whole=False)
+        slot = IdSlot(ids, type_id, self._layout, whole=False)
         if slot.other_type_id is not None:
-            check_type(slot.other_type_id, type_id, self._name)
+            self._layout.shard_of(slot.other_type_id, type_id, self._name)
         hidden = self.includes_hidden(
             session, {"execution_options": execution_options}
         )
@@ -272,7 +272,7 @@ class Getter:
                     wanted = [i for i in wanted if i not in found]
         if wanted:
             if len(wanted) < len(ids):
-                slot = IdSlot(wanted, type_id, whole=False)
+                slot = IdSlot(wanted, type_id, self._layout, whole=False)
             statement = self._many
             bind_arguments = None
             if options:
@@ -306,9 +306,10 @@ class Getter:
 
         :raises UnknownShardError: if one is not open.
         """
-        places = session.places
-        keyspace = places.keyspace(self._spec.keyspace, self._spec.kind)
-        shards = sorted({object_id >> SHARD_SHIFT for object_id in ids})
+        places, spec = session.places, self._spec
+        keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
+        shift = self._layout.shard_shift
+        shards = sorted({object_id >> shift for object_id in ids})
         return dict(zip(shards, places.several(keyspace, shards), strict=True))
 
     def _cached_many(
@@ -319,11 +320,12 @@ class Getter:
         if cached is None:
             return {}
         by_shard = self._shards(session, ids)
+        shift = self._layout.shard_shift
         try:
             return cached.read(
                 session,
                 self._table,
-                {i: by_shard[i >> SHARD_SHIFT] for i in ids},
+                {i: by_shard[i >> shift] for i in ids},
             )
         except CacheMismatch:
             return {}

@@ -22,7 +22,6 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import PlacementError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import check_type
 from sqla_shard.routing import has_objects
 from sqla_shard.routing import kind_of
 from sqla_shard.routing import routes
@@ -262,7 +261,9 @@ class _Placer:
         self._session = session
         self._table = table = statement.table
         self.spec = spec = spec_of(table)
-        self.keyspace = session.places.keyspace(spec.keyspace, spec.kind)
+        self.keyspace = session.places.keyspace(
+            spec.keyspace, spec.kind, spec.layout
+        )
         self._mapper = mapper = _mapper_of(statement)
         self._name = str(table.name)
         if mapper is not None:
@@ -291,9 +292,8 @@ class _Placer:
         for column, names in self._columns:
             value = _value(row, names)
             if value is not None and self._determines_shard(column):
-                return check_type(
-                    value, kind_of(column).type_id, self._name
-                ).shard_id
+                found: int = kind_of(column).shard_of(value, self._name)
+                return found
         return None
 
     def _requested(self, row: Mapping[str, Any]) -> int | None:
@@ -345,7 +345,7 @@ class _Placer:
             if value is not None:
                 kind: Any = kind_of(column)
                 name = f"{self._name}.{names[0]}"
-                other = check_type(value, kind.type_id, name).shard_id
+                other = kind.shard_of(value, name)
                 if other != shard_id:
                     raise self._elsewhere_error(
                         names[0], value, other, shard_id

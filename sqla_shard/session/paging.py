@@ -45,7 +45,6 @@ from sqla_shard.dialects.sorting import value_of_function
 from sqla_shard.exc import BookmarkKeyError
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
-from sqla_shard.ids import check_type
 from sqla_shard.types import IdType
 
 if TYPE_CHECKING:
@@ -548,7 +547,7 @@ def _fits(value: Any, element: Any, dialect: Dialect) -> bool:
     type_ = element.type
     if isinstance(type_, IdType):
         try:
-            check_type(value, type_.type_id, str(element))
+            type_.shard_of(value, str(element))
         except InvalidIdError:
             return False
         return True

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import PlacementError
-from sqla_shard.ids import unpack
 from sqla_shard.routing import TableSpec
 from sqla_shard.topology import Keyspace
 
@@ -125,7 +124,8 @@ def parent_shard(spec: TableSpec, name: str, value: Any) -> int:
             field=where,
             value=value,
         )
-    parts = unpack(value)
+    assert spec.layout is not None  # noqa: S101  # children have ids
+    parts = spec.layout.unpack(value)
     allowed = spec.colocation.type_ids()
     if allowed and parts.type_id not in allowed:
         raise ColocationError(

@@ -309,7 +309,7 @@ class ShardSession(ShardedSession):
                 check_keyspace((table,), space, places.topology)
         elif table is not None:
             spec = spec_of(table)
-            space = places.keyspace(spec.keyspace, spec.kind)
+            space = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         elif shard_id is None:
             space = keyspace_of((), places)
         else:

@@ -26,6 +26,7 @@ from sqla_shard.topology.changes import DatabaseChange
 from sqla_shard.topology.changes import diff
 from sqla_shard.topology.changes import GenerationChange
 from sqla_shard.topology.changes import KindChange
+from sqla_shard.topology.changes import LayoutChange
 from sqla_shard.topology.changes import MovedRange
 from sqla_shard.topology.changes import ServerChange
 from sqla_shard.topology.changes import TopologyDiff
@@ -62,6 +63,7 @@ __all__ = [
     "Keyspace",
     "Kind",
     "KindChange",
+    "LayoutChange",
     "Location",
     "MovedRange",
     "Server",

@@ -143,6 +143,13 @@ def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
             f"{kind.old!r} -> {kind.new!r} would route every key to "
             "another shard; keep it, and add a keyspace with another name",
         )
+    for layout in found.layouts:
+        yield Problem(
+            f"keyspaces.{layout.keyspace}.id_layout",
+            f"{layout.old} -> {layout.new} would read each existing id as "
+            "that of another object; keep it, and add a keyspace with "
+            "another name",
+        )
     for database in found.databases:
         yield Problem(
             f"keyspaces.{database.keyspace}.database",

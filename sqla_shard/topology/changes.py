@@ -15,6 +15,7 @@ from dataclasses import is_dataclass
 from typing import Any
 from typing import Literal
 
+from sqla_shard.ids import IdLayout
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
@@ -27,6 +28,7 @@ __all__ = [
     "DatabaseChange",
     "GenerationChange",
     "KindChange",
+    "LayoutChange",
     "MovedRange",
     "ServerChange",
     "TopologyDiff",
@@ -48,6 +50,18 @@ class KindChange:
 
     def __str__(self) -> str:
         return f"{self.keyspace}: kind {self.old!r} -> {self.new!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChange:
+    """A changed layout of ids, which reads each id as another object's."""
+
+    keyspace: str
+    old: IdLayout
+    new: IdLayout
+
+    def __str__(self) -> str:
+        return f"{self.keyspace}: {self.old} -> {self.new}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +204,7 @@ class TopologyDiff:
     :ivar added_keyspaces: names of the added keyspaces.
     :ivar removed_keyspaces: names of the removed keyspaces.
     :ivar kinds: keyspaces with a changed kind.
+    :ivar layouts: keyspaces with a changed layout of ids.
     :ivar databases: keyspaces with changed database names.
     :ivar opened: keyspaces with more shards.
     :ivar closed: keyspaces with fewer shards.
@@ -207,6 +222,7 @@ class TopologyDiff:
     added_keyspaces: tuple[str, ...] = ()
     removed_keyspaces: tuple[str, ...] = ()
     kinds: tuple[KindChange, ...] = ()
+    layouts: tuple[LayoutChange, ...] = ()
     databases: tuple[DatabaseChange, ...] = ()
     opened: tuple[CountChange, ...] = ()
     closed: tuple[CountChange, ...] = ()
@@ -248,6 +264,7 @@ class TopologyDiff:
         for name in self.removed_keyspaces:
             yield f"{name}: keyspace removed"
         yield from map(str, self.kinds)
+        yield from map(str, self.layouts)
         yield from map(str, self.databases)
         yield from map(str, (*self.opened, *self.closed))
         yield from map(str, self.moved)
@@ -285,6 +302,11 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
             KindChange(keyspace=a.name, old=a.kind, new=b.kind)
             for a, b in both
             if a.kind != b.kind
+        ),
+        layouts=tuple(
+            LayoutChange(keyspace=a.name, old=a.id_layout, new=b.id_layout)
+            for a, b in both
+            if a.id_layout != b.id_layout
         ),
         databases=tuple(
             DatabaseChange(keyspace=a.name, old=a.database, new=b.database)
@@ -378,6 +400,8 @@ def _redacted(url: str | None) -> str | None:
 def _document(value: Any) -> Any:
     if isinstance(value, ShardRange):
         return [value.first, value.last]
+    if isinstance(value, IdLayout):
+        return value.to_mapping()
     if isinstance(value, tuple):
         return [_document(item) for item in value]
     if is_dataclass(value):

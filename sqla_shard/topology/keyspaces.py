@@ -25,6 +25,8 @@ from typing import TypeAlias
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownShardError
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.util.masking import redact
 
 __all__ = [
@@ -41,7 +43,7 @@ __all__ = [
 
 
 MAX_SHARDS = 65_536
-"""Maximum number of virtual shards, by the 16 shard bits of an id."""
+"""Maximum number of virtual shards; ids have at most 16 bits of the shard."""
 
 bounds = attrgetter("first", "last")
 """Sort key of ranges; much faster than comparing the ranges."""
@@ -207,6 +209,8 @@ class Keyspace:
         ``{shard}``, such as ``"db{shard:05d}"``; the database name of a
         global keyspace.
     :param servers: servers in the order of the document.
+    :param id_layout: layout of the ids of an ``"objects"`` keyspace.
+        Ignored for other kinds.
     """
 
     name: str
@@ -214,6 +218,7 @@ class Keyspace:
     shards: int
     database: str
     servers: tuple[Server, ...]
+    id_layout: IdLayout = DEFAULT_LAYOUT
     _table: tuple[list[int], list[Server]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -227,6 +232,7 @@ class Keyspace:
             shards=self.shards,
             database=self.database,
             servers=self.servers,
+            id_layout=self.id_layout,
         )
         return rebuild, ()
 

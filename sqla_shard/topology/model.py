@@ -41,8 +41,8 @@ from typing import Any
 from sqla_shard.exc import Problem
 from sqla_shard.exc import TopologyError
 from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.ids import IdLayout
 from sqla_shard.ids import ObjectId
-from sqla_shard.ids import unpack
 from sqla_shard.topology.keyspaces import Keyspace
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import Server
@@ -233,6 +233,32 @@ class Topology:
             )
         raise UnknownKeyspaceError(message, keyspace=None, known=known)
 
+    def id_layout(self, keyspace: str | None = None) -> IdLayout:
+        """Return the layout of the ids of a keyspace.
+
+        :param keyspace: name of the keyspace; None if all keyspaces of kind
+            ``"objects"`` have the same layout.
+        :raises UnknownKeyspaceError: if the keyspace does not exist or has no
+            ids, or if it is not named and there are several layouts: the
+            number alone does not determine its parts.
+        """
+        if keyspace is not None:
+            return _with_objects(self, self.keyspace(keyspace)).id_layout
+        known = [s for s in self.keyspaces.values() if s.kind == "objects"]
+        layouts = {space.id_layout for space in known}
+        if len(layouts) == 1:
+            return layouts.pop()
+        if not layouts:
+            return self.sole("objects").id_layout
+        names = tuple(space.name for space in known)
+        raise UnknownKeyspaceError(
+            f"the ids of the keyspaces {', '.join(map(repr, names))} have "
+            "different layouts, so an id alone is ambiguous; name its "
+            "keyspace",
+            keyspace=None,
+            known=names,
+        )
+
     def _check_parts(self) -> None:
         """Check attributes that the document does not contain."""
         problems = []
@@ -266,6 +292,8 @@ def _keyspace(keyspace: Keyspace) -> dict[str, Any]:
     if not is_global:
         document["shards"] = keyspace.shards
     document["database"] = keyspace.database
+    if not keyspace.id_layout.is_default:
+        document["id_layout"] = keyspace.id_layout.to_mapping()
     document["servers"] = [
         _server(server, is_global=is_global) for server in keyspace.servers
     ]
@@ -345,21 +373,26 @@ def find_object(
     :raises UnknownKeyspaceError: if the keyspace does not exist, is ambiguous,
         or is of another kind.
     """
-    parts = unpack(object_id)
-    space = _keyspace_of(topology, keyspace)
-    if space.kind != "objects":
-        raise UnknownKeyspaceError(
-            f"keyspace {space.name!r} is of kind {space.kind!r}, and object "
-            "ids name shards of kind 'objects' only; name a keyspace of that "
-            "kind, or use a shard number instead of an id",
-            keyspace=space.name,
-            known=tuple(
-                one.name
-                for one in topology.keyspaces.values()
-                if one.kind == "objects"
-            ),
-        )
+    space = _with_objects(topology, _keyspace_of(topology, keyspace))
+    parts = space.id_layout.unpack(object_id)
     return _location(space, parts.shard_id, parts)
+
+
+def _with_objects(topology: Topology, space: Keyspace) -> Keyspace:
+    """Return a keyspace; refuse one without object ids."""
+    if space.kind == "objects":
+        return space
+    raise UnknownKeyspaceError(
+        f"keyspace {space.name!r} is of kind {space.kind!r}, and object "
+        "ids name shards of kind 'objects' only; name a keyspace of that "
+        "kind, or use a shard number instead of an id",
+        keyspace=space.name,
+        known=tuple(
+            one.name
+            for one in topology.keyspaces.values()
+            if one.kind == "objects"
+        ),
+    )
 
 
 def find_shard(
@@ -408,6 +441,8 @@ def describe(topology: Topology) -> str:
             shards = f"database {keyspace.database}"
         else:
             shards = f"{keyspace.shards} shards, databases {keyspace.database}"
+        if not keyspace.id_layout.is_default:
+            shards += f", {keyspace.id_layout}"
         lines.append(f"{keyspace.name}: kind {keyspace.kind}, {shards}")
         lines += (f"  {_line(one, keyspace)}" for one in keyspace.servers)
     return "\n".join(lines)

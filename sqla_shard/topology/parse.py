@@ -20,7 +20,10 @@ from dataclasses import field
 from difflib import get_close_matches
 from typing import get_args
 
+from sqla_shard.exc import IdLayoutError
 from sqla_shard.exc import Problem
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import MAX_SHARDS
 from sqla_shard.topology.keyspaces import ShardRange
@@ -232,7 +235,8 @@ MAX_STEP = 10**14
 Dates with the time can be used as epochs; a mistaken or malicious epoch
 leaves enough higher ones.
 """
-_KEYSPACE_KEYS = ("kind", "shards", "database", "servers")
+_KEYSPACE_KEYS = ("kind", "shards", "database", "servers", "id_layout")
+_LAYOUT_KEYS = tuple(DEFAULT_LAYOUT.to_mapping())
 _SERVER_KEYS = (
     "name",
     "primary",
@@ -280,6 +284,7 @@ class Draft:
     """A keyspace as read from a document.
 
     :ivar servers: None if the list is missing or not valid.
+    :ivar id_layout: None if it is not valid.
     """
 
     place: str
@@ -288,6 +293,7 @@ class Draft:
     shards: int | None = None
     database: str | None = None
     servers: list[ServerDraft] | None = None
+    id_layout: IdLayout | None = DEFAULT_LAYOUT
 
 
 def parse(
@@ -370,7 +376,42 @@ def _keyspace(parent: Table, name: object, policy: Policy) -> Draft:
         else "give a template of the database names, such as 'db{shard:05d}'",
     )
     draft.servers = _servers(table, draft.kind, policy)
+    draft.id_layout = _id_layout(table, draft.kind)
     return draft
+
+
+def _id_layout(table: Table, kind: Kind | None) -> IdLayout | None:
+    given = table.get("id_layout")
+    if given is MISSING:
+        return DEFAULT_LAYOUT
+    if kind not in (None, "objects"):
+        table.report(
+            "id_layout",
+            f"is not allowed here: a keyspace of kind {kind!r} has no object "
+            "ids; remove the key",
+        )
+        return None
+    if not isinstance(given, Mapping):
+        table.report(
+            "id_layout",
+            f"{brief(given)} is not a table; write "
+            f"{{ {', '.join(f'{key} = ...' for key in _LAYOUT_KEYS)} }}",
+        )
+        return None
+    inner = Table(
+        given, place=table.place_of("id_layout"), problems=table.problems
+    )
+    inner.refuse_others(_LAYOUT_KEYS)
+    remedy = "write the number of bits that the existing ids have"
+    bits = {key: inner.integer(key, remedy=remedy) for key in _LAYOUT_KEYS}
+    known = {key: value for key, value in bits.items() if value is not None}
+    if len(known) < len(bits):
+        return None
+    try:
+        return IdLayout(**known)
+    except IdLayoutError as error:
+        table.report("id_layout", str(error))
+        return None
 
 
 def _kind(table: Table) -> Kind | None:

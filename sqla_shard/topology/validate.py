@@ -63,6 +63,7 @@ def validate(drafts: Iterable[Draft], problems: list[Problem]) -> None:
             problems += _gaps(draft, draft.servers)
         if draft.kind == "objects":
             problems += _weights(draft, draft.servers)
+            problems += _unnamed(draft)
     problems += _collisions(drafts, templates)
 
 
@@ -217,6 +218,19 @@ def _weights(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
         )
 
 
+def _unnamed(draft: Draft) -> Iterator[Problem]:
+    """Yield open shards that the ids of the keyspace cannot name."""
+    if draft.id_layout is None or draft.shards is None:
+        return
+    most = draft.id_layout.max_shard_id + 1
+    if draft.shards > most:
+        yield Problem(
+            f"{draft.place}.shards",
+            f"{draft.shards} is out of range: {draft.id_layout} name {most} "
+            "shards",
+        )
+
+
 def _collisions(
     drafts: list[Draft], templates: dict[str, Template]
 ) -> Iterator[Problem]:
@@ -315,6 +329,7 @@ def _keyspace(draft: Draft) -> Keyspace:
             _server(server, is_global=is_global)
             for server in _given(draft.servers)
         ),
+        id_layout=_given(draft.id_layout),
     )
 
 

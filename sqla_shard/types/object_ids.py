@@ -1,7 +1,7 @@
 """Column types that hold object ids.
 
 :class:`ShardedId`
-    stores the 36-bit local id; the value in Python is the 64-bit id.  For
+    stores the local id; the value in Python is the 64-bit id.  For
     the primary key of an object table, and for foreign keys to a row of
     the same shard.
 :class:`ObjectRef`
@@ -33,12 +33,12 @@ from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.exc import IdLayoutError
 from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import LocalIdsExhaustedError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import MAX_LOCAL_ID
-from sqla_shard.ids import SHARD_SHIFT
-from sqla_shard.ids import TYPE_SHIFT
-from sqla_shard.ids import unpack
+from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import IdLayout
 from sqla_shard.types.shard_bound import Address
 from sqla_shard.types.shard_bound import IdSlot
 from sqla_shard.types.shard_bound import Prefix
@@ -106,11 +106,15 @@ class IdType(TypeDecorator[int]):
     :ivar routes: whether the id determines the shard of the row itself.
     :ivar whole: whether the column stores the full id.
     :ivar type_id: type id of the objects; None for any type.
+    :ivar layout: layout of the ids.
     """
 
     impl = BigInteger
     cache_ok = True
     type_id: int | None
+    layout: IdLayout
+    _is_settled: bool
+    _is_adopted = False
     routes: bool
     whole: bool
 
@@ -163,12 +167,45 @@ class IdType(TypeDecorator[int]):
 
     comparator_factory = Comparator
 
+    def adopt(self, layout: IdLayout) -> None:
+        """Use the layout of a class, unless the type was given one.
+
+        :raises IdLayoutError: if the type is also that of a column of a class
+            with another layout, which has it from a common mixin.
+        """
+        if not self._is_settled:
+            self.layout, self._is_settled = layout, True
+            self._is_adopted = True
+        elif self._is_adopted and self.layout != layout:
+            raise IdLayoutError(
+                f"two classes share a column of type {self!r}, one with "
+                f"{self.layout}, one with {layout}; pass layout= to the type, "
+                "the layout of the ids in the column",
+                value=layout,
+            )
+
+    def shard_of(self, value: Any, name: str) -> int:
+        """Return the shard of an id; check that the column can contain it.
+
+        :param name: name of the column, for the message.
+        :raises InvalidIdError: if it is not an id.
+        :raises WrongTypeError: if it is an id of another type.
+        """
+        return self.layout.shard_of(value, self.type_id, name)
+
+    def _checked(self, value: Any) -> Any:
+        """Check an id that is bound; None and shard-bound parameters pass."""
+        if value is None or isinstance(value, ShardBound):
+            return value
+        # Drivers write a member of an IntEnum as its name.
+        return self.layout.check(value)
+
     def slot(self, values: Any) -> IdSlot:
         """Return the slot of an ``IN`` list.
 
         :raises InvalidIdError: if a value is not an id.
         """
-        return IdSlot(values, self.type_id, whole=self.whole)
+        return IdSlot(values, self.type_id, self.layout, whole=self.whole)
 
     def slot_parameter(self, values: Any) -> BindParameter[Any]:
         """Return the bind parameter of an ``IN`` list."""
@@ -183,19 +220,12 @@ class IdType(TypeDecorator[int]):
         )
 
 
-def _check(value: Any) -> Any:
-    """Check an id that is bound; None and shard-bound parameters pass."""
-    if value is None or isinstance(value, ShardBound):
-        return value
-    unpack(value)
-    # Drivers write a member of an IntEnum as its name.
-    return int(value)
-
-
 class ShardedId(IdType):
     """The full id in Python, its local part in the table.
 
     :param type_id: the type of the objects, 1 to 1023.
+    :param layout: the layout of their ids; None for that of the object class
+        with the column, or for the default layout in other tables.
 
     A bound value must be an id (:exc:`~sqla_shard.exc.InvalidIdError`); its
     type and shard are checked when the statement is routed.
@@ -205,9 +235,11 @@ class ShardedId(IdType):
     routes = True
     whole = False
 
-    def __init__(self, type_id: int) -> None:
+    def __init__(self, type_id: int, layout: IdLayout | None = None) -> None:
         super().__init__()
         self.type_id: int = type_id
+        self._is_settled = layout is not None
+        self.layout = layout or DEFAULT_LAYOUT
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return BIGINT; INTEGER on SQLite, the only type with rowids."""
@@ -217,13 +249,13 @@ class ShardedId(IdType):
 
     def bind_processor(self, dialect: Dialect) -> Any:
         """Convert an id to a parameter that is resolved for each shard."""
-        type_id = self.type_id
+        checked, type_id, layout = self._checked, self.type_id, self.layout
 
         def process(value: Any) -> Any:
-            value = _check(value)
+            value = checked(value)
             if value is None or isinstance(value, ShardBound):
                 return value
-            return Address(value, type_id)
+            return Address(value, type_id, layout)
 
         return process
 
@@ -233,10 +265,17 @@ class ShardedId(IdType):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return full ids; compose the full id for a lastrowid."""
-        type_bits = self.type_id << TYPE_SHIFT
+        layout, type_id = self.layout, self.type_id
+        type_bits = type_id << layout.type_shift
+        type_shift, max_type = layout.type_shift, layout.max_type_id
+        max_local = layout.max_local_id
 
         def process(value: int | None) -> int | None:
-            if value is None or value > MAX_LOCAL_ID:
+            if value is None:
+                return None
+            if value > max_local:
+                if value >> type_shift & max_type != type_id:
+                    _check_room(value)
                 return value
             shard_id = _inserting.get()
             if shard_id is None:
@@ -248,7 +287,19 @@ class ShardedId(IdType):
                     "use select()",
                     value=value,
                 )
-            return shard_id << SHARD_SHIFT | type_bits | value
+            return shard_id << layout.shard_shift | type_bits | value
+
+        def _check_room(value: int) -> None:
+            """Refuse the id of a new row whose local id has too many bits.
+
+            The bits that exceed the local id would change the type and the
+            shard.
+            """
+            shard_id = _inserting.get()
+            if shard_id is not None:
+                raise LocalIdsExhaustedError(
+                    shard_id=shard_id, type_id=type_id, bits=layout.local_bits
+                )
 
         return process
 
@@ -259,17 +310,25 @@ class ObjectRef(IdType):
     :param type_id: the type of the referenced objects; None for any type.
     :param colocated: whether the row is on the shard of the referenced
         object, so that the column is used for routing.
+    :param layout: the layout of the ids; None for that of the object class
+        with the column, or for the default layout in other tables.
     """
 
     cache_ok = True
     whole = True
 
     def __init__(
-        self, type_id: int | None = None, *, colocated: bool = False
+        self,
+        type_id: int | None = None,
+        *,
+        colocated: bool = False,
+        layout: IdLayout | None = None,
     ) -> None:
         super().__init__()
         self.type_id = type_id
         self.colocated = colocated
+        self._is_settled = layout is not None
+        self.layout = layout or DEFAULT_LAYOUT
 
     @property
     def routes(self) -> bool:  # type: ignore[override]  # read-only here
@@ -278,7 +337,7 @@ class ObjectRef(IdType):
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Check that the value is an id."""
-        return _check(value)
+        return self._checked(value)
 
 
 def full_id(column: Any) -> ColumnElement[int]:
@@ -300,7 +359,7 @@ def full_id(column: Any) -> ColumnElement[int]:
         )
     return type_coerce(column, BigInteger()) + BindParameter(
         "sqla_shard_prefix",
-        Prefix(kind.type_id),
+        Prefix(kind.type_id, kind.layout),
         type_=BigInteger(),
         unique=True,
     )

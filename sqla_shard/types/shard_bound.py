@@ -9,6 +9,8 @@ before the statement is sent.
     one id that is compared with a ``local_id`` column.
 ``Prefix``
     the number that the server adds to a ``local_id`` to return the full id.
+``ShardNumber``
+    the number of the shard.
 ``IdSlot``
     an ``IN`` list in one placeholder; each shard gets its own ids.
 ``KeySlot``
@@ -22,12 +24,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from sqla_shard.ids import MAX_ID
-from sqla_shard.ids import MAX_LOCAL_ID
-from sqla_shard.ids import MAX_TYPE_ID
-from sqla_shard.ids import SHARD_SHIFT
-from sqla_shard.ids import TYPE_SHIFT
-from sqla_shard.ids import unpack
+from sqla_shard.ids import IdLayout
 
 __all__ = [
     "Address",
@@ -35,6 +32,7 @@ __all__ = [
     "KeySlot",
     "Prefix",
     "ShardBound",
+    "ShardNumber",
     "Slot",
     "Slotted",
 ]
@@ -62,53 +60,76 @@ class ShardBound:
         raise NotImplementedError
 
 
+class ShardNumber(ShardBound):
+    """The number of the shard, to recognize the shard of a row."""
+
+    __slots__ = ()
+
+    def at(self, shard_id: int) -> int:
+        """Return the number of the shard."""
+        return shard_id
+
+    @property
+    def whole(self) -> str:
+        """The same for all statements."""
+        return "shard"
+
+    def __repr__(self) -> str:
+        return "<number of the shard>"
+
+
 class Prefix(ShardBound):
     """The shard and type bits that the server adds to a local id."""
 
-    __slots__ = ("_type_bits",)
+    __slots__ = ("_layout", "_type_bits")
 
-    def __init__(self, type_id: int) -> None:
-        self._type_bits = type_id << TYPE_SHIFT
+    def __init__(self, type_id: int, layout: IdLayout) -> None:
+        self._layout = layout
+        self._type_bits = type_id << layout.type_shift
 
     def at(self, shard_id: int) -> int:
         """Return the id whose local part is zero."""
-        return shard_id << SHARD_SHIFT | self._type_bits
+        return shard_id << self._layout.shard_shift | self._type_bits
 
     def shown_at(self, shard_ids: Iterable[int]) -> list[Any]:
         """Return the value on each shard; see :class:`ShardBound`."""
-        bits = self._type_bits
-        return [shard_id << SHARD_SHIFT | bits for shard_id in shard_ids]
+        shift, bits = self._layout.shard_shift, self._type_bits
+        return [shard_id << shift | bits for shard_id in shard_ids]
 
     @property
-    def whole(self) -> int:
-        """The bits of the type."""
-        return self._type_bits
+    def whole(self) -> tuple[int, int]:
+        """The bits of the type, and the position of the shard."""
+        return self._type_bits, self._layout.shard_shift
 
     def __repr__(self) -> str:
-        return f"<prefix of type {self._type_bits >> TYPE_SHIFT}>"
+        type_id = self._type_bits >> self._layout.type_shift
+        return f"<prefix of type {type_id}>"
 
 
 class Address(ShardBound):
     """A full id that is compared with the local ids of one type."""
 
-    __slots__ = ("object_id", "type_id")
+    __slots__ = ("layout", "object_id", "type_id")
 
-    def __init__(self, object_id: int, type_id: int) -> None:
+    def __init__(self, object_id: int, type_id: int, layout: IdLayout) -> None:
         self.object_id = object_id
         self.type_id = type_id
+        self.layout = layout
 
     def at(self, shard_id: int) -> int:
         """Return the local id, or a value outside the range of local ids.
 
-        An id of another shard or type becomes -1 or ``2**36``, whichever
-        preserves the order, so that ``=``, ``<``, ``>``, ``IN``, ``OR`` and
-        ``NOT`` have the same result for local ids as for full ids.
+        An id of another shard or type becomes -1 or one more than the highest
+        local id, whichever preserves the order, so that ``=``, ``<``, ``>``,
+        ``IN``, ``OR`` and ``NOT`` have the same result for local ids as for
+        full ids.
         """
-        address = self.object_id >> TYPE_SHIFT
-        here = shard_id << (SHARD_SHIFT - TYPE_SHIFT) | self.type_id
+        layout = self.layout
+        address = self.object_id >> layout.type_shift
+        here = shard_id << layout.type_bits | self.type_id
         if address == here:
-            return self.object_id & MAX_LOCAL_ID
-        return -1 if address < here else MAX_LOCAL_ID + 1
+            return self.object_id & layout.max_local_id
+        return -1 if address < here else layout.max_local_id + 1
 
     @property
     def whole(self) -> int:
@@ -117,8 +138,9 @@ class Address(ShardBound):
 
     def is_at(self, shard_id: int) -> bool:
         """Return True if the id belongs to this shard and type."""
-        return self.object_id >> TYPE_SHIFT == (
-            shard_id << (SHARD_SHIFT - TYPE_SHIFT) | self.type_id
+        layout = self.layout
+        return self.object_id >> layout.type_shift == (
+            shard_id << layout.type_bits | self.type_id
         )
 
     def __repr__(self) -> str:
@@ -195,35 +217,44 @@ class IdSlot(Slot):
 
     :param ids: full ids.
     :param type_id: the type of the column; None accepts any type.
+    :param layout: the layout of the ids.
     :param whole: whether the column stores full ids; otherwise each shard
         gets the local parts of its ids.
     :ivar other_type_id: the first id of another type; None if all are valid.
     :raises InvalidIdError: if a value is not an id.
     """
 
-    __slots__ = ("_groups", "ids", "other_type_id", "type_id")
+    __slots__ = ("_groups", "ids", "layout", "other_type_id", "type_id")
 
     def __init__(
-        self, ids: Iterable[int], type_id: int | None, *, whole: bool
+        self,
+        ids: Iterable[int],
+        type_id: int | None,
+        layout: IdLayout,
+        *,
+        whole: bool,
     ) -> None:
         self.ids = ids = tuple(ids)
         self.type_id = type_id
+        self.layout = layout
         self.other_type_id: int | None = None
         groups: dict[int, list[int]] = {}
         self._groups = groups
+        max_id, shard_shift = layout.max_id, layout.shard_shift
+        type_shift, max_type = layout.type_shift, layout.max_type_id
+        max_local = layout.max_local_id
         for object_id in ids:
-            if type(object_id) is not int or not 0 <= object_id <= MAX_ID:
-                unpack(object_id)
+            if type(object_id) is not int or not 0 <= object_id <= max_id:
                 # Convert members of an enumeration, whose str() is their name.
-                object_id = int(object_id)  # the same id
+                object_id = layout.check(object_id)  # the same id
             if (
                 type_id is not None
-                and object_id >> TYPE_SHIFT & MAX_TYPE_ID != type_id
+                and object_id >> type_shift & max_type != type_id
             ):
                 self.other_type_id = self.other_type_id or object_id
                 continue
-            shard_id = object_id >> SHARD_SHIFT
-            value = object_id if whole else object_id & MAX_LOCAL_ID
+            shard_id = object_id >> shard_shift
+            value = object_id if whole else object_id & max_local
             if shard_id in groups:
                 groups[shard_id].append(value)
             else:

@@ -26,7 +26,6 @@ from sqlalchemy import type_coerce
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.ids import unpack
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.inverse_mapping import sync_pairs
 from sqla_shard.models.list_counts import recount
@@ -116,7 +115,8 @@ class MappingCheck(Check):
 
     def keyspace(self, places: Places) -> Keyspace:
         """Return the keyspace of the sources."""
-        return places.keyspace(self._spec.keyspace, self._spec.kind)
+        spec = self._spec
+        return places.keyspace(spec.keyspace, spec.kind, spec.layout)
 
     def page(
         self, session: ShardSession, shard_id: int, after: Any, limit: int
@@ -186,7 +186,7 @@ class MappingCheck(Check):
     def _shard_of(self, session: ShardSession, pair: Pair) -> int:
         """Return the shard that a row must be on."""
         if self._spec.locate is None:
-            return unpack(pair[0]).shard_id
+            return self._definition.source.layout.shard_of(pair[0])
         place: Place = self._spec.locate(session.places, pair)
         return place.shard_id
 

@@ -88,7 +88,10 @@ class Objects:
 
     def keyspace(self, places: Any) -> Keyspace:
         """Return the keyspace of the objects."""
-        found: Keyspace = places.keyspace(self._spec.keyspace, self._spec.kind)
+        spec = self._spec
+        found: Keyspace = places.keyspace(
+            spec.keyspace, spec.kind, spec.layout
+        )
         return found
 
     def refusal(self, session: ShardSession, target_id: int) -> str | None:

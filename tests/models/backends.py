@@ -28,6 +28,7 @@ from sqlalchemy import MetaData
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
+from tests.models.layouts import with_layout
 from tests.servers.in_loop import InLoop
 
 __all__ = ["BOTH", "EVERYWHERE", "MYSQLCLIENT", "Clusters", "On"]
@@ -211,4 +212,4 @@ class Clusters:
         for one in self.main:
             new = {**first, "database": database.format(one)}
             document["keyspaces"][one] = new
-        return document
+        return with_layout(document)

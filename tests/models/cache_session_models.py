@@ -16,6 +16,7 @@ from sqla_shard import no_cache
 from sqla_shard import ObjectMixin
 from sqla_shard.cache import Cached
 from sqla_shard.cache import cached_objects
+from tests.models.layouts import LAYOUT
 
 __all__ = [
     "PIN",
@@ -40,7 +41,7 @@ PAIRS = 8
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Pin(ObjectMixin, Base, type_id=PIN):

@@ -41,6 +41,7 @@ from sqla_shard.types import ShardedId
 from sqla_shard.types import UTCTimestamp
 from tests.models.backends import Clusters
 from tests.models.backends import On
+from tests.models.layouts import LAYOUT
 from tests.servers.memcached import nodes
 
 __all__ = [
@@ -85,7 +86,7 @@ MEMORY = {"backend": "dogpile.cache.memory"}
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Color(enum.Enum):

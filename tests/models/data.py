@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import insert
 
 from sqla_shard import Cluster
-from sqla_shard import pack
+from tests.models.layouts import pack
 from tests.models.models import BOARD
 from tests.models.models import COMMENT
 from tests.models.models import NOTE

@@ -17,7 +17,6 @@ from sqla_shard import AsyncShardSession
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
-from sqla_shard import unpack
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.jobs import ClaimedJob
 from sqla_shard.jobs import claims
@@ -28,6 +27,8 @@ from sqla_shard.jobs import task
 from sqla_shard.outbox.tables import JOB_KEYS
 from sqla_shard.outbox.tables import JOBS
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import unpack
 
 __all__ = [
     "JOB_CLUSTERS",
@@ -54,7 +55,7 @@ SHARDS = 6
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Counter(ObjectMixin, Base, type_id=1):

@@ -11,8 +11,8 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import mapped_column
 
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import unpack
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 
 __all__ = [
     "Balance",

@@ -18,11 +18,12 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import ShardSession
 from sqla_shard.models import normalization
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = [
     "LOOKUPS",
@@ -52,7 +53,7 @@ MODULUS = 64
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class UserTag(

@@ -31,6 +31,7 @@ from sqla_shard import ReferenceMixin
 from sqla_shard import ShardedId
 from tests.models.backends import Clusters
 from tests.models.backends import On
+from tests.models.layouts import LAYOUT
 
 __all__ = [
     "MANY",
@@ -53,7 +54,7 @@ SHARDS = 8
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Topic(ReferenceMixin, Base):

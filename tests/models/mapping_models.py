@@ -15,9 +15,10 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from tests.models.backends import Clusters
 from tests.models.clusters import ShardLog
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = [
     "BOARD",
@@ -49,7 +50,7 @@ SHARDS = 64
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class UserFollowsUser(

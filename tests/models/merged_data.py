@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from sqla_shard import pack
+from tests.models.layouts import pack
 from tests.models.merged_models import COLLATIONS
 from tests.models.merged_models import Colour
 from tests.models.merged_models import GEM

@@ -32,12 +32,13 @@ from sqla_shard.routing import TableSpec
 from sqla_shard.types import full_id
 from sqla_shard.types import ObjectRef
 from sqla_shard.types import ShardedId
+from tests.models.layouts import LAYOUT
 
 PIN, BOARD, COMMENT, NOTE = 1, 2, 3, 5
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Board(Base):
@@ -135,6 +136,7 @@ def _colocate(entity: Any, field: str, type_id: int | None, **spec: Any):
             kind="objects",
             id_index=0,
             type_id=type_id,
+            layout=LAYOUT,
             colocation=Colocation(
                 field=field,
                 read=lambda instance: instance.__dict__.get(field),

@@ -22,6 +22,7 @@ from sqla_shard import blob_field
 from sqla_shard import ObjectMixin
 from sqla_shard.types import JSONBlob
 from sqla_shard.types import ShardedId
+from tests.models.layouts import LAYOUT
 
 THING, PART, SMALL, PIN, BOARD, RENAMED = 4, 6, 7, 1, 2, 8
 
@@ -64,7 +65,7 @@ class Shape:
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Thing(ObjectMixin, Base, type_id=THING):

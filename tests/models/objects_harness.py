@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy import text
 
 from sqla_shard import Cluster
-from sqla_shard import unpack
 from sqla_shard.testing import StatementLog
 from tests.models.backends import Clusters
 from tests.models.backends import On
+from tests.models.layouts import unpack
 from tests.models.objects import Base
 from tests.models.objects import Thing
 

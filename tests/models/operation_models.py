@@ -25,12 +25,13 @@ from sqla_shard import ObjectMixin
 from sqla_shard import operation
 from sqla_shard import scatter
 from sqla_shard import ShardSession
-from sqla_shard import unpack
 from sqla_shard.dialects.sql import Moment
 from sqla_shard.models import normalization
 from sqla_shard.outbox.tables import APPLIED
 from sqla_shard.outbox.tables import INTENTS
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import unpack
 
 __all__ = [
     "MODULUS",
@@ -64,7 +65,7 @@ MODULUS = 16
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Account(ObjectMixin, Base, type_id=1):

@@ -17,11 +17,12 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from sqla_shard import ShardSession
 from sqla_shard.models import normalization
 from sqla_shard.models.lookup_table import shard_of
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = [
     "ALL",
@@ -51,7 +52,7 @@ _SOON = timedelta(hours=1)
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Account(ObjectMixin, Base, type_id=ACCOUNT):

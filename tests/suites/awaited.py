@@ -24,9 +24,7 @@ from sqlalchemy.orm import selectinload
 
 from sqla_shard import AsyncShardSession
 from sqla_shard import Cluster
-from sqla_shard import pack
 from sqla_shard import ShardSession
-from sqla_shard import unpack
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import NoEventLoopError
@@ -38,6 +36,8 @@ from tests.models.backends import On
 from tests.models.clusters import at
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import Board
 from tests.models.models import Comment
 from tests.models.models import PIN

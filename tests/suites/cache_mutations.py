@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import pytest
 
-from sqla_shard import unpack
 from sqla_shard.cache import cached_list
 from sqla_shard.cache import cached_objects
 from tests.models.cached_models import Board
@@ -40,6 +39,7 @@ from tests.models.cached_models import Suite
 from tests.models.cached_models import USER
 from tests.models.cached_models import User
 from tests.models.cached_models import value_of
+from tests.models.layouts import unpack
 
 __all__ = ["Mutated", "WrongCells"]
 

@@ -13,7 +13,6 @@ from sqlalchemy import insert
 from sqlalchemy import text
 from sqlalchemy import update
 
-from sqla_shard import pack
 from sqla_shard.exc import CachedWriteError
 from tests.models.cached_models import BOARD
 from tests.models.cached_models import BoardHasPins
@@ -25,6 +24,7 @@ from tests.models.cached_models import sent
 from tests.models.cached_models import Suite
 from tests.models.cached_models import USER
 from tests.models.cached_models import User
+from tests.models.layouts import pack
 
 __all__ = ["Autocommit"]
 

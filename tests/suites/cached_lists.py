@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import inspect
 
 from sqla_shard import Cluster
-from sqla_shard import pack
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import WrongTypeError
@@ -26,6 +25,7 @@ from tests.models.cached_models import sent
 from tests.models.cached_models import stored
 from tests.models.cached_models import Suite
 from tests.models.cached_models import USER
+from tests.models.layouts import pack
 
 __all__ = ["Alike", "Rows"]
 

@@ -24,7 +24,6 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard import Cluster
-from sqla_shard import pack
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import UnknownShardError
@@ -44,6 +43,7 @@ from tests.models.cached_models import Suite
 from tests.models.cached_models import USER
 from tests.models.cached_models import User
 from tests.models.cached_models import value_of
+from tests.models.layouts import pack
 
 __all__ = ["Absent", "Ending", "Equal", "Many", "State"]
 

@@ -31,7 +31,6 @@ from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import ObjectRef
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import ShardedId
 from sqla_shard.models import normalization
@@ -44,6 +43,8 @@ from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
 from tests.models.backends import On
 from tests.models.clusters import ShardLog
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = ["Deleting"]
 
@@ -52,7 +53,7 @@ MODULUS = 4
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class User(ObjectMixin, Base, type_id=3):

@@ -13,11 +13,11 @@ from sqlalchemy.orm import make_transient
 from sqlalchemy.orm.exc import StaleDataError
 
 from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import unpack
 from tests.models.clusters import at
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import BOARD
 from tests.models.models import Board
 from tests.models.models import COMMENT

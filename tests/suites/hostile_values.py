@@ -23,16 +23,17 @@ from sqlalchemy.orm import mapped_column
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import SCHEMA
-from sqla_shard import unpack
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import UnsupportedStatementError
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 
 __all__ = ["HostileValues", "Item", "ItemBase", "store"]
 
@@ -42,7 +43,7 @@ HALF = "\ud800"
 
 
 class ItemBase(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Item(ObjectMixin, ItemBase, type_id=77):

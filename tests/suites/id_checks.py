@@ -16,12 +16,12 @@ from sqlalchemy import tuple_
 from sqlalchemy import union_all
 from sqlalchemy.orm import aliased
 
-from sqla_shard import pack
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import UnsupportedStatementError
+from tests.models.layouts import pack
 from tests.models.models import Board
 from tests.models.models import COMMENT
 from tests.models.models import Comment

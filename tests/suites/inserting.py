@@ -11,11 +11,11 @@ from sqlalchemy import select
 
 from sqla_shard import exc
 from sqla_shard import full_id
-from sqla_shard import pack
-from sqla_shard import unpack
 from tests.models.clusters import at
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import BOARD
 from tests.models.models import Board
 from tests.models.models import COMMENT

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from sqla_shard import exc
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import ShardSession
 from sqla_shard.testing import StatementLog
+from tests.models.layouts import pack
 from tests.models.lookup_models import ids
 from tests.models.lookup_models import LOOKUPS
 from tests.models.lookup_models import MODULUS

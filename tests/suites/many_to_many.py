@@ -20,10 +20,10 @@ from sqlalchemy.orm import subqueryload
 from sqlalchemy.orm.exc import StaleDataError
 
 from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import unpack
 from sqla_shard.schema import verify
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.many_models import Base
 from tests.models.many_models import Draft
 from tests.models.many_models import Label

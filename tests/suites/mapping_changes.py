@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select
 
 from sqla_shard import exc
-from sqla_shard import pack
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.types.columns import MAX_SEQUENCE
+from tests.models.layouts import pack
 from tests.models.mapping_models import BOARD
 from tests.models.mapping_models import BoardHasPins
 from tests.models.mapping_models import BoardHasRatedPins

@@ -21,13 +21,14 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from sqla_shard.models.inverse_mapping import sync_pairs
 from sqla_shard.outbox import apply
 from sqla_shard.outbox import operations
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.local_server import wait_until
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = ["SHARDS", "Base", "Deferred", "Following", "Racing", "Refused"]
 
@@ -37,7 +38,7 @@ THREADS = 8
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class PinInBoards(MappingMixin, Base, source="Pin", target="Board"):

@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard import exc
-from sqla_shard import pack
+from tests.models.layouts import pack
 from tests.models.mapping_models import BOARD
 from tests.models.mapping_models import BoardHasPins
 from tests.models.mapping_models import LISTS

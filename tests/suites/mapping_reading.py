@@ -21,12 +21,12 @@ from sqlalchemy.orm import selectinload
 
 from sqla_shard import exc
 from sqla_shard import full_id
-from sqla_shard import pack
 from sqla_shard import Page
 from sqla_shard.models.list_pages import bookmarks_of
 from sqla_shard.models.mapping_list import List
 from sqla_shard.session import INCLUDE_INACTIVE
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
 from tests.models.mapping_models import BOARD
 from tests.models.mapping_models import Board
 from tests.models.mapping_models import BoardHasPins

@@ -33,13 +33,13 @@ from sqlalchemy.orm import contains_eager
 from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import with_loader_criteria
 
-from sqla_shard import pack
 from sqla_shard import scatter
-from sqla_shard import unpack
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
 from tests.models.clusters import PINS
 from tests.models.clusters import plain_engine
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.merged_models import PLAIN
 from tests.models.merged_models import SHARDED
 from tests.suites.merged import compared_rows

@@ -39,13 +39,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import NullType
 
 from sqla_shard import Cluster
-from sqla_shard import pack
 from sqla_shard import scatter
-from sqla_shard import unpack
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
 from tests.models.clusters import plain_engine
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.suites.merged import report
 
 __all__ = ["MergedNumbers", "compared_numbers"]
@@ -87,7 +88,7 @@ for _scale in _SCALES:
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Coin(_Numbers, Base):

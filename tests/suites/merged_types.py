@@ -21,12 +21,13 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import SCHEMA
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = ["MergedTypes", "MergedTypesOfMariaDB"]
 
@@ -35,7 +36,7 @@ _SHARDS = (0, 1, 17, 31)
 
 
 class _Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Stamp(_Base):

@@ -30,7 +30,6 @@ from sqlalchemy.orm import lazyload
 from sqlalchemy.orm import selectinload
 from sqlalchemy.orm import subqueryload
 
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterLimitError
@@ -39,6 +38,7 @@ from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.session import INCLUDE_INACTIVE
 from sqla_shard.testing import StatementLog
 from tests.models.clusters import PINS
+from tests.models.layouts import pack
 from tests.models.merged_models import Base
 from tests.models.merged_models import Gem
 from tests.models.merged_models import Mark

@@ -35,10 +35,10 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import KeyspaceMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from sqla_shard import ShardSession
 from tests.models.backends import Clusters
 from tests.models.backends import On
+from tests.models.layouts import pack
 
 __all__ = ["NamedKeyspaces"]
 

@@ -15,13 +15,13 @@ from sqlalchemy import text
 from sqlalchemy import update
 from sqlalchemy.orm import make_transient
 
-from sqla_shard import unpack
 from sqla_shard.exc import BlobError
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import UnsupportedStatementError
+from tests.models.layouts import unpack
 from tests.models.objects import Board
 from tests.models.objects import Color
 from tests.models.objects import Draft

@@ -18,7 +18,7 @@ from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy.orm import aliased
 
-from sqla_shard import pack
+from tests.models.layouts import pack
 from tests.models.objects import Color
 from tests.models.objects import Level
 from tests.models.objects import Mixed

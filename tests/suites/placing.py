@@ -12,13 +12,13 @@ from sqlalchemy import insert
 
 from sqla_shard import Cluster
 from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import unpack
 from sqla_shard.session import RandomPlacement
 from tests.models.clusters import at
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
 from tests.models.clusters import SHARDS
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import Board
 from tests.models.models import Note
 from tests.models.models import PIN

@@ -22,18 +22,18 @@ from sqlalchemy import update
 from sqlalchemy.orm import aliased
 
 from sqla_shard import SCHEMA
-from sqla_shard import unpack
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import ForkedSessionError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ShardError
-from sqla_shard.ids import pack
 from sqla_shard.testing import StatementLog
 from tests.models.clusters import at
 from tests.models.clusters import PINS
 from tests.models.clusters import SHARDS
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import Comment
 from tests.models.models import PIN
 from tests.models.models import Pin

@@ -15,9 +15,9 @@ from sqlalchemy.orm import aliased
 from sqlalchemy.orm import with_parent
 
 from sqla_shard import exc
-from sqla_shard import pack
 from sqla_shard import scatter
 from tests.models.clusters import PINS
+from tests.models.layouts import pack
 from tests.models.models import BOARD
 from tests.models.models import Board
 from tests.models.models import Comment

@@ -21,10 +21,10 @@ from sqlalchemy.orm import subqueryload
 from sqlalchemy.orm import undefer
 
 from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import unpack
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import BOARD
 from tests.models.models import COMMENT
 from tests.models.models import Comment

@@ -21,11 +21,11 @@ from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard import Cluster
-from sqla_shard import pack
 from sqla_shard.exc import ReferenceIncompleteError
 from sqla_shard.exc import ReferenceRowsError
 from sqla_shard.exc import ReferenceSizeError
 from sqla_shard.exc import ReferenceWriteError
+from tests.models.layouts import pack
 from tests.models.reference_models import contents
 from tests.models.reference_models import COUNTRIES
 from tests.models.reference_models import Country

@@ -21,11 +21,11 @@ from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import selectinload
 
 from sqla_shard import full_id
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import SCHEMA
 from sqla_shard import ShardSession
-from sqla_shard import unpack
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.remedy_models import Case
 from tests.models.remedy_models import Label
 from tests.models.remedy_models import Post

@@ -14,9 +14,9 @@ from sqlalchemy import update
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard import full_id
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard import ShardSession
+from tests.models.layouts import pack
 from tests.models.remedy_models import Case
 from tests.models.remedy_models import Country
 from tests.models.remedy_models import Data

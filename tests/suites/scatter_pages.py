@@ -28,7 +28,6 @@ from sqla_shard import Cluster
 from sqla_shard import full_id
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import NoShardKeyError
@@ -38,6 +37,8 @@ from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.session.scatter_pages import _keys
 from sqla_shard.session.scatter_pages import Bookmarks
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = ["PagesBase", "ScatterPages", "things"]
 
@@ -46,7 +47,7 @@ _COUNT = 240
 
 
 class PagesBase(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Thing(ObjectMixin, PagesBase, type_id=101):

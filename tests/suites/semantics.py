@@ -15,10 +15,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import aliased
 
 from sqla_shard import Cluster
-from sqla_shard import pack
 from sqla_shard.exc import NoShardKeyError
 from tests.models.clusters import at
 from tests.models.clusters import PINS
+from tests.models.layouts import pack
 from tests.models.models import Board
 from tests.models.models import Comment
 from tests.models.models import PIN

@@ -16,10 +16,11 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
 
 __all__ = ["SCRIPTS", "Texts", "TextsBase", "Title", "planted", "random_text"]
 
@@ -41,6 +42,8 @@ def random_text(rng: random.Random, length: int) -> str:
 
 class TextsBase(DeclarativeBase):
     """Base of the class of this suite."""
+
+    id_layout = LAYOUT
 
 
 def _of(type_: Any, collation: str) -> Any:

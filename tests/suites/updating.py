@@ -12,8 +12,8 @@ from sqlalchemy import update
 from sqlalchemy.orm import Bundle
 
 from sqla_shard import exc
-from sqla_shard import pack
 from tests.models.clusters import PINS
+from tests.models.layouts import pack
 from tests.models.models import BOARD
 from tests.models.models import COMMENT
 from tests.models.models import Comment

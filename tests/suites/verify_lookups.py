@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy.orm import DeclarativeBase
 
 from sqla_shard import LookupMixin
-from sqla_shard import pack
 from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import VerifyPositionError
@@ -24,6 +23,7 @@ from sqla_shard.types.columns import LookupKey
 from sqla_shard.verify import delete_abandoned
 from sqla_shard.verify import open_claims
 from sqla_shard.verify import verify_lookups
+from tests.models.layouts import pack
 from tests.models.verify_models import Account
 from tests.models.verify_models import AccountEmail
 from tests.models.verify_models import AccountHandle

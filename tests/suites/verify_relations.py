@@ -16,11 +16,12 @@ from sqlalchemy.orm import DeclarativeBase
 from sqla_shard import Cluster
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import unpack
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
+from tests.models.layouts import LAYOUT
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 
 __all__ = [
     "SHARDS",
@@ -41,7 +42,7 @@ _PATIENCE = 120
 
 
 class Base(DeclarativeBase):
-    pass
+    id_layout = LAYOUT
 
 
 class Board(ObjectMixin, Base, type_id=BOARD):

@@ -20,11 +20,11 @@ from sqlalchemy import text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.sql.base import Executable
 
-from sqla_shard import pack
 from sqla_shard import scatter
 from sqla_shard.exc import ShardError
 from tests.models.clusters import PINS
 from tests.models.clusters import plain_engine
+from tests.models.layouts import pack
 from tests.models.merged_models import Colour
 from tests.models.merged_models import PLAIN
 from tests.models.merged_models import SHARDED

@@ -17,11 +17,11 @@ from sqlalchemy import text
 from sqlalchemy import update
 
 from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import unpack
 from tests.models.clusters import at
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
+from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.models import Comment
 from tests.models.models import Note
 from tests.models.models import PIN

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqla_shard.exc import DuplicateTypeError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import WrongTypeError
-from sqla_shard.ids import check_type
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import MAX_ID
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
@@ -115,13 +115,15 @@ def test_int_enums_are_ints() -> None:
 
 
 def test_ids_of_another_type() -> None:
-    assert check_type(pack(1, 2, 3), 2, "Board") == (1, 2, 3)
-    assert check_type(pack(1, 2, 3), None, "anything").type_id == 2
+    assert DEFAULT_LAYOUT.check_type(pack(1, 2, 3), 2, "Board") == (1, 2, 3)
+    assert (
+        DEFAULT_LAYOUT.check_type(pack(1, 2, 3), None, "anything").type_id == 2
+    )
     with pytest.raises(WrongTypeError, match="an id of type 2; Pin") as caught:
-        check_type(pack(1, 2, 3), 1, "Pin")
+        DEFAULT_LAYOUT.check_type(pack(1, 2, 3), 1, "Pin")
     assert caught.value.expected == (1,)
     with pytest.raises(WrongTypeError, match="a local id"):
-        check_type(5, 1, "Pin")
+        DEFAULT_LAYOUT.check_type(5, 1, "Pin")
 
 
 def test_the_registry_refuses_a_type_id_twice() -> None:

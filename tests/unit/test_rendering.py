@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import render
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import pack
 from sqla_shard.types.shard_bound import Address
 from sqla_shard.types.shard_bound import IdSlot
@@ -30,7 +31,7 @@ def place(shard_id: int) -> Place:
 
 
 def slot(*ids: int) -> IdSlot:
-    return IdSlot(ids, 1, whole=False)
+    return IdSlot(ids, 1, DEFAULT_LAYOUT, whole=False)
 
 
 @pytest.mark.parametrize("placeholder", ["%s", "?"])
@@ -39,7 +40,11 @@ def test_schema_addresses_and_prefixes(placeholder: str) -> None:
         f"SELECT local_id + {placeholder} FROM __sqla_shard__.pins "
         f"WHERE local_id = {placeholder} AND title = {placeholder}"
     )
-    parameters = (Prefix(1), Address(pack(7, 1, 42), 1), "boats")
+    parameters = (
+        Prefix(1, DEFAULT_LAYOUT),
+        Address(pack(7, 1, 42), 1, DEFAULT_LAYOUT),
+        "boats",
+    )
     here = render(text, parameters, place(7), placeholder)
     assert here == (
         text.replace("__sqla_shard__", "db00007"),

@@ -7,6 +7,7 @@ import pytest
 from sqla_shard.engine import rendering
 from sqla_shard.engine.rendering import render
 from sqla_shard.engine.rendering import statements_for
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import pack
 from sqla_shard.types.shard_bound import Address
 from sqla_shard.types.shard_bound import Prefix
@@ -19,10 +20,10 @@ TEXT = (
     "AND link LIKE 'a%%s' AND local_id != %s"
 )
 PARAMETERS = (
-    Prefix(1),
+    Prefix(1, DEFAULT_LAYOUT),
     slot(pack(1, 1, 5), pack(2, 1, 6), pack(1, 1, 7)),
     "boats",
-    Address(pack(2, 1, 6), 1),
+    Address(pack(2, 1, 6), 1, DEFAULT_LAYOUT),
 )
 
 
