@@ -50,6 +50,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "semantics": (*EVERYWHERE, MYSQLCLIENT),
     "shared_sessions": (On("mariadb"),),
     "texts": BOTH,
+    "two_layouts": BOTH,
     "updating": EVERYWHERE,
     "writing": (*EVERYWHERE, MYSQLCLIENT),
     # Merged rows.

@@ -124,21 +124,23 @@ class IdLayoutMismatchError(ShardError):
 
 
 class LocalIdsExhaustedError(ShardError):
-    """Raised when a new row has a local id with too many bits.
+    """Raised for a row whose local id has too many bits.
 
-    The row is rolled back with its transaction.
+    The server has given it to a new row, since the table has no local id
+    left.  The transaction that has inserted the row must be rolled back.
 
-    :ivar shard_id: the shard.
-    :ivar type_id: type of the objects.
+    :ivar object_id: the id that the row would have.
+    :ivar type_id: type of the objects of the table.
     :ivar bits: bits of a local id.
     """
 
-    shard_id: int
+    object_id: int
     type_id: int
     bits: int
     _text = (
-        "shard {shard_id} has no local id of {bits} bits left for objects of "
-        "type {type_id}; open more shards, and create new objects there"
+        "a row of type {type_id} has a local id of more than {bits} bits: its "
+        "id would be {object_id}, of another object. Its shard has no local "
+        "ids left; open more shards, and create new objects there"
     )
 
 

@@ -52,11 +52,7 @@ def layout_of(cls: Any) -> IdLayout:
 
 
 def adopt_layout(cls: Any, table: Table) -> None:
-    """Let the columns of a class that contain ids use its layout.
-
-    :raises IdLayoutError: if a column type is shared with a class that has
-        another layout.
-    """
+    """Let the columns of a class that contain ids use its layout."""
     layout = layout_of(cls)
     for column in table.columns:
         if isinstance(column.type, IdType):

@@ -33,7 +33,6 @@ from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.exc import IdLayoutError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import LocalIdsExhaustedError
 from sqla_shard.exc import UnsupportedStatementError
@@ -114,7 +113,6 @@ class IdType(TypeDecorator[int]):
     type_id: int | None
     layout: IdLayout
     _is_settled: bool
-    _is_adopted = False
     routes: bool
     whole: bool
 
@@ -168,21 +166,10 @@ class IdType(TypeDecorator[int]):
     comparator_factory = Comparator
 
     def adopt(self, layout: IdLayout) -> None:
-        """Use the layout of a class, unless the type was given one.
-
-        :raises IdLayoutError: if the type is also that of a column of a class
-            with another layout, which has it from a common mixin.
-        """
+        """Use the layout of a class, unless the type has one already."""
+        # Classes that have the column from a mixin have copies of its type.
         if not self._is_settled:
             self.layout, self._is_settled = layout, True
-            self._is_adopted = True
-        elif self._is_adopted and self.layout != layout:
-            raise IdLayoutError(
-                f"two classes share a column of type {self!r}, one with "
-                f"{self.layout}, one with {layout}; pass layout= to the type, "
-                "the layout of the ids in the column",
-                value=layout,
-            )
 
     def shard_of(self, value: Any, name: str) -> int:
         """Return the shard of an id; check that the column can contain it.
@@ -261,7 +248,8 @@ class ShardedId(IdType):
 
     def column_expression(self, column: Any) -> ColumnElement[int]:
         """Let the server compose the full id."""
-        return full_id(column)
+        # The rows of RETURNING have the type of this expression.
+        return type_coerce(full_id(column), self)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return full ids; compose the full id for a lastrowid."""
@@ -275,7 +263,13 @@ class ShardedId(IdType):
                 return None
             if value > max_local:
                 if value >> type_shift & max_type != type_id:
-                    _check_room(value)
+                    # A local id with too many bits has changed the type, and
+                    # the id would be that of another object.
+                    raise LocalIdsExhaustedError(
+                        object_id=value,
+                        type_id=type_id,
+                        bits=layout.local_bits,
+                    )
                 return value
             shard_id = _inserting.get()
             if shard_id is None:
@@ -288,18 +282,6 @@ class ShardedId(IdType):
                     value=value,
                 )
             return shard_id << layout.shard_shift | type_bits | value
-
-        def _check_room(value: int) -> None:
-            """Refuse the id of a new row whose local id has too many bits.
-
-            The bits that exceed the local id would change the type and the
-            shard.
-            """
-            shard_id = _inserting.get()
-            if shard_id is not None:
-                raise LocalIdsExhaustedError(
-                    shard_id=shard_id, type_id=type_id, bits=layout.local_bits
-                )
 
         return process
 

@@ -26,6 +26,7 @@ import pytest
 from sqlalchemy import MetaData
 
 from sqla_shard import Cluster
+from sqla_shard.ids import IdLayout
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
 from tests.models.layouts import with_layout
@@ -81,6 +82,7 @@ class Clusters:
 
     :param main: names of global keyspaces.
     :param lookup: shards of the keyspace ``lookup``; 0 for none.
+    :param more: further keyspaces of objects, and the layouts of their ids.
     :param options: for :class:`sqla_shard.Cluster`.
     :param prepare: of a new cluster; what it enters ends before it.
     """
@@ -89,6 +91,7 @@ class Clusters:
     shards: int
     main: tuple[str, ...] = ()
     lookup: int = 0
+    more: Mapping[str, IdLayout] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     prepare: _Prepare = _prepared
 
@@ -212,4 +215,12 @@ class Clusters:
         for one in self.main:
             new = {**first, "database": database.format(one)}
             document["keyspaces"][one] = new
-        return with_layout(document)
+        with_layout(document)
+        objects = document["keyspaces"]["objects"]
+        for one, layout in self.more.items():
+            document["keyspaces"][one] = {
+                **objects,
+                "database": objects["database"].replace("db", f"db_{one}", 1),
+                "id_layout": layout.to_mapping(),
+            }
+        return document

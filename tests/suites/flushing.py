@@ -396,7 +396,7 @@ class Colocation(_Writing):
     def test_a_shard_that_is_not_open(self, session, log):
         pin = at(32, Pin(title="a"))
         self.refused(session, log, pin, "32", exc.UnknownShardError)
-        pin = Pin(id=pack(40000, PIN, 1), title="a")
+        pin = Pin(id=pack(8000, PIN, 1), title="a")
         self.refused(session, log, pin, "40000", exc.UnknownShardError)
 
 

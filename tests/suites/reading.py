@@ -23,6 +23,7 @@ from sqlalchemy.orm import undefer
 from sqla_shard import exc
 from tests.models.clusters import PINS
 from tests.models.clusters import ShardLog
+from tests.models.layouts import LAYOUT
 from tests.models.layouts import pack
 from tests.models.layouts import unpack
 from tests.models.models import BOARD
@@ -133,7 +134,7 @@ class Get(Reading):
             (1.5, exc.InvalidIdError),
             (-1, exc.InvalidIdError),
             (1 << 63, exc.InvalidIdError),
-            (1 << 62, exc.InvalidIdError),
+            (LAYOUT.max_id + 1, exc.InvalidIdError),
             (5, exc.WrongTypeError),
             (pack(1, BOARD, 1), exc.WrongTypeError),
             (pack(32, PIN, 1), exc.UnknownShardError),
