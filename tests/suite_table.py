@@ -12,7 +12,7 @@ from tests.models.backends import MYSQLCLIENT
 from tests.models.backends import On
 from tests.suites.cache_mutations import MANY
 
-__all__ = ["SUITES"]
+__all__ = ["SUITES", "WITH_ANOTHER_LAYOUT"]
 
 _MANY_CONNECTIONS = {"engine_options": {"pool_size": 30}}
 _COMMITTED = {
@@ -207,3 +207,16 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "objects_writers": BOTH,
 }
+
+#: The suites that run once more on SQLite and on MariaDB, with ids of another
+#: layout (tests/servers/other_layout.py).
+WITH_ANOTHER_LAYOUT = (
+    "reading",
+    "writing",
+    "inserting",
+    "mapping_reading",
+    "mapping_inverse",
+    "lookup_reading",
+    "scatter_pages",
+    "verify_relations",
+)

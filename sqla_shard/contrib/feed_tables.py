@@ -24,6 +24,7 @@ from sqla_shard.contrib.edges import FollowKind
 from sqla_shard.contrib.feed_store import Entry
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follows import Follows
+from sqla_shard.models.layouts import require_default_layout
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
@@ -44,6 +45,7 @@ class FeedTables:
     def __init__(
         self, base: Any, *, follows: Follows, post: Any, name: str
     ) -> None:
+        require_default_layout(post)
         self.follows = follows
         self.post = post
         self._statements: dict[tuple[bool, bool], Any] = {}

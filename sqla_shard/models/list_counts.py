@@ -73,6 +73,9 @@ def create_counts(cls: Any, table: Any, definition: MappingDefinition) -> None:
 
 def declare_counts(cls: Any, definition: MappingDefinition) -> None:
     """Declare the table of the lengths to routing."""
+    layout = definition.source.layout
+    kind: Any = definition.counts.columns[0].type
+    kind.layout = layout
     declare(
         definition.counts,
         TableSpec(
@@ -80,6 +83,7 @@ def declare_counts(cls: Any, definition: MappingDefinition) -> None:
             keyspace=definition.keyspace,
             id_index=0 if definition.spread == 1 else None,
             type_id=definition.source.type_id,
+            layout=layout,
             commits_late=True,
             guard=partial(_refuse, cls),
         ),

@@ -256,15 +256,18 @@ class ShardedId(IdType):
         layout, type_id = self.layout, self.type_id
         type_bits = type_id << layout.type_shift
         type_shift, max_type = layout.type_shift, layout.max_type_id
-        max_local = layout.max_local_id
+        max_local, second_shard = layout.max_local_id, 1 << layout.shard_shift
 
         def process(value: int | None) -> int | None:
             if value is None:
                 return None
             if value > max_local:
-                if value >> type_shift & max_type != type_id:
-                    # A local id with too many bits has changed the type, and
-                    # the id would be that of another object.
+                if value >> type_shift & max_type != type_id or (
+                    value < second_shard and _inserting.get()
+                ):
+                    # A local id with too many bits has changed the type, or
+                    # it is a lastrowid, which has no shard: the id would be
+                    # that of another object.
                     raise LocalIdsExhaustedError(
                         object_id=value,
                         type_id=type_id,

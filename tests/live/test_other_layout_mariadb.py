@@ -1,0 +1,14 @@
+"""Suites of reading, writing, lists and lookups with another id layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.servers.other_layout import run_suites
+
+
+@pytest.mark.usefixtures("mariadb_installed")
+def test_suites(tmp_path: Path) -> None:
+    run_suites("mariadb", tmp_path, least=300)
