@@ -75,6 +75,11 @@ SAMPLES = [
     exc.InvalidIdError("m", value=3),
     exc.WrongTypeError("m", value=3, expected=(1,)),
     exc.DuplicateTypeError(type_id=1, holder="A", claimant="B"),
+    exc.IdLayoutError("m", value=64),
+    exc.IdLayoutMismatchError(
+        keyspace="objects", keyspace_layout="ids of", class_layout="ids"
+    ),
+    exc.LocalIdsExhaustedError(object_id=7, type_id=1, bits=36),
     exc.ClassDefinitionError("m", class_name="A"),
     exc.ManyToManyError(
         "m", class_name="A", relationship="bs", secondary="links"

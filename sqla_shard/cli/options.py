@@ -253,12 +253,13 @@ def pass_settings(
     return option(pass_global_settings(command))
 
 
-#: The option ``--keyspace`` of commands that get an id.
-keyspace_option = click.option(
-    "--keyspace",
-    metavar="NAME",
-    help="Keyspace of the ids, if several keyspaces contain objects.",
-)
+def keyspace_option(command: Callable[P, T]) -> Callable[P, T]:
+    """Add ``--keyspace`` to a command that gets ids."""
+    return click.option(
+        "--keyspace",
+        metavar="NAME",
+        help="Keyspace of the ids, if several keyspaces contain objects.",
+    )(command)
 
 
 def number(text: str) -> int:

@@ -274,9 +274,7 @@ class Follows(FollowLists):
     ) -> Edge:
         """Lock the row of a follower; return the edge to another user."""
         for one in (follower_id, user_id):
-            DEFAULT_LAYOUT.shard_of(
-                one, self.user_type, self.user.__name__
-            )
+            DEFAULT_LAYOUT.shard_of(one, self.user_type, self.user.__name__)
         if follower_id == user_id:
             raise FollowRefusedError(
                 f"{self.user.__name__} {follower_id} cannot follow or block "

@@ -20,6 +20,8 @@ from sqla_shard import blob_field
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import ObjectRef
+from sqla_shard.contrib import Feed
+from sqla_shard.contrib import Follows
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import IdLayoutError
@@ -160,17 +162,18 @@ _NAMES = {
     "pack",
     "unpack",
 }
-#: ``explain``: ids of the default layout are the smallest that are strings.
-_MAY = {"sqla_shard/__init__.py", "sqla_shard/cluster/explain.py"}
+#: The public names; ``explain``, where ids of the default layout are the
+#: smallest numbers that are strings; and what refuses all other layouts.
+_MAY = ("api.py", "cluster/explain.py", "contrib/")
 
 
 def test_no_other_module_has_the_default_widths() -> None:
     """A module that used them would read ids of other layouts wrongly."""
     root = Path(sqla_shard.__file__).parent
     found = [
-        f"{path.relative_to(root.parent)}: {alias.name}"
+        f"{path.relative_to(root)}: {alias.name}"
         for path in root.rglob("*.py")
-        if str(path.relative_to(root.parent)) not in _MAY
+        if not str(path.relative_to(root)).startswith(_MAY)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == "sqla_shard.ids"
         for alias in node.names
@@ -297,6 +300,15 @@ def test_a_column_of_a_mixin_in_classes_of_two_layouts() -> None:
 
     assert layout_of(One, "by_id") is DEFAULT_LAYOUT
     assert layout_of(Two, "by_id") == PHOTOS
+
+
+def test_follow_graphs_and_feeds_have_the_default_layout() -> None:
+    made: Any = {"base": Base, "user": User, "board": Photo, "owner": "id"}
+    with pytest.raises(ClassDefinitionError, match="default layout only"):
+        Follows(**made)
+    unused: Any = None
+    with pytest.raises(ClassDefinitionError, match="default layout only"):
+        Feed(Base, follows=unused, post=Photo)
 
 
 # -- topologies
