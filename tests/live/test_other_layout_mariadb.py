@@ -9,6 +9,7 @@ import pytest
 from tests.servers.other_layout import run_suites
 
 
+@pytest.mark.timeout(1600)
 @pytest.mark.usefixtures("mariadb_installed")
 def test_suites(tmp_path: Path) -> None:
     run_suites("mariadb", tmp_path, least=300)
