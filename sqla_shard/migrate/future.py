@@ -25,6 +25,7 @@ from sqlalchemy.sql.functions import ReturnTypeFromArgs
 from sqlalchemy.sql.selectable import ScalarSelect
 
 from sqla_shard.exc import DeclarationError
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import MAX_TYPE_ID
 from sqla_shard.migrate.declaration import Declaration
 from sqla_shard.migrate.declaration import Item
@@ -384,6 +385,7 @@ class _Builder:
                     kind="objects",
                     id_index=_index(table, str(column)),
                     type_id=type_id,
+                    layout=DEFAULT_LAYOUT,
                 ),
                 kinds=kinds,
                 id_column=column,
@@ -425,6 +427,7 @@ class _Builder:
                 kind="objects",
                 id_index=index,
                 type_id=type_id,
+                layout=DEFAULT_LAYOUT,
                 colocation=Colocation(
                     field=item.colocate_with,
                     read=lambda _: None,
@@ -454,6 +457,7 @@ class _Builder:
                 kind="objects",
                 id_index=_index(table, item.source),
                 type_id=source,
+                layout=DEFAULT_LAYOUT,
                 commits_late=True,
             ),
             kinds=kinds,

@@ -14,8 +14,7 @@ from typing import Any
 
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.ids import MAX_LOCAL_ID
-from sqla_shard.ids import pack
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
 
@@ -61,8 +60,9 @@ class Locations:
 
     def object_id(self, type_id: int, value: Any) -> int:
         """Return an object id for a row, equal for equal primary keys."""
-        local_id = hash(_hashable(value)) & MAX_LOCAL_ID
-        return pack(self.shard_of(type_id, value), type_id, local_id)
+        local_id = hash(_hashable(value)) & DEFAULT_LAYOUT.max_local_id
+        shard_id = self.shard_of(type_id, value)
+        return DEFAULT_LAYOUT.pack(shard_id, type_id, local_id)
 
 
 def _hashable(value: Any) -> Hashable:

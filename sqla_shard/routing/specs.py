@@ -220,7 +220,7 @@ def _inferred(table: Table) -> TableSpec:
             return TableSpec(
                 kind="objects",
                 keyspace=_keyspace_of(column),
-                layout=column.type.layout,  # type: ignore[attr-defined]  # an IdType
+                layout=kind_of(column).layout,
             )
     return _NOTHING_KNOWN
 
