@@ -26,7 +26,6 @@ from sqlalchemy.sql.selectable import ScalarSelect
 
 from sqla_shard.exc import DeclarationError
 from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import MAX_TYPE_ID
 from sqla_shard.migrate.declaration import Declaration
 from sqla_shard.migrate.declaration import Item
 from sqla_shard.migrate.declaration import Lookup
@@ -329,12 +328,19 @@ class _Builder:
             *self._declaration.of(Owned),
         ]
         taken = {item.type_id for item in items if item.type_id is not None}
-        free = (i for i in range(1, MAX_TYPE_ID + 1) if i not in taken)
+        free = (
+            i
+            for i in range(1, DEFAULT_LAYOUT.max_type_id + 1)
+            if i not in taken
+        )
         for item in items:
             type_id = item.type_id if item.type_id is not None else next(free)
-            if type(type_id) is not int or not 1 <= type_id <= MAX_TYPE_ID:
+            if (
+                type(type_id) is not int
+                or not 1 <= type_id <= DEFAULT_LAYOUT.max_type_id
+            ):
                 self._problems.append(
-                    f"{item.table}: type_id must be from 1 to {MAX_TYPE_ID}"
+                    f"{item.table}: type_id must be from 1 to {DEFAULT_LAYOUT.max_type_id}"
                 )
             elif type_id in self.types:
                 self._problems.append(
