@@ -340,7 +340,7 @@ class _Builder:
                 or not 1 <= type_id <= DEFAULT_LAYOUT.max_type_id
             ):
                 self._problems.append(
-                    f"{item.table}: type_id must be from 1 to {DEFAULT_LAYOUT.max_type_id}"
+                    f"{item.table}: type_id must be from 1 to {most}"
                 )
             elif type_id in self.types:
                 self._problems.append(
