@@ -340,7 +340,8 @@ class _Builder:
                 or not 1 <= type_id <= DEFAULT_LAYOUT.max_type_id
             ):
                 self._problems.append(
-                    f"{item.table}: type_id must be from 1 to {most}"
+                    f"{item.table}: type_id must be from 1 to "
+                    f"{DEFAULT_LAYOUT.max_type_id}"
                 )
             elif type_id in self.types:
                 self._problems.append(

@@ -45,9 +45,9 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.dialects.sql import keep_updated
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.models.blob_dictionaries import choose_for_rows
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
+from sqla_shard.models.blob_dictionaries import choose_for_rows
 from sqla_shard.models.blob_fields import BlobField
 from sqla_shard.models.blob_fields import FieldSettings
 from sqla_shard.models.blob_fields import MISSING
