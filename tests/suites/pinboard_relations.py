@@ -151,6 +151,8 @@ class Relations:
         change(cluster, relations.unfollow_user, reader, owner)
         assert read(cluster, relations.home_page, reader) == ([], None)
 
+    # All rows of an earlier version are moved, once.
+    @pytest.mark.sqla_shard_allow("scatter")
     def test_boards_of_earlier_versions(self, cluster: Cluster) -> None:
         owner, reader = (new_user(cluster, shard_id) for shard_id in (0, 1))
         board_id = new_board(cluster, owner)
