@@ -550,6 +550,20 @@ class Admin(Person, type_id=4):
         "respace_to=0",
         "a number of moves from 1 to",
     ),
+    "a number of pieces": changed(
+        LIKES.replace("=Post)", "=Post, spread=3, spread_over=8)"),
+        "spread=3",
+        "spread=4",
+        "spread=3",
+        "a power of two from 2 to",
+    ),
+    "a number of shards": changed(
+        LIKES.replace("=Post)", "=Post, spread=4, spread_over=2)"),
+        "spread_over=2",
+        "spread_over=8",
+        "spread_over=2",
+        "4 or more",
+    ),
     "a keyspace of its own": changed(
         LIKES.replace("=Post)", '=Post, keyspace="lists")').replace(
             "type_id=3", 'type_id=3, keyspace="objects"'

@@ -303,6 +303,12 @@ CASES: dict[str, list[Case]] = {
     "sqla-shard fleet undo": [
         _quiet("fleet undo", "SQLA_SHARD_OPERATOR", FAILED)
     ],
+    # It has neither store nor server of its own.
+    "sqla-shard load": [_quiet("load --help", "--directory")],
+    "sqla-shard dev up": [
+        # Its servers are those of tests/live/test_dev_up.py.
+        _quiet("dev up --file {dir}/topology.json", "exists", status=2)
+    ],
     "sqla-shard migrate shadow": [
         _quiet("migrate shadow {dir}/same.json", "not a report", FAILED)
     ],
