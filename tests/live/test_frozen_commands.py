@@ -156,6 +156,8 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         2,
         "without a login",
     ),
+    # It starts servers of its own, unless there is a topology.
+    "dev up": (("dev", "up"), 2, "topology.json exists"),
     "topology show": (("topology", "show"), 0, "server2"),
     "topology validate": (("topology", "validate"), 0, ""),
     "topology diff": (
