@@ -30,12 +30,14 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from sqla_shard.exc import DuplicateTypeError
-from sqla_shard.exc import IdLayoutError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import WrongTypeError
-from sqla_shard.exc.base import shown
+# Errors are imported where they are raised: SQLAlchemy, from which they
+# descend, takes most of the time of `sqla-shard id`.
+if TYPE_CHECKING:
+    from sqla_shard.exc import IdLayoutError
+    from sqla_shard.exc import InvalidIdError
+    from sqla_shard.exc import WrongTypeError
 
 __all__ = [
     "DEFAULT_LAYOUT",
@@ -107,17 +109,17 @@ class IdLayout:
         for name, (lowest, highest) in _WIDTHS.items():
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
-                raise IdLayoutError(
-                    f"{name}={shown(value)} must be an integer from {lowest} "
-                    f"to {highest}",
-                    value=value,
+                raise _layout_error(
+                    f"{name}={{}} must be an integer from {lowest} to "
+                    f"{highest}",
+                    value,
                 )
         bits = self.shard_bits + self.type_bits + self.local_bits
         if bits > _ID_BITS:
-            raise IdLayoutError(
-                f"{self} have {bits} bits, and a positive BIGINT has "
+            raise _layout_error(
+                f"{self} have {{}} bits, and a positive BIGINT has "
                 f"{_ID_BITS}; make a part narrower",
-                value=bits,
+                bits,
             )
         found = {
             "type_shift": self.local_bits,
@@ -226,6 +228,8 @@ class IdLayout:
     def _wrong_type_error(
         self, object_id: int, type_id: int, name: str
     ) -> WrongTypeError:
+        from sqla_shard.exc import WrongTypeError
+
         parts = self.unpack(object_id)
         if parts.shard_id == parts.type_id == 0:
             what = "a local id, not an object id"
@@ -259,9 +263,7 @@ class IdLayout:
                 f"{self} have {self.max_id.bit_length()} bits, and it has "
                 f"{value.bit_length()}"
             )
-        return InvalidIdError(
-            f"{shown(value)} is not an object id: {why}", value=value
-        )
+        return _invalid_error(f"{{}} is not an object id: {why}", value)
 
 
 def _layout(shard_bits: int, type_bits: int, local_bits: int) -> IdLayout:
@@ -344,17 +346,32 @@ def check_shard_id(shard_id: int) -> int:
 def _part(name: str, value: Any, highest: int) -> int:
     # bool is an int to Python: pack(True, 1, 1) would address shard 1.
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidIdError(
-            f"{name} must be an integer from 0 to {highest}, not "
-            f"{shown(value)} of type {type(value).__name__}",
-            value=value,
+        raise _invalid_error(
+            f"{name} must be an integer from 0 to {highest}, not {{}} of type "
+            f"{type(value).__name__}",
+            value,
         )
     if not 0 <= value <= highest:
-        raise InvalidIdError(
-            f"{name} must be from 0 to {highest}, not {shown(value)}",
-            value=value,
+        raise _invalid_error(
+            f"{name} must be from 0 to {highest}, not {{}}", value
         )
     return int(value)
+
+
+def _invalid_error(text: str, value: Any) -> InvalidIdError:
+    """Return an error; ``{}`` in the text is the value."""
+    from sqla_shard.exc import InvalidIdError
+    from sqla_shard.exc.base import shown
+
+    return InvalidIdError(text.format(shown(value)), value=value)
+
+
+def _layout_error(text: str, value: Any) -> IdLayoutError:
+    """Return an error; ``{}`` in the text is the value."""
+    from sqla_shard.exc import IdLayoutError
+    from sqla_shard.exc.base import shown
+
+    return IdLayoutError(text.format(shown(value)), value=value)
 
 
 class TypeRegistry:
@@ -381,13 +398,15 @@ class TypeRegistry:
         """
         value = _part("type_id", type_id, layout.max_type_id)
         if value == 0:
-            raise InvalidIdError(
-                f"{name}: type_id 0 is reserved, because a local id alone "
+            raise _invalid_error(
+                f"{name}: type_id {{}} is reserved, because a local id alone "
                 f"would look like an object id; use 1 to {layout.max_type_id}",
-                value=type_id,
+                type_id,
             )
         holder = self._classes.get(value)
         if holder is not None:
+            from sqla_shard.exc import DuplicateTypeError
+
             raise DuplicateTypeError(
                 type_id=value, holder=holder.__name__, claimant=name
             )

@@ -82,6 +82,7 @@ def test_each_group_shows_the_first_sentence_of_the_help():
         ("fleet", "--help"),
         ("schema", "--help"),
         ("completion", "zsh"),
+        ("id", "241294492511762325"),
     ],
 )
 def test_help_and_completion_import_no_sqlalchemy(arguments):
