@@ -7,6 +7,7 @@ servers.  ::
     sqla-shard id N ...                decode ids, or compose one
     sqla-shard where ID ...            server and database of an id
     sqla-shard explain WHAT            route of an id or statement, and why
+    sqla-shard status                  servers, and what is pending
     sqla-shard topology show           keyspaces, servers, ranges
     sqla-shard topology validate       all problems of a topology file
     sqla-shard topology diff OLD NEW   differences between two topologies

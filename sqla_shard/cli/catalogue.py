@@ -48,6 +48,10 @@ PROGRAM: Sections = {
         ),
     },
     "Servers and schema": {
+        "status": Lazy(
+            "status_command:status_command",
+            "Show the servers, and what is pending on them.",
+        ),
         "topology": Lazy(
             "catalogue:topology_group",
             "Show, validate, compare, publish and follow topologies.",

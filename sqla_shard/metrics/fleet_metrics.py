@@ -141,6 +141,14 @@ class FleetMetrics:
                 )
             return found
 
+    def problems(self) -> dict[str, list[str]]:
+        """Return why parts were not read, by part, after :meth:`collect`.
+
+        A server is a part, such as ``server1 primary``.
+        """
+        parts = (*self._servers.values(), *self._parts.values())
+        return {one.name: one.problems for one in parts if one.problems}
+
     def _epoch(self) -> int:
         return self._cluster.topology.epoch
 
@@ -340,7 +348,7 @@ class _Part:
     """
 
     def __init__(self, name: str, read: _Read, interval: float) -> None:
-        self._name = name
+        self.name = name
         self._read = read
         self._interval = interval
         self._thread: threading.Thread | None = None
@@ -359,7 +367,7 @@ class _Part:
         self._found, self._is_read = [], False
         self._thread = threading.Thread(
             target=self._run,
-            name=f"sqla-shard-exporter {self._name}",
+            name=f"sqla-shard-exporter {self.name}",
             # A driver may wait longer than the exporter lives.
             daemon=True,
         )
@@ -376,13 +384,20 @@ class _Part:
             if problem not in self._problems:
                 _log.warning(
                     "%s is not read: %s",
-                    self._name,
+                    self.name,
                     problem,
                     extra={"action": "export"},
                 )
         self._problems = problems
         self._found, self._is_read = found, not problems
         self._at = monotonic()
+
+    @property
+    def problems(self) -> list[str]:
+        """Why it was not read, or not whole."""
+        if self._thread is not None and self._thread.is_alive():
+            return ["no response in time"]
+        return self._problems
 
     def result(self, end: float) -> tuple[list[Observation], bool]:
         """Return what was read, and whether it is complete.

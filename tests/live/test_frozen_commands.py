@@ -143,6 +143,7 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         NOT_READ,
         "server2",
     ),
+    "status": (("status",), NOT_READ, "server2"),
     "load": (("load", "--cache", "cache.toml"), 1, "do not respond"),
     "exporter": (("exporter", "--port", "0"), 0, "serving http://"),
     # These connect to nothing.

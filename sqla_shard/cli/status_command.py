@@ -1,0 +1,346 @@
+"""``sqla-shard status``: the servers, and what is pending on them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import asdict
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import printable
+from sqla_shard.cli.service_loop import End
+from sqla_shard.metrics.fleet_metrics import FleetMetrics
+from sqla_shard.metrics.recorder import Observation
+from sqla_shard.topology import server_names
+from sqla_shard.topology import ShardRange
+from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
+
+__all__ = ["ClusterStatus", "ServerStatus", "status_command"]
+
+
+#: Characters of a problem; --json has all of them.
+_MOST = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """A server, as ``sqla-shard status`` shows it.
+
+    :ivar name: name of the server in the topology.
+    :ivar role: ``primary`` or ``standby``.
+    :ivar address: host and port, or the directory of SQLite files.
+    :ivar shards: its virtual shards, such as ``objects 0-31``.
+    :ivar is_up: whether it has responded in time.
+    :ivar round_trip: seconds of a statement; None if unknown, as all below.
+    :ivar is_read_only: whether it refuses writes.
+    :ivar connections: connections of all clients.
+    :ivar connection_limit: the highest number of connections.
+    :ivar lag: seconds by which a standby is behind.
+    :ivar problem: why it is not up, or not all of it is known.
+    """
+
+    name: str
+    role: str
+    address: str
+    shards: str
+    is_up: bool
+    round_trip: float | None
+    is_read_only: bool | None
+    connections: int | None
+    connection_limit: int | None
+    lag: float | None
+    problem: str | None
+
+    def cells(self) -> list[str]:
+        """Return the values of the columns of the table."""
+        closed = {None: "", True: "yes", False: "no"}[self.is_read_only]
+        used = "" if self.connections is None else str(self.connections)
+        if self.connection_limit is not None:
+            used += f" of {self.connection_limit}"
+        return [
+            self.name,
+            self.role,
+            self.address,
+            self.shards,
+            "up" if self.is_up else "DOWN",
+            _seconds(self.round_trip),
+            closed,
+            used,
+            _seconds(self.lag),
+        ]
+
+
+_COLUMNS = (
+    *("server", "role", "address", "shards", "state"),
+    *("round trip", "read-only", "connections", "lag"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """The servers of a topology, and what is pending on them.
+
+    :ivar epoch: epoch of the topology.
+    :ivar servers: the servers.
+    :ivar pending: a line for the schema, the operations, the invalidations
+        and the jobs each.
+    :ivar problems: a line for each part that was not read.
+    """
+
+    epoch: int
+    servers: tuple[ServerStatus, ...]
+    pending: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all servers have responded."""
+        return all(one.is_up for one in self.servers) and not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that are shown without a terminal."""
+        yield f"epoch {self.epoch}"
+        for one in self.servers:
+            name, role, address, shards, state, *cells = one.cells()
+            titles = _COLUMNS[5:]
+            more = [
+                f"{title} {cell}"
+                for title, cell in zip(titles, cells, strict=True)
+                if cell
+            ]
+            where = f"{name} {role} {address} ({shards}): {state}"
+            yield ", ".join([where, *more])
+        yield from self.pending
+        yield from map(_cut, self.problem_lines())
+
+    def problem_lines(self) -> Iterator[str]:
+        """Yield a line for each server that is down, and each other part."""
+        for one in self.servers:
+            if one.problem is not None:
+                yield f"{one.name} {one.role} ({one.shards}): {one.problem}"
+        yield from self.problems
+
+
+@click.command(
+    "status",
+    epilog=examples(
+        "sqla-shard status",
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod status --watch 5",
+    ),
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    default=5.0,
+    type=FiniteRange(least=1, most=60),
+    help="Seconds to wait for the servers.",
+)
+@click.option(
+    "--watch",
+    metavar="S",
+    type=FiniteRange(least=1, most=3600),
+    help="Show it again every S seconds, until Ctrl-C.",
+)
+@json_option
+@pass_settings
+def status_command(
+    settings: Settings, timeout: float, watch: float | None, as_json: bool
+) -> None:
+    """Show the servers, and what is pending on them.
+
+    The account of the topology is used; a standby needs the privilege SLAVE
+    MONITOR to show its lag.  The exit status is 3 if a server does not
+    respond.
+    """
+    # What is not read is in the output.
+    logging.getLogger("sqla_shard.exporter").setLevel(logging.CRITICAL)
+    options = FleetMetrics.options(settings.topology(), timeout)
+    with settings.cluster(engine_options=options) as cluster, End() as until:
+        metrics = FleetMetrics(cluster, timeout=timeout, interval=0.0)
+        while True:
+            found = status_of(
+                cluster.topology, metrics.collect(), metrics.problems()
+            )
+            _show(found, as_json=as_json, clears=watch is not None)
+            if watch is None or until.wait(watch):
+                break
+    end(is_good=True, is_read=found.is_read)
+
+
+def status_of(
+    topology: Topology,
+    observations: Iterable[Observation],
+    problems: dict[str, list[str]],
+) -> ClusterStatus:
+    """Return the status of a cluster.
+
+    :param observations: what :meth:`FleetMetrics.collect` has returned.
+    :param problems: what :meth:`FleetMetrics.problems` has returned.
+    """
+    values = {
+        (one.metric.name.partition(".")[2], one.labels): one.value
+        for one in observations
+    }
+    problems = dict(problems)
+    servers = tuple(_servers(topology, values, problems))
+    return ClusterStatus(
+        epoch=topology.epoch,
+        servers=servers,
+        pending=tuple(_pending(values)),
+        problems=tuple(
+            f"{part}: {line}"
+            for part, lines in problems.items()
+            for line in lines
+        ),
+    )
+
+
+_Values = dict[tuple[str, tuple[str, ...]], float]
+
+
+def _servers(
+    topology: Topology, values: _Values, problems: dict[str, list[str]]
+) -> Iterator[ServerStatus]:
+    """Yield the servers; their problems are removed from ``problems``."""
+    names = server_names(topology)
+    shards: dict[tuple[str, str, str], list[str]] = {}
+    for keyspace in topology.keyspaces.values():
+        for server in keyspace.servers:
+            name = names[keyspace.name, server.name]
+            ranges = ", ".join(map(_range, server.shards))
+            for role, url in (
+                ("primary", server.primary),
+                ("standby", server.standby),
+            ):
+                if url is not None:
+                    held = shards.setdefault((name, role, url), [])
+                    held.append(f"{keyspace.name} {ranges}".strip())
+    for (name, role, url), held in shards.items():
+
+        def value(
+            key: str, *labels: str, of: tuple[str, str] = (name, role)
+        ) -> float | None:
+            return values.get((f"server.{key}", labels or of))
+
+        lines = problems.pop(f"{name} {role}", [])
+        closed = value("read_only")
+        yield ServerStatus(
+            name=name,
+            role=role,
+            address=str(address_of(url)),
+            shards="; ".join(held),
+            is_up=bool(value("up")),
+            round_trip=value("round_trip"),
+            is_read_only=None if closed is None else bool(closed),
+            connections=_whole(value("connections")),
+            connection_limit=_whole(value("connection_limit")),
+            lag=value("lag", name) if role == "standby" else None,
+            problem="; ".join(lines) or None,
+        )
+
+
+def _pending(values: _Values) -> Iterator[str]:
+    """Yield a line for each kind of pending rows."""
+    revisions: dict[str, list[str]] = {}
+    for (_, (keyspace, revision)), count in _labelled(values, "schema.shards"):
+        named = revision or "no revision"
+        revisions.setdefault(keyspace, []).append(f"{count:.0f} at {named}")
+    for keyspace, parts in revisions.items():
+        yield f"shards of {keyspace}: " + ", ".join(parts)
+    for title, part, counted in (
+        ("operations", "operations", "operation"),
+        ("invalidations", "outbox", "outbox"),
+    ):
+        found = [
+            f"{count:.0f} {name}, oldest "
+            + _age(values[f"{counted}.oldest", (name,)])
+            for (_, (name,)), count in _labelled(values, f"{counted}.pending")
+        ]
+        is_read = values["exporter.read", (part,)]
+        nothing = "none" if is_read else "not read"
+        yield f"pending {title}: " + ("; ".join(found) or nothing)
+    jobs: dict[str, list[str]] = {}
+    for (_, (queue, state)), count in _labelled(values, "queue.jobs"):
+        if count:
+            jobs.setdefault(queue, []).append(f"{count:.0f} {state}")
+    for queue, counts in jobs.items():
+        yield f"queue {queue}: " + ", ".join(counts)
+
+
+def _range(shards: ShardRange) -> str:
+    first, last = shards.first, shards.last
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def _labelled(values: _Values, name: str) -> list[Any]:
+    return [item for item in values.items() if item[0][0] == name]
+
+
+def _cut(line: str) -> str:
+    # What a server says of a missing table comes with all remedies.
+    return line if len(line) <= _MOST else f"{line[:_MOST]}..."
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value * 1000:.1f} ms" if value < 1 else _age(value)
+
+
+def _age(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _show(found: ClusterStatus, *, as_json: bool, clears: bool) -> None:
+    if as_json:
+        print_json(found.as_dict())
+    elif sys.stdout.isatty():
+        if clears:
+            click.clear()
+        _print_tables(found)
+    else:
+        for line in found.lines():
+            echo(line)
+    sys.stdout.flush()
+
+
+def _print_tables(found: ClusterStatus) -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"epoch {found.epoch}", title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, overflow="fold")
+    for one in found.servers:
+        cells = [printable(cell) for cell in one.cells()]
+        style = "" if one.is_up else "red"
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    console.print(table)
+    for line in found.pending:
+        console.print(Text(printable(line)))
+    for line in found.problem_lines():
+        console.print(Text(printable(_cut(line)), style="red"))

@@ -1,0 +1,89 @@
+"""``sqla-shard status`` on real servers, one of which ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sqla_shard import Cluster
+from sqla_shard.cli.output import NOT_READ
+from sqla_shard.cli.program import program
+from sqla_shard.testing import MariaDBPair
+from sqla_shard.testing.topology_documents import topology_document
+from tests.models.unread_models import Base
+
+pytestmark = pytest.mark.usefixtures("mariadb_installed")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with MariaDBPair(fast=True) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def topology(pair, tmp_path_factory):
+    document = topology_document({pair.name: pair.primary.url}, 4, lookup=2)
+    for keyspace in document["keyspaces"].values():
+        for server in keyspace["servers"]:
+            server["standby"] = pair.standby.url
+    path = tmp_path_factory.mktemp("status") / "topology.json"
+    path.write_text(json.dumps(document))
+    for number in range(4):
+        pair.primary.root_execute(f"CREATE DATABASE db{number:05d}")
+    for number in range(2):
+        pair.primary.root_execute(f"CREATE DATABASE lookup{number:05d}")
+    with Cluster.from_file(path, watch=False) as cluster:
+        cluster.create_all(Base.metadata)
+    pair.wait_caught_up()
+    for server in pair.servers:
+        with server.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            name = f"'{server.user}'@'{server.host}'"
+            cursor.execute(f"GRANT SLAVE MONITOR ON *.* TO {name}")
+    return path
+
+
+def status(topology, *options):
+    return CliRunner().invoke(
+        program, ["status", "-t", str(topology), "--timeout", "30", *options]
+    )
+
+
+def test_servers_that_are_up(topology, pair):
+    done = status(topology)
+    assert done.exit_code == 0, done.output
+    first, primary, standby, *pending = done.output.splitlines()
+    assert first == "epoch 1"
+    address = f"127.0.0.1:{pair.primary.port}"
+    shards = "(objects 0-3; lookup 0-1)"
+    assert primary.startswith(f"server1 primary {address} {shards}: up, round")
+    assert ", read-only no, connections " in primary
+    assert ", read-only yes, " in standby
+    assert ", lag 0" in standby
+    assert pending == [
+        "shards of objects: 4 at no revision",
+        "shards of lookup: 2 at no revision",
+        "pending operations: none",
+        "pending invalidations: none",
+    ]
+
+
+def test_a_server_that_ends_is_one_line(topology, pair):
+    pair.standby.kill()
+    try:
+        done = status(topology)
+        document = json.loads(status(topology, "--json").output)
+    finally:
+        pair.standby.start()
+    assert done.exit_code == NOT_READ
+    lines = done.output.splitlines()
+    down = [line for line in lines if "standby" in line and "DOWN" not in line]
+    assert len(down) == 1
+    assert down[0].startswith("server1 standby (objects 0-3; lookup 0-1): ")
+    assert "Can't connect" in down[0]
+    assert [one["is_up"] for one in document["servers"]] == [True, False]
+    assert pair.primary.password not in done.output
