@@ -169,6 +169,8 @@ def pinboard(folder: Path, environ: dict[str, str]) -> Iterator[str]:
             process.communicate(timeout=PATIENCE)
 
 
+# It runs all commands of the page, some of them for seconds each.
+@pytest.mark.timeout(1800)
 def test_the_page_works_while_the_pinboard_is_used(
     tmp_path: Path, say: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,12 @@ TESTS = """
     import pytest
 
 
+    @pytest.fixture(scope="module", autouse=True)
+    def closed():
+        yield
+        blog.engine.dispose()
+
+
     @pytest.mark.parametrize("number", range(3))
     def test_one(number):
         assert blog.posts_of(1) == []

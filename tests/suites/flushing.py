@@ -397,7 +397,7 @@ class Colocation(_Writing):
         pin = at(32, Pin(title="a"))
         self.refused(session, log, pin, "32", exc.UnknownShardError)
         pin = Pin(id=pack(8000, PIN, 1), title="a")
-        self.refused(session, log, pin, "40000", exc.UnknownShardError)
+        self.refused(session, log, pin, "8000", exc.UnknownShardError)
 
 
 class Merging(_Writing):
