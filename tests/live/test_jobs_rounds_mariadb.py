@@ -56,7 +56,7 @@ LEASE = 3
 @pytest.fixture(scope="module")
 def servers() -> Iterator[MariaDBFleet]:
     # Not those of other tests: these are killed.
-    options = ["--innodb-lock-wait-timeout=3"]
+    options = ["--innodb-lock-wait-timeout=20"]
     with MariaDBFleet(servers=2, shards=SHARDS, options=options) as fleet:
         yield fleet
 
@@ -226,7 +226,7 @@ def test_a_server_that_is_killed_and_restarted(
 
 @pytest.mark.usefixtures("mariadb_installed")
 def test_shards_that_are_moved(tmp_path: Path) -> None:
-    options = ["--innodb-lock-wait-timeout=3"]
+    options = ["--innodb-lock-wait-timeout=20"]
     with (
         FleetPairs(
             tmp_path, pairs=1, spare=1, shards=SHARDS, options=options

@@ -21,6 +21,7 @@ APPLICATION = """
     from sqlalchemy.orm import Mapped
     from sqlalchemy.orm import mapped_column
     from sqlalchemy.orm import Session
+    from sqlalchemy.pool import NullPool
 
 
     class Base(DeclarativeBase):
@@ -38,7 +39,8 @@ APPLICATION = """
         user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
 
 
-    engine = create_engine("sqlite://")
+    # No test disposes of it.
+    engine = create_engine("sqlite:///blog", poolclass=NullPool)
     Base.metadata.create_all(engine)
 
 
@@ -56,12 +58,6 @@ APPLICATION = """
 TESTS = """
     import blog_under_shadow as blog
     import pytest
-
-
-    @pytest.fixture(scope="module", autouse=True)
-    def closed():
-        yield
-        blog.engine.dispose()
 
 
     @pytest.mark.parametrize("number", range(3))
