@@ -10,6 +10,8 @@ and copied where another rule is needed.
 ``feed_store``     feeds in Redis
 ``redis_databases``  Redis databases that users are distributed over
 ``follow_repair``  both sides of the edges are compared and repaired
+``stored_follows``  the lists of a follow graph, read from Redis
+``follow_store``   lists of a follow graph in Redis
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from sqla_shard.contrib.follow_repair import forget_deleted_board
 from sqla_shard.contrib.follow_repair import purge_follows
 from sqla_shard.contrib.follow_repair import repair_follows
 from sqla_shard.contrib.follow_repair import RepairedFollows
+from sqla_shard.contrib.follow_store import FollowStore
 from sqla_shard.contrib.follows import Follows
+from sqla_shard.contrib.stored_follows import StoredFollows
 
 __all__ = [
     "BoardChoice",
@@ -35,10 +39,12 @@ __all__ = [
     "FeedItem",
     "FeedStore",
     "FollowKind",
+    "FollowStore",
     "Follows",
     "Related",
     "Relations",
     "RepairedFollows",
+    "StoredFollows",
     "forget_deleted_board",
     "purge_follows",
     "repair_follows",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,6 +52,7 @@ from sqla_shard.types import ObjectRef
 __all__ = [
     "BoardChoice",
     "Edge",
+    "EdgeListener",
     "EdgeTable",
     "FollowKind",
     "Related",
@@ -129,6 +131,13 @@ class Related(NamedTuple):
 #: Identifies an edge: the ids in the order of the columns.
 Pair = tuple[int, int]
 
+#: A table, and rows of one shard that a transaction has written there.
+EdgeListener = Callable[
+    [ShardSession, "EdgeTable", Sequence[tuple[Pair, Edge]]], None
+]
+
+#: The time and the id of a bound before all edges.
+_NEWEST = (1 << 62, 0)
 _MARK = struct.Struct(">QQ")
 
 
@@ -147,6 +156,8 @@ class EdgeTable:
     :param number: name of the column with the number of boards or the owner.
     :param by_number: whether rows are searched by that column.
     :ivar cls: the mapped class, for statements of the application.
+    :ivar listeners: functions that are called in each transaction that has
+        written rows.
     """
 
     def __init__(
@@ -166,6 +177,7 @@ class EdgeTable:
             indexes.append(Index(f"ix_{name}_{number}", first, number))
         self.name = name
         self.source = source
+        self.listeners: list[EdgeListener] = []
         self.cls: Any = type(
             "".join(part.title() for part in name.split("_")),
             (base,),
@@ -230,6 +242,14 @@ class EdgeTable:
                 ],
                 bind_arguments={"place": self.place(session, rows[0][0][0])},
             )
+            self.announce(session, rows)
+
+    def announce(
+        self, session: ShardSession, rows: Sequence[tuple[Pair, Edge]]
+    ) -> None:
+        """Call the listeners with rows that a transaction has written."""
+        for listener in self.listeners:
+            listener(session, self, rows)
 
     # -- reading
 
@@ -305,7 +325,7 @@ class EdgeTable:
         check_limit(limit)
         subject = Subject(f"{self.name} of {source_id} {sorted(kinds)}")
         seal = session.cluster.seal
-        bound = (1 << 62, 0)
+        bound = _NEWEST
         if after is not None:
             payload = seal.unseal(after, subject)
             if len(payload) != _MARK.size:
@@ -313,23 +333,37 @@ class EdgeTable:
                     "the bookmark is not of this list", bookmark=after
                 )
             bound = _MARK.unpack(payload)
+        found = self.newest(session, source_id, kinds, bound, limit + 1)
+        shown, following = found[:limit], None
+        if len(found) > limit:
+            mark = _MARK.pack(shown[-1].sequence, shown[-1].id)
+            following = seal.seal(mark, subject)
+        return Page(shown, following)
+
+    def newest(
+        self,
+        session: ShardSession,
+        source_id: int,
+        kinds: Sequence[int],
+        bound: tuple[int, int],
+        number: int,
+    ) -> list[Related]:
+        """Return the newest edges of some kinds before a bound.
+
+        :param bound: the time and the target of the edge before them.
+        """
         rows = session.execute(
             _newest(self, len(kinds)),
             {
                 "source": source_id,
                 "at": bound[0],
                 "before": bound[1],
-                "number": limit + 1,
+                "number": number,
                 **_numbered("kind", kinds),
             },
             bind_arguments={"place": self.place(session, source_id)},
         )
-        found = [Related(*row) for row in rows]
-        shown, following = found[:limit], None
-        if len(found) > limit:
-            mark = _MARK.pack(shown[-1].sequence, shown[-1].id)
-            following = seal.seal(mark, subject)
-        return Page(shown, following)
+        return [Related(*row) for row in rows]
 
     def after(
         self,

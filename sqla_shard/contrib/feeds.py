@@ -52,13 +52,13 @@ from sqla_shard.contrib.feed_tables import FeedTables
 from sqla_shard.contrib.feed_tables import NEWEST
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follows import Follows
+from sqla_shard.contrib.redis_databases import required
+from sqla_shard.contrib.redis_databases import RETRY
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine import scatter
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.jobs import current_job
-from sqla_shard.jobs import Exponential
-from sqla_shard.jobs import Linear
 from sqla_shard.jobs import task
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit
@@ -76,9 +76,6 @@ _OVERLAP = 120.0
 _REFRESH = 15.0
 #: Microseconds by which the clocks of processes may differ.
 _SKEW = 10_000_000
-
-#: A day and more: a post that is not added is missing until a feed is rebuilt.
-_RETRY = Linear(5, step=1).then(Exponential(200, first=10, longest=600))
 
 _log = logging.getLogger(__name__)
 
@@ -141,10 +138,10 @@ class Feed(FeedTables):
             WeakKeyDictionary()
         )
         self.fan_out = task(
-            f"{name}.fan_out", queue=queue, in_transaction=False, retry=_RETRY
+            f"{name}.fan_out", queue=queue, in_transaction=False, retry=RETRY
         )(self._fan_out)
         self.forget = task(
-            f"{name}.forget", queue=queue, in_transaction=False, retry=_RETRY
+            f"{name}.forget", queue=queue, in_transaction=False, retry=RETRY
         )(self._forget)
         follows.listeners.append(self._on_change)
 
@@ -204,20 +201,7 @@ class Feed(FeedTables):
             self.forget.enqueue(session, list(followers), near=near)
 
     def _forget(self, user_ids: list[int]) -> None:
-        self._required_store().forget(user_ids)
-
-    def _required_store(self) -> FeedStore:
-        """Return the store; refuse to run jobs without one.
-
-        The jobs of a process with a store would be lost.
-        """
-        if self.store is None:
-            raise FeedStoreError(
-                "this process runs jobs of feeds, and has no store; set "
-                "Feed.store in the program of the worker as well",
-                server="",
-            )
-        return self.store
+        required(self.store, "Feed.store").forget(user_ids)
 
     def _fan_out(
         self, author_id: int, board_id: int, post_id: int, sequence: int
@@ -227,7 +211,7 @@ class Feed(FeedTables):
         A job that was interrupted continues after its last batch; adding a
         post again changes nothing.
         """
-        store = self._required_store()
+        store = required(self.store, "Feed.store")
         job = current_job()
         if job.checkpoint is None:
             if self._is_pulled(job.cluster, author_id):

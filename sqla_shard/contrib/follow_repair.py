@@ -294,6 +294,9 @@ def _revert(
         bind_arguments={"place": place},
     )
     count: int = result.rowcount
+    if count:
+        # Listeners refuse an older version than the one that is replaced.
+        table.announce(session, [(pair, edge._replace(version=row.version))])
     return count
 
 

@@ -13,12 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.ids import unpack
+from sqla_shard.jobs import Exponential
+from sqla_shard.jobs import Linear
 
-__all__ = ["RedisDatabases"]
+__all__ = ["RETRY", "RedisDatabases", "required"]
+
+_Store = TypeVar("_Store")
+
+#: How jobs are retried that write to Redis.  A day and more: what is not
+#: written is missing until the contents are rebuilt.
+RETRY = Linear(5, step=1).then(Exponential(200, first=10, longest=600))
 
 
 class RedisDatabases:
@@ -110,3 +119,20 @@ class RedisDatabases:
         """Close all connections; they are opened again when needed."""
         for client in self.clients:
             client.close()
+
+
+def required(store: _Store | None, name: str) -> _Store:
+    """Return the store of a job; refuse to run it without one.
+
+    The jobs of a process with a store would be lost.
+
+    :param name: the attribute with the store, as in "Feed.store".
+    :raises FeedStoreError: if there is none.
+    """
+    if store is None:
+        raise FeedStoreError(
+            f"this process runs jobs that write to Redis, but {name} is None; "
+            "set it in the program of the worker as well",
+            server="",
+        )
+    return store

@@ -14,6 +14,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard.contrib import Feed
 from sqla_shard.contrib import Follows
+from sqla_shard.contrib import StoredFollows
 from tests.models.backends import Clusters
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ids_of",
     "pin",
     "run",
+    "stored",
     "users",
 ]
 
@@ -53,6 +55,7 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 
 
 follows = Follows(Base, user=User, board=Board, owner="user_id")
+stored = StoredFollows(follows)
 feed = Feed(Base, follows=follows, post=Pin, batch=2)
 
 
