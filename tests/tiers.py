@@ -234,7 +234,7 @@ _ONE_PYTHON = frozenset(
 _AREAS = {
     "cache": ("cached", "memcached", "redis", "dogpile"),
     "cli": ("command",),
-    "contrib": ("follow", "feed", "feeds"),
+    "contrib": ("follow", "follows", "feed", "feeds"),
     "cluster": ("health", "async", "loops", "overlapping", "usage"),
     "dashboard": (),
     "engine": (

@@ -247,6 +247,32 @@ def test_changes_while_a_list_is_built(cluster, store):
     assert store.finish(table.name, ada, other, []) is True
 
 
+def test_an_evicted_key_is_not_an_empty_list(cluster, store):
+    star, *fans = users(cluster, 3)
+    run(cluster, follows.follow_user, fans[0], star)
+    name = follows.users_reversed.name
+    (client, _) = store.databases.clients
+    for number in range(4):
+        with cluster.session() as session:
+            stored.followers(session, star)
+        key, *sets = sorted(client.scan_iter(f"*{name}:{star}*"))
+        assert len(sets) == 1
+        client.delete((key, *sets)[number % 2])
+        if number > 1:
+            # A job changes what is left.
+            run(cluster, follows.follow_user, fans[1], star)
+            run_jobs(cluster)
+        with cluster.session() as session:
+            found = stored.followers(session, star)
+            assert found == follows.followers(session, star)
+            assert stored.count_followers(session, star)[EXPLICIT] == len(
+                list(found)
+            )
+        run(cluster, follows.unfollow_user, fans[1], star)
+        run_jobs(cluster)
+    assert differences(cluster, star, *fans) == {}
+
+
 def test_a_list_that_is_too_long_is_read_from_the_tables(
     cluster, store, monkeypatch
 ):
