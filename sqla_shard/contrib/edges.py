@@ -36,6 +36,9 @@ from sqlalchemy import type_coerce
 from sqlalchemy import union_all
 from sqlalchemy.orm import mapped_column
 
+from sqla_shard.contrib.edge_counts import EdgeCounts
+from sqla_shard.contrib.edge_counts import Move
+from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.dialects.sql import UpsertNewer
 from sqla_shard.dialects.sql import VERSION
 from sqla_shard.engine.rendering import Place
@@ -155,6 +158,8 @@ class EdgeTable:
     :param columns: names of the columns with the two ids.
     :param number: name of the column with the number of boards or the owner.
     :param by_number: whether rows are searched by that column.
+    :param count_slots: number of rows that each number of edges is spread
+        over; 0 if the server counts edges when they are asked for.
     :ivar cls: the mapped class, for statements of the application.
     :ivar listeners: functions that are called in each transaction that has
         written rows.
@@ -169,6 +174,7 @@ class EdgeTable:
         number: str,
         *,
         by_number: bool = False,
+        count_slots: int = 0,
     ) -> None:
         first, second = columns
         options: dict[str, Any] = {"nullable": False, "autoincrement": False}
@@ -209,7 +215,9 @@ class EdgeTable:
         self.number: Any = own[number]
         self.sequence: Any = own.sequence
         self.version: Any = own.version
+        self.counts = EdgeCounts(self, count_slots) if count_slots else None
         self._put = UpsertNewer(self.table)
+        self._missing = InsertMissing(self.table)
         self._edge = (self.kind, self.number, self.sequence, self.version)
         self._one = select(*self._edge).where(
             self.source_id == bindparam("source"),
@@ -219,6 +227,7 @@ class EdgeTable:
             self.source_id == bindparam("source"),
             self.target_id.in_(bindparam("targets", expanding=True)),
         )
+        self._some_locked = self._some.with_for_update()
 
     def place(self, session: ShardSession, source_id: int) -> Place:
         """Return the location of the rows of an object."""
@@ -234,15 +243,58 @@ class EdgeTable:
     ) -> None:
         """Write edges of one shard that are not older than those there."""
         if rows:
-            session.execute(
-                self._put,
-                [
-                    dict(zip(self._names, (*pair, *edge), strict=True))
-                    for pair, edge in rows
-                ],
-                bind_arguments={"place": self.place(session, rows[0][0][0])},
-            )
+            place = self.place(session, rows[0][0][0])
+            moves = self._moves(session, place, rows) if self.counts else []
+            self._execute(session, place, self._put, rows)
+            if self.counts:
+                self.counts.move(session, place, moves)
             self.announce(session, rows)
+
+    def _execute(
+        self,
+        session: ShardSession,
+        place: Place,
+        statement: Any,
+        rows: Iterable[tuple[Pair, Edge]],
+    ) -> None:
+        session.execute(
+            statement,
+            [
+                dict(zip(self._names, (*pair, *edge), strict=True))
+                for pair, edge in rows
+            ],
+            bind_arguments={"place": place},
+        )
+
+    def _moves(
+        self,
+        session: ShardSession,
+        place: Place,
+        rows: Sequence[tuple[Pair, Edge]],
+    ) -> list[Move]:
+        """Return the changes of kinds by rows that are to be written."""
+        # A lock of a row that does not exist would be one of a gap, in which
+        # two transactions could not insert without a deadlock.
+        self._execute(
+            session, place, self._missing, [(pair, Edge()) for pair, _ in rows]
+        )
+        targets: dict[int, list[int]] = {}
+        for (source_id, target_id), _ in rows:
+            targets.setdefault(source_id, []).append(target_id)
+        before: dict[Pair, Edge] = {}
+        for source_id, target_ids in targets.items():
+            for row in session.execute(
+                self._some_locked,
+                {"source": source_id, "targets": target_ids},
+                bind_arguments={"place": place},
+            ):
+                before[source_id, row[0]] = Edge(*row[1:])
+        moves = []
+        for pair, edge in rows:
+            if edge.version >= before[pair].version:
+                moves.append((*pair, before[pair].kind, edge.kind))
+                before[pair] = edge
+        return moves
 
     def announce(
         self, session: ShardSession, rows: Sequence[tuple[Pair, Edge]]
@@ -300,8 +352,12 @@ class EdgeTable:
     def count(
         self, session: ShardSession, source_id: int, kinds: Iterable[int]
     ) -> dict[int, int]:
-        """Return the number of edges of each kind; the server counts them."""
+        """Return the number of edges of each kind."""
         wanted = list(kinds)
+        if self.counts:
+            place = self.place(session, source_id)
+            stored = self.counts.read(session, place, source_id)
+            return {kind: stored.get(kind, 0) for kind in wanted}
         rows = session.execute(
             _count(self, len(wanted)),
             {"source": source_id, **_numbered("kind", wanted)},

@@ -75,6 +75,7 @@ class FollowLists:
         board: Any,
         owner: str,
         name: str = "follows",
+        count_slots: int = 0,
     ) -> None:
         self.user = user
         self.board = board
@@ -98,6 +99,7 @@ class FollowLists:
             user,
             ("follower_id", "followee_id"),
             "n_boards",
+            count_slots=count_slots,
         )
         self.users_reversed = EdgeTable(
             base,
@@ -105,6 +107,7 @@ class FollowLists:
             user,
             ("followee_id", "follower_id"),
             "n_boards",
+            count_slots=count_slots,
         )
         self.boards = EdgeTable(
             base,
@@ -120,6 +123,7 @@ class FollowLists:
             board,
             ("board_id", "follower_id"),
             "owner_id",
+            count_slots=count_slots,
         )
         self._both = self._relations_statement()
 

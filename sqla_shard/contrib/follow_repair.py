@@ -57,6 +57,7 @@ class RepairedFollows:
     :ivar written: rows of the other shard that were missing or older.
     :ivar reverted: rows of the other shard without an edge of the follower.
     :ivar forgotten: choices for boards that do not exist any more.
+    :ivar recounted: objects whose stored numbers of edges were wrong.
     :ivar position: continues the repair; None at its end.
     """
 
@@ -64,12 +65,14 @@ class RepairedFollows:
     written: int = 0
     reverted: int = 0
     forgotten: int = 0
+    recounted: int = 0
     position: Position | None = None
 
     @property
     def changed(self) -> int:
         """The number of changes."""
-        return self.written + self.reverted + self.forgotten
+        rows = self.written + self.reverted
+        return rows + self.forgotten + self.recounted
 
 
 def repair_follows(
@@ -101,6 +104,14 @@ def repair_follows(
         _boards(follows),
         _backward(follows.users_reversed, follows.users),
         _backward(follows.boards_reversed, follows.boards),
+        *(
+            _recount(table)
+            for table in (
+                *(follows.users, follows.users_reversed),
+                *(follows.boards_reversed,),
+            )
+            if table.counts
+        ),
     )
     at: Any = _START if position is None else tuple(position)
     report = RepairedFollows()
@@ -295,9 +306,32 @@ def _revert(
     )
     count: int = result.rowcount
     if count:
+        if table.counts:
+            table.counts.move(session, place, [(*pair, row.kind, edge.kind)])
         # Listeners refuse an older version than the one that is replaced.
         table.announce(session, [(pair, edge._replace(version=row.version))])
     return count
+
+
+def _recount(table: EdgeTable) -> Any:
+    """Return the step that corrects stored numbers of edges."""
+    counts: Any = table.counts
+
+    def step(
+        cluster: Cluster,
+        place: Place,
+        pair: Pair,
+        batch: int,
+        report: RepairedFollows,
+    ) -> list[Pair]:
+        with cluster.session() as session:
+            sources = counts.sources(session, place, pair[0], batch)
+            different = counts.differing(session, place, sources)
+        for source_id in different:
+            report.recounted += cluster.run(counts.recount, place, source_id)
+        return [(source_id, 0) for source_id in sources]
+
+    return step
 
 
 def purge_follows(

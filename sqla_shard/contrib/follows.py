@@ -82,6 +82,10 @@ class Follows(FollowLists):
     :param owner: the attribute of a board with the id of its user.
     :param name: distinguishes several graphs of one program: it begins the
         names of their operations, and of tables other than those of "follows".
+    :param count_slots: number of rows that each number of followers is spread
+        over, in three other tables, ``user_follows_user_count``,
+        ``user_followed_by_user_count`` and ``board_followed_by_user_count``;
+        0 if the server counts edges whenever a number is read.
     :raises ClassDefinitionError: if the two classes are in two keyspaces.
     """
 
@@ -93,8 +97,16 @@ class Follows(FollowLists):
         board: Any,
         owner: str,
         name: str = "follows",
+        count_slots: int = 0,
     ) -> None:
-        super().__init__(base, user=user, board=board, owner=owner, name=name)
+        super().__init__(
+            base,
+            user=user,
+            board=board,
+            owner=owner,
+            name=name,
+            count_slots=count_slots,
+        )
         #: Functions that are called in each transaction that writes rows on
         #: the shard of a user or board who is followed.
         self.listeners: list[Listener] = []
