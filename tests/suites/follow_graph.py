@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import pytest
 from sqlalchemy import delete
 from sqlalchemy import select
 from sqlalchemy import text
+from sqlalchemy import update
 
 from sqla_shard import Cluster
 from sqla_shard import scatter
@@ -222,6 +224,48 @@ class Snapshots(Suite):
             list(executor.map(follow, range(50)))
         assert len(audience(cluster, board, star)) == 50
         assert cluster.pending() == []
+        with cluster.session() as session:
+            counts = follows.count_followers(session, star)
+        assert counts == {EXPLICIT: 25, IMPLICIT: 25}
+
+    def test_counted_again_while_numbers_change(self, cluster, rng):
+        star, *fans = users(cluster, 9)
+        table = follows.users_reversed
+        counts = table.counts
+        with cluster.session() as session:
+            place = table.place(session, star)
+        stop = threading.Event()
+
+        def change(seed: int, own: list[int]) -> None:
+            random_ = random.Random(seed)
+            for _ in range(30):
+                name = random_.choice(["follow_user", "unfollow_user"])
+                run(cluster, getattr(follows, name), random_.choice(own), star)
+
+        def recount() -> int:
+            corrected = 0
+            while not stop.is_set():
+                cluster.run(_add_to_numbers, table, star)
+                corrected += cluster.run(counts.recount, place, star)
+            return corrected
+
+        with ThreadPoolExecutor(5) as executor:
+            recounting = executor.submit(recount)
+            writers = [
+                executor.submit(change, rng.randrange(1 << 32), own)
+                for own in (fans[::2], fans[1::2])
+            ]
+            try:
+                for writer in writers:
+                    writer.result()
+            finally:
+                stop.set()
+        assert recounting.result()
+        repair(cluster, now=True)
+        with cluster.session() as session:
+            assert counts.differing(session, place, [star]) == []
+            found = follows.count_followers(session, star)
+            assert found[EXPLICIT] == len(follows.followers(session, star))
 
 
 class Lists(Suite):
@@ -330,6 +374,34 @@ class Repairs(Suite):
         assert kind_of(cluster, ada, bob) is EXPLICIT
         assert audience(cluster, board, bob) == [ada]
 
+    def test_stored_numbers(self, cluster):
+        forget_all(cluster)
+        star, *fans = users(cluster, 6)
+        (board,) = boards(cluster, star, 1)
+        run(cluster, follows.follow_board, fans[0], board)
+        for fan in fans[1:]:
+            run(cluster, follows.follow_user, fan, star)
+        repair_follows(cluster, follows)
+        for table, source in (
+            (follows.users, fans[0]),
+            (follows.users_reversed, star),
+            (follows.boards_reversed, board),
+        ):
+            cluster.run(_add_to_numbers, table, source)
+        with cluster.session() as session:
+            # Edges are not counted.
+            assert follows.count_followers(session, star)[EXPLICIT] > 4
+        found = repair_follows(cluster, follows, batch=2)
+        assert (found.recounted, found.changed) == (3, 3)
+        assert repair_follows(cluster, follows).changed == 0
+        with cluster.session() as session:
+            for question, expected in (
+                (follows.count_followers, {EXPLICIT: 4, IMPLICIT: 1}),
+                (follows.count_followees, {EXPLICIT: 0, IMPLICIT: 0}),
+            ):
+                assert question(session, star) == expected
+            assert follows.count_audience(session, board, star) == 5
+
     def test_resumed(self, cluster):
         star, *fans = users(cluster, 12)
         for fan in fans:
@@ -382,6 +454,17 @@ class Repairs(Suite):
                 },
             ).one()
         assert tuple(row) == (bob, EXPLICIT, 0)
+
+
+def _add_to_numbers(session: Any, table: Any, source: int) -> None:
+    """Make the stored numbers of edges of an object wrong."""
+    numbers = table.counts.table
+    session.execute(
+        update(numbers)
+        .where(numbers.columns[0] == source)
+        .values(number=numbers.c.number + 1),
+        bind_arguments={"place": table.place(session, source)},
+    )
 
 
 def _rows(cluster: Cluster) -> dict[tuple[str, int, int], int]:
