@@ -1,5 +1,7 @@
 """Repair of a follow graph: both rows of each edge are compared.
 
+Then stored numbers of edges are compared with the edges.
+
 The row on the shard of the follower is authoritative.  The rows differ while
 an operation is pending, or after one was discarded, a server was restored from
 a backup, or a transaction was lost with a server.  The repair may run while

@@ -54,9 +54,7 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
     board_id: Mapped[int] = blob_field(ref=Board)
 
 
-follows = Follows(
-    Base, user=User, board=Board, owner="user_id", count_slots=4
-)
+follows = Follows(Base, user=User, board=Board, owner="user_id", count_slots=4)
 stored = StoredFollows(follows)
 feed = Feed(Base, follows=follows, post=Pin, batch=2)
 

@@ -1,0 +1,75 @@
+"""Stored numbers of followers, and transactions at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import delete
+
+from sqla_shard import Cluster
+from sqla_shard.contrib import FollowKind
+from sqla_shard.contrib.edges import Edge
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.local_server import wait_until
+from tests.models.graph_models import Base
+from tests.models.graph_models import follows
+from tests.models.graph_models import run
+from tests.models.graph_models import SHARDS
+from tests.models.graph_models import users
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
+    with MariaDBFleet(servers=1, shards=SHARDS, fast=True) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+    with Cluster.from_topology(
+        fleet.topology_mapping(), environ=fleet.environ
+    ) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+def test_counted_again_while_an_edge_is_written(
+    fleet: MariaDBFleet, cluster: Cluster
+) -> None:
+    """The edge is not lost, whose transaction has changed the number."""
+    star, *fans = users(cluster, 3)
+    table = follows.users_reversed
+    counts: Any = table.counts
+    run(cluster, follows.follow_user, fans[0], star)
+    with cluster.begin() as session:
+        place = table.place(session, star)
+        session.execute(delete(counts.table), bind_arguments={"place": place})
+    after = Edge().changed(FollowKind.EXPLICIT)
+    (server,) = fleet.servers
+
+    def waits() -> bool:
+        # InnoDB shows what it knew before if it is asked within 0.1 seconds.
+        return bool(
+            server.root_execute(
+                "SELECT 1 FROM information_schema.innodb_trx "
+                "WHERE trx_state = 'LOCK WAIT'"
+            )
+        )
+
+    with ThreadPoolExecutor(1) as executor:
+        with cluster.begin() as session:
+            table.put(session, [((star, fans[1]), after)])
+            recounting = executor.submit(
+                cluster.run, counts.recount, place, star
+            )
+            assert wait_until(waits, seconds=60, every=0.2)
+        assert recounting.result(60) is True
+    with cluster.session() as session:
+        assert counts.differing(session, place, [star]) == []
+        found = follows.count_followers(session, star)
+    assert found[FollowKind.EXPLICIT] == 2
