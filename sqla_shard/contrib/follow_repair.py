@@ -1,12 +1,12 @@
 """Repair of a follow graph: both rows of each edge are compared.
 
-Then stored numbers of edges are compared with the edges.
-
 The row on the shard of the follower is authoritative.  The rows differ while
 an operation is pending, or after one was discarded, a server was restored from
 a backup, or a transaction was lost with a server.  The repair may run while
 edges change, and several times at once: a row is only replaced by a newer
 version, or while it is the row that was compared.
+
+At the end, stored numbers of edges are compared with the edges.
 """
 
 from __future__ import annotations
