@@ -398,7 +398,7 @@ def _check_columns(
         raise DictionaryRefusedError(
             f"the column {blobs.table.name}.data of {len(text):,} shards, "
             f"such as {text[0]}, contains text; change its type first, with "
-            "a revision: sqla-shard schema revision --autogenerate",
+            "a revision: alembic revision --autogenerate",
             name=blobs.name,
         )
 

@@ -69,7 +69,8 @@ class Pin(ObjectMixin, Base, type_id=1):
     board_id: Mapped[int] = blob_field(ref=Board)
 
 
-@task("pins.fetch_title", queue="titles")
+# A name of its own: a page of the documentation has a task of its own, too.
+@task("dashboard.fetch_title", queue="titles")
 def fetch_title(session: ShardSession, pin_id: int) -> None:
     """Do nothing: no worker runs here."""
 

@@ -228,6 +228,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "the extra zstd is needed: tests/suites/compressed_blobs.py": (
         "models/blob_fields.py: {} is part of a compressed blob",
+        "models/blob_dictionaries.py: the column {} cannot be compressed",
+    ),
+    "another layout is of the base: tests/suites/two_layouts.py": (
+        "models/layouts.py: id_layout is {}",
+        "models/layouts.py: colocate_with={} holds {}",
+        "models/layouts.py: it has {}, and follow graphs",
     ),
     "delete_object() has tests of its own: tests/suites/deleting.py": (
         "models/deletion.py: ",
