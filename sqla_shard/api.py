@@ -16,7 +16,6 @@ from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
 from sqla_shard.ids import unpack
 from sqla_shard.models import blob_field
-from sqla_shard.models import deletion as _deleting  # noqa: F401  # names operations
 from sqla_shard.models import KeyspaceMixin
 from sqla_shard.models import LookupMixin
 from sqla_shard.models import MappingMixin

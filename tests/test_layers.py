@@ -244,6 +244,25 @@ def test_importing_the_package_loads_no_name_of_it():
     assert _printed(program).split() == ["False", "True"]
 
 
+def test_the_room_of_classes_registers_their_deletion():
+    # Without it, pending operations of a deletion were not applied by a
+    # process that imports the classes from here.
+    program = (
+        "from sqlalchemy.orm import DeclarativeBase\n"
+        "from sqla_shard.models import MappingMixin, ObjectMixin\n"
+        "from sqla_shard.outbox.apply import function_named\n"
+        "class Base(DeclarativeBase): pass\n"
+        "class User(ObjectMixin, Base, type_id=1):\n"
+        "    __tablename__ = 'users'\n"
+        "class Pin(ObjectMixin, Base, type_id=2):\n"
+        "    __tablename__ = 'pins'\n"
+        "class UserHasPins(MappingMixin, Base, source=User, target=Pin):\n"
+        "    pass\n"
+        "function_named('remove:__main__.UserHasPins')\n"
+    )
+    _printed(program)
+
+
 def test_each_room_can_be_imported_first():
     # No other import has loaded what it needs.
     program = (

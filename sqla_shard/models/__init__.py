@@ -28,6 +28,7 @@
 
 from __future__ import annotations
 
+from sqla_shard.models import deletion_plan as _plans  # noqa: F401  # listens
 from sqla_shard.models import many_to_many as _linking  # noqa: F401  # listens
 from sqla_shard.models import normalization
 from sqla_shard.models.blob_fields import blob_field

@@ -18,10 +18,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.models import LookupMixin
-from sqla_shard.models import MappingMixin
+from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.lookup_table import LookupAccess
 from sqla_shard.models.lookup_table import statements_of
+from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.outbox.apply import function_named
 from sqla_shard.outbox.apply import operation_name
