@@ -78,7 +78,6 @@ PROGRAM: Sections = {
             "exporter_command:exporter_command",
             "Serve the metrics of the servers at /metrics, until SIGTERM or "
             "Ctrl-C.",
-            extra="prometheus",
         ),
     },
     "Rows and transactions": {

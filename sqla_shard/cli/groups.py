@@ -11,9 +11,13 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from sqla_shard.exc import MissingExtraError
 
 __all__ = ["Lazy", "LazyGroup", "Sections"]
 
@@ -39,9 +43,21 @@ class Lazy(NamedTuple):
         except ImportError as error:
             if (error.name or "").startswith("sqla_shard"):
                 raise
-            return _unavailable_command(name, self.extra, error)
+            return _unavailable_command(name, self._missing(error))
         command: click.Command = getattr(found, attribute)
         return command
+
+    def _missing(self, error: ImportError) -> MissingExtraError:
+        from sqla_shard.exc import MissingExtraError
+
+        # A module of the package has named the extra already.
+        if isinstance(error, MissingExtraError):
+            return error
+        return MissingExtraError(
+            package=(error.name or self.extra).partition(".")[0],
+            extra=self.extra,
+            reason=str(error),
+        )
 
 
 #: Commands by name, in sections with a title.
@@ -108,19 +124,12 @@ class LazyGroup(click.Group):
 
 
 def _unavailable_command(
-    name: str, extra: str, error: ImportError
+    name: str, missing: MissingExtraError
 ) -> click.Command:
     """Return a placeholder for a command whose packages are not installed.
 
     It fails with any arguments.
     """
-    from sqla_shard.exc import MissingExtraError
-
-    missing = MissingExtraError(
-        package=(error.name or extra).partition(".")[0],
-        extra=extra,
-        reason=str(error),
-    )
 
     def fail(**arguments: object) -> None:
         raise missing
@@ -131,5 +140,5 @@ def _unavailable_command(
         params=[click.Argument(["arguments"], nargs=-1)],
         context_settings={"ignore_unknown_options": True},
         add_help_option=False,
-        help=f"Requires: pip install 'sqla-shard[{extra}]'.",
+        help=f"Requires: pip install 'sqla-shard[{missing.extra}]'.",
     )

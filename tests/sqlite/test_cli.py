@@ -221,9 +221,9 @@ def test_without_the_extra(tmp_path, package):
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def without_alembic(tmp_path, *arguments):
+def without(package, tmp_path, *arguments):
     code = (
-        "import sys; sys.modules['alembic'] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         "from sqla_shard.cli import main; main()"
     )
     return subprocess.run(
@@ -237,7 +237,7 @@ def without_alembic(tmp_path, *arguments):
 
 
 def test_help_without_alembic(tmp_path):
-    done = without_alembic(tmp_path, "--help")
+    done = without("alembic", tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "  schema  " in done.stdout
     assert "  topology  " in done.stdout
@@ -248,10 +248,26 @@ def test_help_without_alembic(tmp_path):
     [("status",), ("upgrade", "--help"), ("-n", "main", "upgrade", "-5")],
 )
 def test_schema_without_alembic(tmp_path, arguments):
-    done = without_alembic(tmp_path, "schema", *arguments)
+    done = without("alembic", tmp_path, "schema", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("sqla-shard: error: alembic cannot be")
     assert done.stderr.endswith("pip install 'sqla-shard[cli]'\n")
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("prometheus_client", "prometheus", ["exporter"]),
+        ("flask", "dashboard", ["dashboard"]),
+        ("pymysql", "testing", ["dev", "up"]),
+    ],
+)
+def test_each_command_names_its_extra(tmp_path, package, extra, command):
+    done = without(package, tmp_path, *command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"sqla-shard: error: {package} cannot be")
+    assert done.stderr.endswith(f"pip install 'sqla-shard[{extra}]'\n")
+    assert done.stderr.count("cannot be imported") == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
