@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import click
@@ -20,12 +18,14 @@ from sqla_shard.cli.application_options import models_option
 from sqla_shard.cli.application_options import names
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import rate_option
+from sqla_shard.cli.options import resume_option
 from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
 from sqla_shard.exc import ClassDefinitionError
 
@@ -38,10 +38,6 @@ __all__ = [
     "train_command",
 ]
 
-#: Seconds between two lines of progress.
-_EVERY = 5.0
-
-
 _class_option = with_options(
     models_option,
     click.option(
@@ -51,14 +47,6 @@ _class_option = with_options(
         required=True,
         help='Class of these modules with compression="zstd".',
     ),
-)
-_rate_option = with_options(
-    click.option(
-        "--rate",
-        metavar="N",
-        type=FiniteRange(least=0, is_open=True),
-        help="Read at most N rows per second.",
-    )
 )
 
 
@@ -199,7 +187,7 @@ def deactivate_command(
     ),
 )
 @_class_option
-@_rate_option
+@rate_option
 @click.option(
     "--batch",
     metavar="N",
@@ -207,14 +195,7 @@ def deactivate_command(
     default=200,
     help="Maximum number of rows of a transaction.",
 )
-@click.option(
-    "--resume",
-    "position",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Save the progress in FILE, and resume from there after an "
-    "interruption.",
-)
+@resume_option
 @json_option
 @pass_settings
 def rewrite_command(
@@ -230,7 +211,7 @@ def rewrite_command(
     A row that the application changes meanwhile is not overwritten.  The
     status is 1 if a row cannot be read.
     """
-    options["on_progress"] = _ProgressLines()
+    options["on_progress"] = ProgressLines(_line)
     report = _run(settings, models, name, rewrite, as_json, **options)
     end(is_good=not report.unreadable, is_read=not report.unread)
 
@@ -242,7 +223,7 @@ def rewrite_command(
     ),
 )
 @_class_option
-@_rate_option
+@rate_option
 @json_option
 @pass_settings
 def check_command(
@@ -257,7 +238,7 @@ def check_command(
 
     The status is 1 if there is such a row.
     """
-    options["on_progress"] = _ProgressLines()
+    options["on_progress"] = ProgressLines(_line)
     report = _run(settings, models, name, check, as_json, **options)
     end(is_good=not report.unreadable, is_read=not report.unread)
 
@@ -287,19 +268,8 @@ def status_command(
     end(is_good=True, is_read=not report.unread)
 
 
-class _ProgressLines:
-    """Prints the progress to standard error every few seconds."""
-
-    def __init__(self) -> None:
-        self._shown = monotonic()
-
-    def __call__(self, progress: RewriteProgress) -> None:
-        now = monotonic()
-        if now - self._shown < _EVERY:
-            return
-        self._shown = now
-        echo(
-            f"shard {progress.shard_id} of {progress.shards}, "
-            f"{progress.rows:,} rows read, {progress.rewritten:,} rewritten",
-            err=True,
-        )
+def _line(progress: RewriteProgress) -> str:
+    return (
+        f"shard {progress.shard_id} of {progress.shards}, "
+        f"{progress.rows:,} rows read, {progress.rewritten:,} rewritten"
+    )

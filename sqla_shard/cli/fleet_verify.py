@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 import click
@@ -20,6 +21,7 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import ProgressLines
 from sqla_shard.exc import ApplierStoppedError
 from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import FleetServerError
@@ -31,9 +33,6 @@ from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
 
 __all__ = ["verify_command"]
-
-#: Seconds between two lines of progress.
-_EVERY = 5.0
 
 
 @click.command(
@@ -141,7 +140,7 @@ def verify_command(
         values=values,
         counters=not no_counters,
         on_difference=None if as_json else _lines_of(name),
-        on_progress=_Progress(),
+        on_progress=ProgressLines(partial(_line, monotonic())),
     )
     try:
         with terminable():
@@ -196,16 +195,6 @@ def _lines_of(second: str) -> Callable[[Difference], object]:
     return show
 
 
-class _Progress:
-    """Prints the number of rows to standard error every few seconds."""
-
-    def __init__(self) -> None:
-        self._began = self._shown = monotonic()
-
-    def __call__(self, rows: int) -> None:
-        now = monotonic()
-        if now - self._shown < _EVERY:
-            return
-        self._shown = now
-        speed = rows / (now - self._began)
-        echo(f"{rows:,} rows compared, {speed:,.0f} rows/s", err=True)
+def _line(began: float, rows: int) -> str:
+    speed = rows / (monotonic() - began)
+    return f"{rows:,} rows compared, {speed:,.0f} rows/s"

@@ -25,6 +25,7 @@ from typing import TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from sqla_shard.cli.output import with_options
 from sqla_shard.util.masking import masked
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ __all__ = [
     "number",
     "pass_global_settings",
     "pass_settings",
+    "rate_option",
+    "resume_option",
 ]
 
 DEFAULT_FILE = "topology.toml"
@@ -106,6 +109,29 @@ class FiniteRange(click.FloatRange):
         if math.isnan(converted):
             self.fail(f"{value!r} is not a number", param, ctx)
         return converted
+
+
+rate_option = with_options(
+    click.option(
+        "--rate",
+        metavar="N",
+        type=FiniteRange(least=0, is_open=True),
+        help="Read at most N rows per second.",
+    )
+)
+"""Option of commands that read all rows of a class."""
+
+resume_option = with_options(
+    click.option(
+        "--resume",
+        "position",
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Save the progress in FILE, and resume from there after an "
+        "interruption.",
+    )
+)
+"""Option of commands that can be interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)

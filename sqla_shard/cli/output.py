@@ -6,7 +6,9 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
+from typing import Generic
 from typing import TypeVar
 
 import click
@@ -15,6 +17,7 @@ __all__ = [
     "FAILED",
     "NOT_READ",
     "CommandT",
+    "ProgressLines",
     "echo",
     "end",
     "examples",
@@ -35,6 +38,10 @@ NOT_READ = 3
 The output covers the other servers and databases only.
 """
 
+#: Seconds between two lines of progress.
+_EVERY = 5.0
+
+T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 """Function of a command, the argument and result of option decorators."""
 
@@ -97,6 +104,25 @@ def echo(text: object, *, err: bool = False) -> None:
     :param err: print to standard error.
     """
     click.echo(printable(str(text)), err=err)
+
+
+class ProgressLines(Generic[T]):
+    """Prints the progress of a run to standard error every few seconds.
+
+    :param describe: returns the line of a progress.
+    """
+
+    def __init__(self, describe: Callable[[T], str]) -> None:
+        self._describe = describe
+        self._shown = monotonic()
+
+    def __call__(self, progress: T) -> None:
+        """Print a line, unless the last one is new."""
+        now = monotonic()
+        if now - self._shown < _EVERY:
+            return
+        self._shown = now
+        echo(self._describe(progress), err=True)
 
 
 def examples(*lines: str) -> str:

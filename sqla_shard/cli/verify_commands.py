@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import click
@@ -17,6 +15,8 @@ from sqla_shard.cli.application_options import models_option
 from sqla_shard.cli.application_options import names
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
+from sqla_shard.cli.options import rate_option
+from sqla_shard.cli.options import resume_option
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
@@ -24,6 +24,7 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_json
 from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.models import LookupMixin
@@ -47,17 +48,8 @@ __all__ = [
     "sizes_command",
 ]
 
-#: Seconds between two lines of progress.
-_EVERY = 5.0
-
-
 _run_options = with_options(
-    click.option(
-        "--rate",
-        metavar="N",
-        type=FiniteRange(least=0, is_open=True),
-        help="Read at most N rows per second.",
-    ),
+    rate_option,
     click.option(
         "--grace",
         metavar="S",
@@ -65,14 +57,7 @@ _run_options = with_options(
         default=60.0,
         help="Seconds before an inconsistency is checked again.",
     ),
-    click.option(
-        "--resume",
-        "position",
-        metavar="FILE",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Save the progress in FILE, and resume from there after an "
-        "interruption.",
-    ),
+    resume_option,
     json_option,
 )
 _class_options = with_options(
@@ -116,7 +101,7 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
 
     The status is 1 if an inconsistency remains.
     """
-    verify = partial(verify_lookups, on_progress=_ProgressLines())
+    verify = partial(verify_lookups, on_progress=ProgressLines(_line))
     _run(settings, verify, LookupMixin, **options)
 
 
@@ -183,7 +168,7 @@ def relations_command(settings: Settings, /, **options: Any) -> None:
     The status is 1 if an inconsistency remains.  If lists are cached,
     --repair needs --cache, or readers get outdated lists.
     """
-    verify = partial(verify_relations, on_progress=_ProgressLines())
+    verify = partial(verify_relations, on_progress=ProgressLines(_line))
     _run(settings, verify, MappingMixin, **options)
 
 
@@ -322,20 +307,9 @@ def _classes(
     return [found[name] for name in wanted or found]
 
 
-class _ProgressLines:
-    """Prints the progress to standard error every few seconds."""
-
-    def __init__(self) -> None:
-        self._shown = monotonic()
-
-    def __call__(self, progress: VerifyProgress) -> None:
-        now = monotonic()
-        if now - self._shown < _EVERY:
-            return
-        self._shown = now
-        echo(
-            f"{progress.subject}: shard {progress.shard_id} of "
-            f"{progress.shards}, {progress.looked} {progress.unit}; "
-            f"{progress.found} found, {progress.waiting} to check again",
-            err=True,
-        )
+def _line(progress: VerifyProgress) -> str:
+    return (
+        f"{progress.subject}: shard {progress.shard_id} of "
+        f"{progress.shards}, {progress.looked} {progress.unit}; "
+        f"{progress.found} found, {progress.waiting} to check again"
+    )
